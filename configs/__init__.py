@@ -1,0 +1,1 @@
+"""The level presets, installed as package data of `gradguard.configs`."""

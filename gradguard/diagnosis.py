@@ -1,0 +1,93 @@
+"""The diagnosis: what gradguard shows a person and writes to a report.
+
+These models are also the JSON schema of the report (one object a line). Everything in them is plain data: no tensor, no
+frame and no graph is referenced, so a diagnosis can outlive the failing step by any length of time.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Severity = Literal["error", "warning", "info"]
+Confidence = Literal["certain", "likely", "possible"]
+Safety = Literal["safe", "unsafe", "manual"]
+Role = Literal["culprit", "saved", "changed", "backward", "made", "freed", "cut", "carried", "declared", "context"]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class SourceSpan(_Model):
+    """A stretch of source code, with the word that says what happened there.
+
+    Lines are 1-based; columns are 0-based character offsets into the line, `end_column` exclusive, as in `ast`
+    (but in characters, not UTF-8 bytes). `end_line` is the last line of the *expression* the span marks.
+    """
+
+    file: str
+    line: int
+    end_line: int
+    column: int | None = None
+    end_column: int | None = None
+    function: str | None = Field(None, description="qualified name of the enclosing function, `<module>` at top level")
+    text: str | None = Field(None, description="the marked expression, as written")
+    label: str | None = Field(None, description="what happened here, shown beside the carets")
+    role: Role = "context"
+
+
+class TensorFacts(_Model):
+    """What is known of one tensor that takes part in the story."""
+
+    name: str | None = Field(None, description="variable, attribute or dotted parameter name, as the user would write it")
+    kind: Literal["tensor", "parameter", "buffer"] = "tensor"
+    shape: list[int] | None = None
+    dtype: str | None = None
+    device: str | None = None
+    module: str | None = Field(None, description="dotted path of the module it belongs to or was made by")
+    version_saved: int | None = Field(None, description="version counter when autograd saved the tensor")
+    version_found: int | None = Field(None, description="version counter when backward needed it")
+    requires_grad: bool | None = None
+
+
+class Fix(_Model):
+    """A suggested change. The first fix of a diagnosis is the one an expert would make."""
+
+    title: str = Field(description="the change in one line, imperative")
+    safety: Safety = Field(
+        "manual",
+        description="safe: cannot change a correct program's results; unsafe: changes what is computed; manual: needs thought",
+    )
+    detail: str | None = None
+    patch: str | None = Field(None, description="unified diff against the user's file")
+
+
+class Diagnosis(_Model):
+    """One incident, explained."""
+
+    code: str = Field(description="stable rule code, such as GG101")
+    name: str = Field(description="stable rule name, such as inplace-modified-saved-tensor")
+    severity: Severity = "error"
+    headline: str = Field(description="one sentence in plain words that stands alone")
+    culprit: SourceSpan | None = Field(None, description="the line that is the bug; null where the evidence does not carry one")
+    related: list[SourceSpan] = Field(default_factory=list, description="other places of the story, in the order to show them")
+    tensors: list[TensorFacts] = Field(default_factory=list)
+    explanation: str = Field("", description="why this is wrong, in a few sentences")
+    notes: list[str] = Field(default_factory=list, description="further facts: other writes, what was not seen, what waits behind")
+    fixes: list[Fix] = Field(default_factory=list)
+    avoid: list[str] = Field(default_factory=list, description="popular cures that would be wrong here, and why")
+    confidence: Confidence = "certain"
+    step: int | None = Field(None, description="training step (1-based) in which the incident happened")
+    thread: str | None = None
+    rank: int | None = None
+    breadcrumbs: list[str] = Field(default_factory=list, description="what happened before, oldest first")
+    torch_message: str | None = Field(None, description="PyTorch's own words")
+    repeats: int = Field(0, description="how often the same cause was met again after it was first said")
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """Identifies the cause: the same rule at the same place is the same bug."""
+        place = self.culprit or (self.related[0] if self.related else None)
+        return (self.code, place.file if place else "", place.line if place else 0)

@@ -1,0 +1,1 @@
+"""Evidence: what rules read facts into: the live graph, names, source."""

@@ -1,0 +1,253 @@
+"""Names for tensors, parameters, modules and optimizers, as the user would write them.
+
+Looked up when a diagnosis is made: in the variables of the frames around the incident, in the attributes of the objects
+there, and in every module alive (`gc`), so that nothing has to be handed to the guard.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from gradguard.evidence.frames import FrameView
+from gradguard.torch_internals import storage_key
+
+_MAX_ITEMS = 256  # of one container; names deeper in are of no use to a reader
+
+
+@dataclass(frozen=True)
+class StateName:
+    """A parameter or buffer of a module."""
+
+    path: str  # dotted within its root module, such as "encoder.0.weight"
+    root: nn.Module
+    owner: nn.Module  # the module that holds it directly
+    variable: str | None  # what the root module is called in the frames, such as "model"
+    is_buffer: bool
+
+    @property
+    def full(self) -> str:
+        """`model.encoder.0.weight` where the variable is known, else the dotted path."""
+        return f"{self.variable}.{self.path}" if self.variable else self.path
+
+
+class Names:
+    """Finds names around one incident.
+
+    Args:
+        frames: innermost first.
+        models: modules given to the guard, preferred as roots of dotted names.
+    """
+
+    def __init__(self, frames: Sequence[FrameView], models: Sequence[nn.Module] = ()) -> None:
+        self.frames = [view for view in frames if view.is_user] or list(frames)
+        self.models = list(models)
+
+    # -- variables ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def bindings(self) -> list[tuple[str, Any]]:
+        """Everything nameable: (expression, object), innermost frame first, variables before attributes before items."""
+        found: list[tuple[str, Any]] = []
+        seen_scopes: set[int] = set()
+        for view in self.frames:
+            variables = [(name, value) for name, value in view.locals.items() if not name.startswith("__")]
+            if id(view.globals) not in seen_scopes and not view.is_module_level:
+                referenced = set(view.frame.f_code.co_names)
+                variables += [(name, view.globals[name]) for name in referenced if name in view.globals]
+            if view.is_module_level:
+                seen_scopes.add(id(view.globals))
+            found.extend(variables)
+            for name, value in variables:
+                found.extend(_inside(name, value))
+        for view in self.frames:  # the rest of the module-level names, last
+            if id(view.globals) not in seen_scopes:
+                seen_scopes.add(id(view.globals))
+                rest = [(name, value) for name, value in view.globals.items() if not name.startswith("__")]
+                found.extend(rest)
+                for name, value in rest:
+                    found.extend(_inside(name, value))
+        return found
+
+    def tensor_bindings(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every named tensor around the incident."""
+        for name, value in self.bindings:
+            if isinstance(value, torch.Tensor):
+                yield name, value
+
+    def of(self, obj: Any) -> str | None:
+        """The name of this very object."""
+        return next((name for name, value in self.bindings if value is obj), None)
+
+    def of_node(self, node: Any, output: int | None = None) -> str | None:
+        """The name of a tensor that this graph node made."""
+        for name, tensor in self.tensor_bindings():
+            if not _is_wrapped(tensor) and tensor.grad_fn is not None and tensor.grad_fn is node and (output is None or tensor.output_nr == output):
+                return name
+        return None
+
+    def of_storage(self, key: int | None) -> list[str]:
+        """The names of the tensors that live in this memory."""
+        if key is None:
+            return []
+        names = []
+        for name, tensor in self.tensor_bindings():
+            if storage_key(tensor) == key and name not in names:
+                names.append(name)
+        return names
+
+    # -- modules ------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def modules(self) -> list[tuple[str | None, nn.Module]]:
+        """Root modules with their variable names: the guard's, those in the frames, then every other one alive."""
+        roots: list[tuple[str | None, nn.Module]] = []
+        known: set[int] = set()
+
+        def add(name: str | None, module: nn.Module) -> None:
+            if id(module) not in known:
+                known.add(id(module))
+                roots.append((name, module))
+
+        named = [(name, value) for name, value in self.bindings if isinstance(value, nn.Module)]
+        for model in self.models:
+            add(next((name for name, value in named if value is model), None), model)
+        alive = [obj for obj in gc.get_objects() if _is_module(obj)]
+        children = {id(child) for module in alive for child in module._modules.values() if child is not None}
+        tops = [module for module in alive if id(module) not in children]
+        for name, module in named:
+            if id(module) not in children:
+                add(name, module)
+        for module in tops:
+            add(None, module)
+        for name, module in named:  # a submodule held in a variable is a poorer root, but better than none
+            add(name, module)
+        return roots
+
+    @cached_property
+    def _state(self) -> tuple[dict[int, StateName], dict[int, StateName]]:
+        by_id: dict[int, StateName] = {}
+        by_storage: dict[int, StateName] = {}
+        for variable, root in self.modules:
+            for prefix, owner in root.named_modules():
+                tensors = [(name, value, False) for name, value in owner._parameters.items()]
+                tensors += [(name, value, True) for name, value in owner._buffers.items()]
+                for name, value, is_buffer in tensors:
+                    if value is None:
+                        continue
+                    entry = StateName(f"{prefix}.{name}" if prefix else name, root, owner, variable, is_buffer)
+                    by_id.setdefault(id(value), entry)
+                    key = storage_key(value)
+                    if key is not None:
+                        by_storage.setdefault(key, entry)
+        return by_id, by_storage
+
+    def state(self, tensor: torch.Tensor | None = None, storage: int | None = None) -> StateName | None:
+        """The parameter or buffer that this tensor is, or that lives in this memory."""
+        by_id, by_storage = self._state
+        if tensor is not None:
+            found = by_id.get(id(tensor))
+            if found is not None:
+                return found
+            storage = storage_key(tensor)
+        return by_storage.get(storage) if storage is not None else None
+
+    def module_path(self, module: nn.Module) -> str | None:
+        """Where a module sits, such as `model.blocks.0.act` or `blocks.0.act`."""
+        for variable, root in self.modules:
+            for path, child in root.named_modules():
+                if child is module:
+                    return ".".join(part for part in (variable, path) if part) or None
+        return None
+
+    def optimizer(self, optimizer: Any) -> str:
+        """The optimizer by its variable name, or by its type."""
+        return self.of(optimizer) or type(optimizer).__name__
+
+    def optimizers(self) -> list[Any]:
+        """Every optimizer alive."""
+        return [obj for obj in gc.get_objects() if _is_instance_of(obj, torch.optim.Optimizer)]
+
+    def tensor(self, tensor: torch.Tensor) -> str | None:
+        """The best name: a variable, a parameter or buffer, a variable on the same node."""
+        name = self.of(tensor)
+        if name is not None:
+            return name
+        state = self.state(tensor)
+        if state is not None:
+            return state.full
+        node = tensor.grad_fn
+        return self.of_node(node, tensor.output_nr) if node is not None else None
+
+
+def holders(obj: Any, limit: int = 8) -> list[Any]:
+    """What refers to an object: containers and instances (their `__dict__` resolved), for "who keeps this alive"."""
+    found = []
+    for referrer in gc.get_referrers(obj):
+        if isinstance(referrer, (list, tuple, dict, set)) or hasattr(referrer, "__dict__") or type(referrer).__name__ == "deque":
+            found.append(referrer)
+            if len(found) >= limit:
+                break
+    return found
+
+
+def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The items and attributes one level in, of containers and of the user's own objects."""
+    if isinstance(value, (list, tuple)) or type(value).__name__ == "deque":
+        for i, item in enumerate(value):
+            if i >= _MAX_ITEMS:
+                break
+            yield f"{name}[{i}]", item
+    elif isinstance(value, dict):
+        for i, (key, item) in enumerate(value.items()):
+            if i >= _MAX_ITEMS:
+                break
+            yield f"{name}[{key!r}]", item
+    elif isinstance(value, nn.Module):
+        yield from _attributes(name, value)
+        for key, item in {**value._modules}.items():
+            if item is not None and name == "self":
+                yield f"{name}.{key}", item
+    elif hasattr(value, "__dict__") and not isinstance(value, (type, torch.Tensor)) and not callable(value):
+        yield from _attributes(name, value)
+
+
+def _attributes(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    for key, item in list(vars(value).items())[:_MAX_ITEMS]:
+        if key in ("_parameters", "_buffers"):
+            for inner, tensor in item.items():
+                yield f"{name}.{inner}", tensor
+        elif not key.startswith("__") and key != "_modules":
+            yield f"{name}.{key}", item
+            if isinstance(item, (list, tuple, dict)) or type(item).__name__ == "deque":
+                yield from _inside(f"{name}.{key}", item)
+
+
+def _is_module(obj: Any) -> bool:
+    return _is_instance_of(obj, nn.Module) and "_modules" in obj.__dict__
+
+
+def _is_instance_of(obj: Any, kind: type) -> bool:
+    # type() instead of isinstance(): proxies and mocks may run code when asked for __class__
+    return kind in type(obj).__mro__ if isinstance(type(obj), type) else False
+
+
+def _is_wrapped(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.grad_fn is None
+    except Exception:
+        return True
+
+
+def short_list(names: Iterable[str], most: int = 5) -> str:
+    """`a, b, c and 12 more`."""
+    items = list(names)
+    if len(items) <= most:
+        return ", ".join(f"`{item}`" for item in items)
+    return ", ".join(f"`{item}`" for item in items[:most]) + f" and {len(items) - most} more"

@@ -1,0 +1,1 @@
+"""Fixes: source rewrites for the user's files."""

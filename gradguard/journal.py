@@ -1,0 +1,247 @@
+"""The journal: the bounded record of recent facts of one thread.
+
+It holds no tensor, graph, frame or module alive: tensors appear as storage keys and sequence numbers, objects as weak
+references, places as (code object, instruction offset). One journal a thread, because sequence numbers, function modes
+and grad mode are per thread; it outlives a single `with gradguard():`, so that state carried over from an earlier step is
+still explained.
+
+What it may hold (`Limits`): 16,384 node-making operator calls, 4,096 writes, 1,024 backward calls, 1,024 optimizer steps,
+1,024 grad-mode switches, 4,096 escapes to Python or numpy, 16,384 cut-path memories. A full journal is about 6 MiB.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from bisect import bisect_right
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from itertools import count
+from types import CodeType
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from gradguard.callsite import CallSite
+
+
+class Limits(NamedTuple):
+    """How many facts of each kind are kept; the oldest go first."""
+
+    ops: int = 16_384
+    writes: int = 4_096
+    calls: int = 1_024
+    modes: int = 1_024
+    escapes: int = 4_096
+    cuts: int = 16_384
+
+
+class OpFact(NamedTuple):
+    """An operator call that made autograd nodes `seq_from` to `seq_to - 1`."""
+
+    seq_from: int
+    seq_to: int
+    code: CodeType
+    lasti: int
+    func: Any
+    clock: int
+
+    @property
+    def site(self) -> CallSite:
+        return CallSite(self.code, self.lasti)
+
+
+WriteVia = Literal["op", "data", "numpy", "step"]
+
+
+class WriteFact(NamedTuple):
+    """An in-place write, as an operator call that raised the version of a tensor (or wrote behind its counter)."""
+
+    clock: int
+    seq: int
+    storage: int
+    version: int  # after the write
+    site: CallSite | None
+    func: str
+    via: WriteVia
+    module: weakref.ref[Any] | None  # the nn.Module of torch's own that did it, such as nn.ReLU(inplace=True)
+    grad_enabled: bool
+    caller: CallSite | None  # the user frame one further out, when the write stands in a helper of the user's
+
+
+class BackwardFact(NamedTuple):
+    """One call of backward() or autograd.grad()."""
+
+    index: int
+    clock: int
+    step: int
+    site: CallSite | None
+    kind: Literal["backward", "grad"]
+    root_seqs: tuple[int, ...]
+    seq: int  # this thread's next sequence number when the call began
+    retain_graph: bool
+    create_graph: bool
+    traced: bool
+    nested: bool  # called from within another backward
+
+
+class StepFact(NamedTuple):
+    """One optimizer step."""
+
+    clock: int
+    seq: int
+    step: int
+    site: CallSite | None
+    optimizer: weakref.ref[Any]
+    type_name: str
+
+
+class ModeFact(NamedTuple):
+    """A switch of grad mode (or entering inference mode): `enabled` is the new state."""
+
+    clock: int
+    enabled: bool
+    site: CallSite | None
+    decorated: CodeType | None  # the function whose decorator switched it
+    via: str  # "no_grad", "inference_mode", "set_grad_enabled", "enable_grad"
+
+
+CutKind = Literal["no_grad", "inference", "detach", "data", "nondiff", "cast", "escape", "rewrap", "frozen"]
+
+
+class Cut:
+    """Where a value lost its path to the graph; what is made from it remembers it (`origins`)."""
+
+    __slots__ = ("arguments", "clock", "func", "kind", "mode", "origins", "outer", "seq", "site", "sources")
+
+    def __init__(
+        self, kind: CutKind, clock: int, site: CallSite | None, func: str, seq: int,
+        sources: tuple[int, ...] = (), mode: ModeFact | None = None, origins: tuple[Cut, ...] = (), outer: CallSite | None = None,
+    ) -> None:
+        self.kind = kind
+        self.clock = clock
+        self.site = site
+        self.func = func
+        self.seq = seq
+        self.sources = sources  # sequence numbers of the graph nodes whose outputs were cut off
+        self.mode = mode
+        self.origins = origins  # empty for an origin itself
+        self.outer = outer  # the next user frame out
+
+    def roots(self) -> tuple[Cut, ...]:
+        return self.origins or (self,)
+
+
+class EscapeFact(NamedTuple):
+    """A value that left for Python or numpy: what came back later may have been made from it."""
+
+    clock: int
+    kind: str  # item, tolist, numpy, float ...
+    site: CallSite | None
+    value: Any  # a Python number (never a tensor or an array), or None
+    cut: Cut | None  # where the value had lost its path, None if it had none to lose
+    storage: int | None  # for numpy: the memory shared with the array
+    frame: int  # id of the user's frame, to relate places of one call
+
+
+@dataclass
+class Prints:
+    """Content fingerprint of a saved tensor that numpy can write."""
+
+    storage: int
+    seq_from: int
+    seq_to: int
+    offset: int
+    shape: tuple[int, ...]
+    version: int
+    mark: int
+    clock: int
+
+
+@dataclass
+class Journal:
+    """All facts of one thread. Lists grow at the right; `clock` orders them across kinds."""
+
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        limits = self.limits
+        self.tick = count(1).__next__
+        self.ops: deque[tuple[int, int, CodeType, int, Any, int]] = deque(maxlen=limits.ops)
+        self.writes: deque[WriteFact] = deque(maxlen=limits.writes)
+        self.backwards: deque[BackwardFact] = deque(maxlen=limits.calls)
+        self.steps: deque[StepFact] = deque(maxlen=limits.calls)
+        self.modes: deque[ModeFact] = deque(maxlen=limits.modes)
+        self.escapes: deque[EscapeFact] = deque(maxlen=limits.escapes)
+        self.prints: deque[Prints] = deque(maxlen=limits.calls)
+        self.partial: OrderedDict[int, tuple[Cut, ...]] = OrderedDict()  # node sequence -> cuts of its gradless operands
+        self._cuts: OrderedDict[int, tuple[weakref.ref[torch.Tensor], Cut]] = OrderedDict()
+        self.data_aliases: OrderedDict[int, weakref.ref[torch.Tensor]] = OrderedDict()
+        self.numpy_storages: OrderedDict[int, int] = OrderedDict()  # storage key -> clock at which numpy got hold of it
+        self.step = 0
+        self.backward_count = 0
+        self.untraced_ops = True  # whether some graph nodes may have been made with no op probe on
+
+    # -- cut paths ----------------------------------------------------------------------------------------------------
+
+    def remember_cut(self, tensor: torch.Tensor, cut: Cut) -> None:
+        """Notes where a tensor lost its path; weakly, so that the tensor dies as it would have."""
+        try:
+            ref = weakref.ref(tensor)
+        except TypeError:
+            return
+        cuts = self._cuts
+        cuts[id(tensor)] = (ref, cut)
+        if len(cuts) > self.limits.cuts:
+            for _ in range(self.limits.cuts // 4):
+                cuts.popitem(last=False)
+
+    def cut_of(self, tensor: torch.Tensor) -> Cut | None:
+        """Where this very tensor lost its path, if it did while traced."""
+        entry = self._cuts.get(id(tensor))
+        return entry[1] if entry is not None and entry[0]() is tensor else None
+
+    @property
+    def has_cuts(self) -> bool:
+        return bool(self._cuts)
+
+    def remember_partial(self, seq: int, cuts: tuple[Cut, ...]) -> None:
+        self.partial[seq] = cuts
+        if len(self.partial) > self.limits.escapes:
+            self.partial.popitem(last=False)
+
+    # -- look-ups, used by rules only ---------------------------------------------------------------------------------
+
+    def op_at(self, seq: int) -> OpFact | None:
+        """The operator call that made the node with this sequence number; None if it was not traced or is forgotten."""
+        starts = [op[0] for op in self.ops]
+        i = bisect_right(starts, seq) - 1
+        # calls nest (an op inside a custom Function's forward): the innermost that covers the number starts last
+        for j in range(i, max(-1, i - 64), -1):
+            op = self.ops[j]
+            if op[0] <= seq < op[1]:
+                return OpFact(*op)
+        return None
+
+    def writes_to(self, storage: int, after_clock: int = 0) -> list[WriteFact]:
+        """The recorded writes to a storage, oldest first, later than a clock reading."""
+        return [write for write in self.writes if write.storage == storage and write.clock > after_clock]
+
+    def grad_mode_at(self, clock: int) -> ModeFact | None:
+        """The last switch of grad mode before a clock reading."""
+        return next((mode for mode in reversed(self.modes) if mode.clock <= clock), None)
+
+
+class _Local(threading.local):
+    journal: Journal | None = None
+
+
+_local = _Local()
+
+
+def current_journal() -> Journal:
+    """This thread's journal, made on first use."""
+    journal = _local.journal
+    if journal is None:
+        journal = _local.journal = Journal()
+    return journal

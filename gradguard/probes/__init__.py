@@ -1,0 +1,1 @@
+"""Probes: each watches one kind of happening and writes facts into the journal."""

@@ -1,0 +1,71 @@
+"""What each torch function can do that the op probe must look at, decided once a function."""
+
+from __future__ import annotations
+
+from types import FunctionType
+from typing import Any
+
+SKIP = 0  # a query: nothing to record
+PLAIN = 1
+WRITE = 2  # may change its first argument
+MODE = 4  # switches grad mode
+ESCAPE = 8  # turns a tensor into a Python number or an array
+DETACH = 16
+DATA = 32  # `.data`
+REWRAP = 64  # builds a tensor from Python numbers or arrays
+ADDEND = 128  # its operands are summands of its result
+
+_ESCAPES = {"item", "tolist", "numpy", "__float__", "__int__", "__index__", "__array__", "__complex__", "__bool__"}
+_REWRAPS = {"tensor", "as_tensor", "asarray", "from_numpy", "new_tensor", "scalar_tensor"}
+_ADDENDS = {"add", "add_", "sub", "sub_", "__add__", "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__", "rsub", "subtract", "stack", "cat", "hstack",
+            "vstack", "concat", "concatenate", "addcmul"}
+_QUERIES = {"size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "is_floating_point", "is_complex", "is_contiguous", "element_size",
+            "data_ptr", "untyped_storage", "storage", "get_device", "type", "is_signed", "is_inference", "__len__", "__hash__", "__repr__", "__str__",
+            "__format__", "__dir__", "__contains__", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "backward", "grad", "is_tensor",
+            "is_same_size", "result_type", "_is_view", "is_nonzero", "allclose", "equal", "is_set_to", "has_names", "__deepcopy__", "__reduce_ex__",
+            "__setstate__", "requires_grad_", "is_pinned", "is_shared", "share_memory_", "get_default_dtype", "can_cast", "promote_types", "broadcast_shapes",
+            "__set__", "__delete__", "_has_compatible_shallow_copy_type", "is_conj", "is_neg", "_is_zerotensor", "names", "is_autocast_enabled"}
+_PROPERTY_VIEWS = {"T", "mT", "H", "mH", "real", "imag"}
+
+
+def classify(func: Any) -> int:
+    """The flags of one function, from its name and nature; conservative where it is unknown (compared by version)."""
+    name = getattr(func, "__name__", "") or ""
+    if name == "__get__":
+        attribute = getattr(getattr(func, "__self__", None), "__name__", "")
+        if attribute == "data":
+            return DATA
+        return PLAIN if attribute in _PROPERTY_VIEWS else SKIP
+    if name == "_set_grad_enabled":
+        return MODE
+    if name in _QUERIES:
+        return SKIP
+    flags = PLAIN
+    if name in _ESCAPES:
+        flags |= ESCAPE
+    if name in ("detach", "detach_"):
+        flags |= DETACH
+    if name in _REWRAPS:
+        flags |= REWRAP
+    if name in _ADDENDS:
+        flags |= ADDEND
+    if isinstance(func, FunctionType) or writes_by_name(name):
+        flags |= WRITE
+    return flags
+
+
+def writes_by_name(name: str) -> bool:
+    """In-place by PyTorch's naming: `add_`, `_foreach_mul_`, `__iadd__`, `__setitem__`."""
+    if name.startswith("__"):
+        return name == "__setitem__" or (name.startswith("__i") and name not in ("__index__", "__invert__", "__int__", "__init__", "__init_subclass__"))
+    return name.endswith("_")
+
+
+class Kinds(dict[Any, int]):
+    """Function -> flags. Bounded: functions made on the fly must not pile up."""
+
+    def __missing__(self, func: Any) -> int:
+        if len(self) > 10_000:
+            self.clear()
+        flags = self[func] = classify(func)
+        return flags

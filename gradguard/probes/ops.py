@@ -1,0 +1,377 @@
+"""The op probe: a function mode that sees every torch call of a traced step.
+
+It records which call made which graph nodes (by sequence number), who wrote in place, and where values lost their path to
+the graph. Everything dear is left for the failure: an ordinary differentiable call costs one tuple.
+
+Why a function mode and no saved-tensor hooks: what was saved, at which version and in which memory can be read from the
+live graph *after* a failure (`torch_internals.saved_slots`), so nothing has to stand between autograd and its saved
+tensors. PyTorch's own version checks, `ctx.saved_tensors` identity, `save_on_cpu`, checkpointing, `torch.func` and
+users' own hooks work as without the guard, because nothing of theirs is touched.
+
+Why a function mode and not replaced in-place methods: only a mode sees the calls that cut a path (`detach`, comparisons,
+casts, anything under no_grad) and what is made from their results. The price is measured in tests/benchmarks/overhead.py.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from gradguard.callsite import USER_FILES, CallSite, user_frame
+from gradguard.journal import Cut, EscapeFact, Journal, ModeFact, Prints, WriteFact
+from gradguard.probes.op_kinds import ADDEND, DATA, DETACH, ESCAPE, MODE, PLAIN, REWRAP, SKIP, WRITE, Kinds
+from gradguard.torch_internals import fingerprint, numpy_reachable, sequence_number, storage_key, version_of
+
+_is_compiling = torch.compiler.is_compiling
+_grad_enabled = torch.is_grad_enabled
+_Tensor = torch.Tensor
+_Parameter = torch.nn.Parameter
+_KINDS = Kinds()
+_NO_KWARGS: dict[str, Any] = {}
+
+Fault = Callable[[BaseException], None]
+Failure = Callable[[BaseException, Any, tuple[Any, ...], dict[str, Any]], None]
+
+
+class OpProbe(TorchFunctionMode):
+    """Watches the torch calls of one thread and writes to its journal.
+
+    Args:
+        journal: where facts go.
+        on_failure: called with (exception, func, args, kwargs) when a torch call raises; may raise a diagnosis in its place.
+        on_fault: called when gradguard's own bookkeeping fails; training goes on.
+    """
+
+    def __init__(self, journal: Journal, on_failure: Failure, on_fault: Fault) -> None:
+        super().__init__()
+        self.journal = journal
+        self.on_failure = on_failure
+        self.on_fault = on_fault
+        self._append = journal.ops.append
+        self._tick = journal.tick
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if _is_compiling():
+            return func(*args, **(kwargs or _NO_KWARGS))
+        kind = _KINDS[func]
+        if kind == SKIP:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        before = sequence_number()
+        watched = None
+        if kind & WRITE or (kwargs and "out" in kwargs):
+            watched = _versions(args, kwargs)
+        try:
+            result = func(*args, **kwargs) if kwargs else func(*args)
+        except Exception as error:
+            self.on_failure(error, func, args, kwargs or _NO_KWARGS)
+            raise
+        try:
+            after = sequence_number()
+            if after != before:
+                frame: FrameType | None = sys._getframe(1)
+                files = USER_FILES
+                while frame is not None and not files[frame.f_code.co_filename]:
+                    frame = frame.f_back
+                if frame is not None:
+                    self._append((before, after, frame.f_code, frame.f_lasti, func, self._tick()))
+                for arg in args:
+                    if isinstance(arg, _Tensor):
+                        if not arg.requires_grad:
+                            self._gradless_operand(kind, before, after, arg)
+                    elif kind & ADDEND and type(arg) in (list, tuple):
+                        for item in arg:
+                            if isinstance(item, _Tensor) and not item.requires_grad:
+                                self._gradless_operand(kind, before, after, item)
+                if watched is not None:
+                    self._writes(func, watched)
+            elif kind == PLAIN and not self.journal.has_cuts and _grad_enabled():
+                # the bulk of gradless calls (data preparation, metrics) has nothing to remember
+                if _any_requires_grad(args):
+                    self._cut(kind, func, args, kwargs, result)
+            else:
+                self._gradless(kind, func, args, kwargs, result, watched)
+        except Exception as fault:
+            self.on_fault(fault)
+        return result
+
+    # -- calls that made no node --------------------------------------------------------------------------------------
+
+    def _gradless(
+        self, kind: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, watched: list[tuple[Any, int]] | None
+    ) -> None:
+        if watched is not None:
+            self._writes(func, watched)
+        if kind & MODE:
+            self._mode_switch(args)
+        elif kind & ESCAPE:
+            self._escape(func, args, result)
+        elif kind == DATA:
+            self._data(args[0], result)
+        else:
+            self._cut(kind, func, args, kwargs, result)
+
+    def _cut(self, kind: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any) -> None:
+        """Remembers on a gradless result where its inputs' path ended, or inherits their memories."""
+        outputs = result if type(result) in (tuple, list) else (result,)
+        tensors = [out for out in outputs if isinstance(out, _Tensor) and not out.requires_grad]
+        if not tensors:
+            return
+        attached, origins = self._inputs(args, kwargs)
+        journal = self.journal
+        if kind & REWRAP and not attached and not origins:
+            origins = self._recovered(args)
+        if not attached and not origins:
+            return
+        frame = user_frame(sys._getframe(2))
+        site = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
+        name = _name(func)
+        if attached:
+            live = _grad_enabled()
+            cause = _cut_kind(kind, live, tensors[0])
+            mode = journal.modes[-1] if cause in ("no_grad", "inference") and journal.modes else None
+            outer = user_frame(frame.f_back) if frame is not None else None
+            cut = Cut(cause, self._tick(), site, name, sequence_number(), tuple(attached), mode, (),
+                      None if outer is None else CallSite(outer.f_code, outer.f_lasti))
+            if origins:
+                cut = Cut("rewrap", cut.clock, site, name, cut.seq, (), None, _merge([(cut,), *origins]))
+        else:
+            cut = Cut("rewrap", self._tick(), site, name, sequence_number(), (), None, _merge(origins))
+        for out in tensors:
+            journal.remember_cut(out, cut)
+
+    def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[list[int], list[tuple[Cut, ...]]]:
+        """The graph nodes behind the inputs that have one (-1 for a leaf), and the memories of those that had."""
+        attached: list[int] = []
+        origins: list[tuple[Cut, ...]] = []
+        cut_of = self.journal.cut_of
+        for tensor in _tensors(args, kwargs):
+            if tensor.requires_grad:
+                node = tensor.grad_fn
+                attached.append(-1 if node is None else node._sequence_nr())
+            else:
+                cut = cut_of(tensor)
+                if cut is not None:
+                    origins.append(cut.roots())
+        return attached, origins
+
+    def _recovered(self, args: tuple[Any, ...]) -> list[tuple[Cut, ...]]:
+        """Memories of Python numbers and arrays that a new tensor is made of: they left through item(), numpy() ..."""
+        escapes = self.journal.escapes
+        if not escapes or not args:
+            return []
+        numbers = _numbers(args[0])
+        if numbers:
+            return [fact.cut.roots() for fact in reversed(escapes) if fact.cut is not None and fact.value is not None and fact.value in numbers][:4]
+        return []
+
+    def _escape(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
+        source = args[0] if args else None
+        if not isinstance(source, _Tensor):
+            return
+        name = _name(func)
+        journal = self.journal
+        storage = None
+        if name in ("numpy", "__array__"):
+            storage = storage_key(source)
+            if storage is not None:
+                self._fingerprint(source, 0, sequence_number())
+                journal.numpy_storages[storage] = self._tick()
+                if len(journal.numpy_storages) > journal.limits.calls:
+                    journal.numpy_storages.popitem(last=False)
+        if name == "__bool__":
+            return
+        frame = user_frame(sys._getframe(2))
+        site = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
+        cut = journal.cut_of(source)
+        if source.requires_grad:
+            node = source.grad_fn
+            mode = journal.modes[-1] if not _grad_enabled() and journal.modes else None
+            cut = Cut("escape", self._tick(), site, name, sequence_number(), (-1 if node is None else node._sequence_nr(),), mode)
+        value = result if isinstance(result, (int, float, complex)) else (tuple(result) if name == "tolist" and _is_flat(result) else None)
+        journal.escapes.append(EscapeFact(self._tick(), name, site, value, cut, storage, 0 if frame is None else id(frame)))
+
+    def _data(self, source: Any, result: Any) -> None:
+        journal = self.journal
+        aliases = journal.data_aliases
+        aliases[id(result)] = weakref.ref(result)
+        if len(aliases) > journal.limits.writes:
+            aliases.popitem(last=False)
+        if source.requires_grad:
+            frame = user_frame(sys._getframe(2))
+            site = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
+            node = source.grad_fn
+            outer = None if frame is None else user_frame(frame.f_back)
+            journal.remember_cut(result, Cut("data", self._tick(), site, "data", sequence_number(), (-1 if node is None else node._sequence_nr(),),
+                                             outer=None if outer is None else CallSite(outer.f_code, outer.f_lasti)))
+        else:
+            cut = journal.cut_of(source)
+            if cut is not None:
+                journal.remember_cut(result, cut)
+
+    def _mode_switch(self, args: tuple[Any, ...]) -> None:
+        enabled = bool(args[0]) if args else True
+        frame: FrameType | None = sys._getframe(2)
+        decorated: CodeType | None = None
+        via = "set_grad_enabled"
+        inner = frame
+        while inner is not None and not USER_FILES[inner.f_code.co_filename]:
+            owner = inner.f_locals.get("self") if inner.f_code.co_name in ("__enter__", "__exit__") else None
+            if owner is not None:
+                via = type(owner).__name__
+            if inner.f_code.co_filename.endswith("_contextlib.py") and decorated is None:
+                wrapped = inner.f_locals.get("func")
+                decorated = getattr(wrapped, "__code__", None)
+            inner = inner.f_back
+        site = None if inner is None else CallSite(inner.f_code, inner.f_lasti)
+        self.journal.modes.append(ModeFact(self._tick(), enabled, site, decorated, via))
+
+    # -- writes and contents ------------------------------------------------------------------------------------------
+
+    def _writes(self, func: Any, watched: list[tuple[Any, int]]) -> None:
+        for tensor, version in watched:
+            now = tensor._version
+            if now == version:
+                continue
+            storage = storage_key(tensor)
+            if storage is None:
+                continue
+            frame: FrameType | None = sys._getframe(2)
+            module: weakref.ref[Any] | None = None
+            while frame is not None and not USER_FILES[frame.f_code.co_filename]:
+                if module is None and frame.f_code.co_name == "forward":
+                    owner = frame.f_locals.get("self")
+                    if isinstance(owner, torch.nn.Module):
+                        module = weakref.ref(owner)
+                frame = frame.f_back
+            outer = user_frame(frame.f_back) if frame is not None else None
+            self.journal.writes.append(WriteFact(
+                self._tick(), sequence_number(), storage, now, None if frame is None else CallSite(frame.f_code, frame.f_lasti), _name(func),
+                "data" if self._is_data_alias(tensor) else "op", module, _grad_enabled(), None if outer is None else CallSite(outer.f_code, outer.f_lasti)))
+
+    def _is_data_alias(self, tensor: Any) -> bool:
+        aliases = self.journal.data_aliases
+        if not aliases:
+            return False
+        for candidate in (tensor, tensor._base):
+            if candidate is not None:
+                ref = aliases.get(id(candidate))
+                if ref is not None and ref() is candidate:
+                    return True
+        return False
+
+    def _gradless_operand(self, kind: int, before: int, after: int, tensor: Any) -> None:
+        journal = self.journal
+        if kind & ADDEND and journal.has_cuts:
+            cut = journal.cut_of(tensor)
+            if cut is not None:
+                known = journal.partial.get(before, ())
+                journal.remember_partial(before, _merge([known, cut.roots()]))
+        if numpy_reachable(tensor):
+            self._fingerprint(tensor, before, after)
+
+    def _fingerprint(self, tensor: Any, before: int, after: int) -> None:
+        """Notes the contents of memory that numpy can write, to be compared when backward needs them (TORCH_FACTS 33)."""
+        storage = storage_key(tensor)
+        version = version_of(tensor)
+        if storage is None or version is None:
+            return
+        mark = fingerprint(tensor)
+        if mark is not None:
+            self.journal.prints.append(
+                Prints(storage, before, after, tensor.storage_offset(), tuple(tensor.shape), version, mark, self._tick()))
+
+
+def _cut_kind(kind: int, live: bool, out: Any) -> Any:
+    if not live:
+        return "inference" if torch.is_inference_mode_enabled() else "no_grad"
+    if kind & DETACH:
+        return "detach"
+    if kind & REWRAP:
+        return "rewrap"
+    return "nondiff" if not out.is_floating_point() and not out.is_complex() else "detach" if kind & DETACH else "nondiff"
+
+
+def _name(func: Any) -> str:
+    name = getattr(func, "__name__", None) or str(func)
+    if name == "__get__":
+        return getattr(getattr(func, "__self__", None), "__name__", name)
+    return str(name)
+
+
+def _merge(origins: list[tuple[Cut, ...]]) -> tuple[Cut, ...]:
+    """Distinct origins in argument order, at most eight: a running average must not grow a history."""
+    seen: dict[int, Cut] = {}
+    for group in origins:
+        for cut in group:
+            seen.setdefault(id(cut), cut)
+    merged = list(seen.values())
+    if len(merged) > 8:
+        keep = sorted(merged, key=lambda cut: cut.clock)[-8:]
+        merged = [cut for cut in merged if cut in keep]
+    return tuple(merged)
+
+
+def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[Any]:
+    found = []
+    for arg in args:
+        if isinstance(arg, _Tensor):
+            found.append(arg)
+        elif type(arg) in (list, tuple):
+            for item in arg:
+                if isinstance(item, _Tensor):
+                    found.append(item)
+                elif type(item) in (list, tuple):
+                    found.extend(x for x in item if isinstance(x, _Tensor))
+    if kwargs:
+        found.extend(value for value in kwargs.values() if isinstance(value, _Tensor))
+    return found
+
+
+def _any_requires_grad(args: tuple[Any, ...]) -> bool:
+    for arg in args:
+        if isinstance(arg, _Tensor):
+            if arg.requires_grad:
+                return True
+        elif type(arg) in (list, tuple):
+            for item in arg:
+                if isinstance(item, _Tensor) and item.requires_grad:
+                    return True
+    return False
+
+
+def _versions(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[tuple[Any, int]] | None:
+    """The tensors a call may write with their versions before it: its first argument, a list there, and `out`."""
+    found = []
+    try:
+        for target in (args[0] if args else None, kwargs.get("out") if kwargs else None):
+            if isinstance(target, _Tensor):
+                found.append((target, target._version))
+            elif type(target) in (list, tuple):
+                found.extend((item, item._version) for item in target if isinstance(item, _Tensor))
+    except Exception:  # inference tensors have no version
+        return None
+    return found or None
+
+
+def _numbers(value: Any, limit: int = 256) -> set[Any]:
+    """The floats in a (nested) list; small integers prove nothing and are left out."""
+    found: set[Any] = set()
+    stack = [value]
+    while stack and len(found) < limit:
+        item = stack.pop()
+        if isinstance(item, float):
+            if item not in (0.0, 1.0, -1.0):
+                found.add(item)
+        elif type(item) in (list, tuple):
+            stack.extend(item[:limit])
+    return found
+
+
+def _is_flat(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= 256 and all(isinstance(item, (int, float)) for item in value)

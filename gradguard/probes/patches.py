@@ -1,0 +1,150 @@
+"""The functions of torch that are replaced while a guard is open, all of them here.
+
+Each replacement hands the call through unchanged in threads without a session and while Dynamo is tracing. They are put in
+place when the first guard of the process opens and taken back when the last one closes; a function somebody else has
+replaced in the meantime is left to them.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from gradguard.probes import attribution
+from gradguard.probes.hub import listener
+from gradguard.torch_internals import is_compiling
+
+_lock = threading.Lock()
+_users = 0
+_replaced: list[tuple[Any, str, Any, Any]] = []  # owner, attribute, original, replacement
+_hooks: list[Any] = []
+
+
+def install() -> None:
+    """Counts one more user; the first one puts the replacements in place."""
+    global _users
+    with _lock:
+        _users += 1
+        if _users > 1:
+            return
+        _replace(torch.autograd, "backward", _backward("backward"))
+        _replace(torch.autograd, "grad", _backward("grad"))
+        _replace(torch.autograd, "_engine_run_backward", _engine)
+        _replace(torch.autograd.Function, "apply", _apply, as_classmethod=True)
+        _replace(torch.optim.Optimizer, "zero_grad", _zero_grad)
+        _replace(torch.nn.Module, "zero_grad", _zero_grad)
+        _replace(torch.overrides, "has_torch_function", _has_torch_function)
+        _hooks.append(register_optimizer_step_pre_hook(_before_step))
+        _hooks.append(register_optimizer_step_post_hook(_after_step))
+        attribution.install()
+
+
+def remove() -> None:
+    """Counts one user less; the last one restores what was replaced."""
+    global _users
+    with _lock:
+        _users -= 1
+        if _users > 0:
+            return
+        while _hooks:
+            _hooks.pop().remove()
+        while _replaced:
+            owner, name, original, replacement = _replaced.pop()
+            if vars(owner).get(name) is replacement:
+                setattr(owner, name, original)
+        attribution.remove()
+
+
+def _replace(owner: Any, name: str, make: Callable[[Any], Any], as_classmethod: bool = False) -> None:
+    original = vars(owner).get(name)
+    if original is None:  # this torch keeps it elsewhere: do without
+        return
+    replacement = classmethod(make(original.__func__)) if as_classmethod else make(original)
+    setattr(owner, name, replacement)
+    _replaced.append((owner, name, original, replacement))
+
+
+def _backward(kind: str) -> Callable[[Any], Any]:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return original(*args, **kwargs)
+            session = listener()
+            if session is None:
+                return original(*args, **kwargs)
+            return session.run_backward(kind, original, sys._getframe(1), args, kwargs)
+
+        return guarded
+
+    return make
+
+
+def _engine(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        session = listener()
+        if session is None or not session.tracing:
+            return original(*args, **kwargs)
+        return session.run_engine(original, args, kwargs)
+
+    return guarded
+
+
+def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def guarded(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return original(cls, *args, **kwargs)
+        session = listener()
+        if session is None or not session.tracing:
+            return original(cls, *args, **kwargs)
+        return session.run_function(original, cls, sys._getframe(1), args, kwargs)
+
+    return guarded
+
+
+def _zero_grad(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_compiling():
+            session = listener()
+            if session is not None:
+                session.zeroing(self, sys._getframe(1))
+        return original(self, *args, **kwargs)
+
+    return guarded
+
+
+def _has_torch_function(original: Callable[..., Any]) -> Callable[..., Any]:
+    def guarded(relevant_args: Any) -> bool:
+        """nn.TransformerEncoder and nn.MultiheadAttention ask this before they take their native fast path, whose numbers
+        differ in the last bits (TORCH_FACTS 28): a mode that only watches must not turn it off."""
+        session = listener()
+        if session is None or not session.tracing or is_compiling():
+            return bool(original(relevant_args))
+        return any(_overrides(arg) for arg in relevant_args)
+
+    return guarded
+
+
+def _overrides(arg: Any) -> bool:
+    return type(arg) not in (torch.Tensor, torch.nn.Parameter) and bool(torch.overrides.is_tensor_like(arg)) and isinstance(arg, torch.Tensor)
+
+
+def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    session = listener()
+    if session is not None:
+        session.before_step(optimizer, args, kwargs)
+
+
+def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    session = listener()
+    if session is not None:
+        session.after_step(optimizer, args, kwargs)

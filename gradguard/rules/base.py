@@ -1,0 +1,60 @@
+"""What a rule is, and what it is given.
+
+A rule is one file in a family's folder: a module docstring with fixed sections (What it is / Why it is wrong / Example /
+Use instead / Fix safety / When it speaks, what silences it), one `RULE` and the function that recognises the cause in an
+incident. Nothing else needs touching to add one: `gradguard.rules.registry` finds it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from gradguard.diagnosis import Diagnosis, Severity
+    from gradguard.rules.incident import Incident
+
+# "error": PyTorch (or Python) raised. The others are moments of a step at which silent bugs are looked for.
+Moment = Literal["error", "before_backward", "after_backward", "before_step", "after_step", "zero_grad", "step_end", "close"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One cause of trouble.
+
+    Attributes:
+        code: stable, such as GG101; codes never change meaning once released.
+        name: the kebab-case slug that configs, suppressions and reports use.
+        summary: one line, for `gradguard rules`.
+        recognise: reads an incident and returns the diagnosis, or None where the evidence does not carry it.
+        moments: when the rule is asked. Rules for exceptions are asked at "error" only.
+        priority: among rules of one incident the higher is asked first; the first diagnosis wins.
+        messages: lower-case pieces of PyTorch's error text, any of which must be present ("error" rules only; empty: always
+            asked). Both wordings stand here where releases differ.
+        severity: of the diagnosis, unless the rule says otherwise.
+        traced_only: for silent checks: needs the evidence of a traced step.
+    """
+
+    code: str
+    name: str
+    summary: str
+    recognise: Callable[[Incident], Diagnosis | None] = field(repr=False)
+    moments: frozenset[Moment] = frozenset({"error"})
+    priority: int = 0
+    messages: tuple[str, ...] = ()
+    severity: Severity = "error"
+    traced_only: bool = False
+
+    @property
+    def family(self) -> str:
+        """The family prefix, such as GG1."""
+        return self.code[:3]
+
+    @property
+    def docs(self) -> str:
+        """The rule's page: the docstring of its file."""
+        module = sys.modules[self.recognise.__module__]
+        return inspect.cleandoc(module.__doc__ or "")

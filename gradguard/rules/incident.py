@@ -1,0 +1,102 @@
+"""An incident: what a rule is asked about, with everything that is known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from gradguard.callsite import CallSite
+from gradguard.evidence.frames import FrameView
+from gradguard.evidence.graph import Mismatch, mismatches, root_nodes
+from gradguard.evidence.names import Names
+from gradguard.evidence.source import ResolvedSite, resolve
+from gradguard.journal import BackwardFact, Journal
+from gradguard.rules.base import Moment
+
+
+@dataclass
+class Incident:
+    """An exception out of forward, backward or optimizer, or a moment at which silent bugs are looked for.
+
+    Lives only while rules are asked; it may hold tensors and frames, the diagnosis made from it does not.
+
+    Attributes:
+        moment: "error", or the moment of a silent check.
+        where: what failed: "backward", "grad", "forward" (a torch call), "optimizer", "escape" (it left the `with`).
+        error: the exception, None for silent checks.
+        roots: the tensors backward was called on.
+        inputs: `inputs=` of backward / the inputs of autograd.grad.
+        frames: innermost first; live frames, or those of the traceback.
+        call: this backward call's fact.
+        func, args, kwargs: the torch call that failed ("forward"), or what the moment is about.
+        traced: whether the op probe has seen the current step.
+        memory: a dict a rule may keep from moment to moment, of the guard's session (never tensors).
+    """
+
+    moment: Moment
+    where: str
+    journal: Journal
+    frames: Sequence[FrameView]
+    error: BaseException | None = None
+    roots: tuple[torch.Tensor, ...] = ()
+    inputs: tuple[torch.Tensor, ...] = ()
+    call: BackwardFact | None = None
+    func: Any = None
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    traced: bool = True
+    step: int = 0
+    optimizer: Any = None
+    models: tuple[nn.Module, ...] = ()
+    memory: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def message(self) -> str:
+        """PyTorch's own words."""
+        return "" if self.error is None else str(self.error)
+
+    @cached_property
+    def names(self) -> Names:
+        return Names(self.frames, self.models)
+
+    @cached_property
+    def user_frames(self) -> list[FrameView]:
+        return [view for view in self.frames if view.is_user]
+
+    @property
+    def site(self) -> CallSite | None:
+        """The user's line where the incident surfaced."""
+        return self.user_frames[0].site if self.user_frames else None
+
+    @cached_property
+    def place(self) -> ResolvedSite | None:
+        """`site`, resolved."""
+        return resolve(self.site)
+
+    @cached_property
+    def root_nodes(self) -> list[Any]:
+        return root_nodes(self.roots)
+
+    @cached_property
+    def mismatches(self) -> list[Mismatch]:
+        """Saved values of the graph that were written since, in the order backward meets them."""
+        return mismatches(self.root_nodes)
+
+    def site_of_node(self, seq: int) -> CallSite | None:
+        """The user's line that made the graph node with this sequence number, if it was traced."""
+        op = self.journal.op_at(seq)
+        return None if op is None else op.site
+
+    def place_of_node(self, seq: int) -> ResolvedSite | None:
+        return resolve(self.site_of_node(seq))
+
+    def says(self, *pieces: str) -> bool:
+        """Whether PyTorch's text contains any of these (lower-case) pieces."""
+        text = self.message.lower()
+        return any(piece in text for piece in pieces)

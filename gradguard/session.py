@@ -1,0 +1,318 @@
+"""The guarding session of one thread: takes what the probes see, decides which steps are traced, turns failures into
+incidents.
+
+One session a thread, kept for the thread's life, so that what a step leaves behind is still known in the next
+`with gradguard():`. The guards open in a thread stand on its stack; the innermost one's settings rule.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gradguard.callsite import USER_FILES, CallSite, user_frame
+from gradguard.errors import GradGuardError
+from gradguard.evidence.frames import FrameView, live_frames
+from gradguard.journal import BackwardFact, StepFact, current_journal
+from gradguard.probes.hub import set_listener
+from gradguard.probes.ops import OpProbe
+from gradguard.rules.base import Moment
+from gradguard.rules.incident import Incident
+from gradguard.torch_internals import can_trace_ops, insert_mode, mode_is_active, node_sequence, remove_mode, sequence_number
+
+if TYPE_CHECKING:
+    from gradguard.guard import Guard
+
+logger = logging.getLogger("gradguard")
+_DEBUG = bool(os.environ.get("GRADGUARD_DEBUG"))
+
+
+class Session:
+    """See the module's docstring. Implements `gradguard.probes.hub.Listener`."""
+
+    def __init__(self) -> None:
+        import weakref
+
+        self.journal = current_journal()
+        self.guards: list[Guard] = []
+        self.memory: dict[str, Any] = {}
+        self.tracing = False
+        self.step = 0
+        self.faulty = False
+        # the probe is kept by the thread's function-mode stack: it must not keep the session in a cycle
+        ref = weakref.ref(self)
+
+        def failed(error: BaseException, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            session = ref()
+            if session is not None:
+                session.op_failed(error, func, args, kwargs)
+
+        def fault(error: BaseException) -> None:
+            session = ref()
+            if session is not None:
+                session.fault(error)
+
+        self.probe = OpProbe(self.journal, failed, fault)
+        self._depth = 0  # nested backward calls
+        self._suspended_by: int | None = None
+
+    # -- opening, closing, tracing ------------------------------------------------------------------------------------
+
+    @property
+    def guard(self) -> Guard:
+        return self.guards[-1]
+
+    def open(self, guard: Guard) -> None:
+        """A guard is entered in this thread: a step boundary."""
+        self.guards.append(guard)
+        if len(self.guards) == 1:
+            set_listener(self)
+        self.begin_step(boundary="enter")
+
+    def close(self, guard: Guard) -> None:
+        """A guard is left."""
+        self.guards.remove(guard)
+        if not self.guards:
+            set_listener(None)
+            self.trace(False)
+        else:
+            self.begin_step(boundary="leave")
+
+    def begin_step(self, boundary: str) -> None:
+        """Decides whether the step that begins is traced."""
+        self.step += 1
+        self.journal.step = self.step
+        self.trace(self.guard.depth.wants_trace(self))
+
+    def trace(self, on: bool) -> None:
+        """Switches the op probe of this thread."""
+        on = on and not self.faulty and can_trace_ops()
+        if on and not mode_is_active(self.probe):
+            insert_mode(self.probe)
+        elif not on:
+            remove_mode(self.probe)
+        self.tracing = on
+
+    @contextmanager
+    def untraced(self) -> Iterator[None]:
+        """The op probe is off inside: gradguard's own tensor calls are not the user's."""
+        active = mode_is_active(self.probe)
+        if active:
+            remove_mode(self.probe)
+        try:
+            yield
+        finally:
+            if active and self.tracing:
+                insert_mode(self.probe)
+
+    def fault(self, error: BaseException) -> None:
+        """gradguard itself failed: say so once, stop tracing, let the training go on."""
+        if _DEBUG:
+            logger.error("internal fault", exc_info=error)
+        if not self.faulty:
+            self.faulty = True
+            logger.error("gradguard had an internal fault and stops tracing in this thread; training goes on (%s: %s)", type(error).__name__, error)
+        remove_mode(self.probe)
+        self.tracing = False
+
+    # -- what the probes report ---------------------------------------------------------------------------------------
+
+    def run_backward(self, kind: str, original: Callable[..., Any], frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        __tracebackhide__ = True
+        call = None
+        try:
+            call = self._record_backward(kind, frame, args, kwargs)
+            self.moment("before_backward", kind, frame, roots=_tensors(args, kwargs, 0, ("tensors", "outputs")), call=call)
+        except GradGuardError:
+            raise
+        except Exception as fault:
+            self.fault(fault)
+        self._depth += 1
+        try:
+            result = original(*args, **kwargs)
+        except Exception as error:
+            self._depth -= 1
+            if isinstance(error, GradGuardError):
+                raise
+            self._failed(error, kind, frame, _tensors(args, kwargs, 0, ("tensors", "outputs")), _tensors(args, kwargs, 1, ("inputs",)) if kind == "grad" else
+                         _tensors(args, kwargs, 5, ("inputs",)), call)
+            raise
+        except BaseException:
+            self._depth -= 1
+            raise
+        self._depth -= 1
+        try:
+            self.moment("after_backward", kind, frame, roots=_tensors(args, kwargs, 0, ("tensors", "outputs")), call=call)
+        except GradGuardError:
+            raise
+        except Exception as fault:
+            self.fault(fault)
+        return result
+
+    def _record_backward(self, kind: str, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BackwardFact:
+        journal = self.journal
+        journal.backward_count += 1
+        caller = user_frame(frame)
+        position = {"backward": (2, 3), "grad": (3, 4)}[kind]
+        retain = args[position[0]] if len(args) > position[0] else kwargs.get("retain_graph")
+        create = args[position[1]] if len(args) > position[1] else kwargs.get("create_graph", False)
+        seqs = []
+        for root in _tensors(args, kwargs, 0, ("tensors", "outputs")):
+            node = getattr(root, "grad_fn", None)
+            seqs.append(-1 if node is None else node_sequence(node))
+        fact = BackwardFact(
+            journal.backward_count, journal.tick(), self.step, None if caller is None else CallSite(caller.f_code, caller.f_lasti),
+            "backward" if kind == "backward" else "grad", tuple(seqs), sequence_number(), bool(create if retain is None else retain), bool(create), self.tracing,
+            self._depth > 0)
+        journal.backwards.append(fact)
+        return fact
+
+    def run_engine(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The op probe is off while torch handles `backward` itself; custom Functions' backwards shall be seen."""
+        if mode_is_active(self.probe):
+            return original(*args, **kwargs)
+        insert_mode(self.probe)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            remove_mode(self.probe)
+
+    def run_function(self, original: Callable[..., Any], cls: Any, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Function.apply makes its node outside any torch call: the op probe does not see it."""
+        before = sequence_number()
+        result = original(cls, *args, **kwargs)
+        try:
+            if sequence_number() != before:
+                caller = user_frame(frame)
+                if caller is not None:
+                    self.journal.ops.append((before, before + 1, caller.f_code, caller.f_lasti, cls, self.journal.tick()))
+        except Exception as fault:
+            self.fault(fault)
+        return result
+
+    def before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            self.moment("before_step", "optimizer", sys._getframe(2), optimizer=optimizer, args=args, kwargs=kwargs)
+            if self.tracing and not _has_closure(args, kwargs):
+                # most torch calls of a small model's step are its optimizer's own (TORCH_FACTS 29), and none of them is a clue
+                remove_mode(self.probe)
+        except GradGuardError:
+            raise
+        except Exception as fault:
+            self.fault(fault)
+
+    def after_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        import weakref
+
+        try:
+            caller = user_frame(sys._getframe(2))
+            journal = self.journal
+            journal.steps.append(StepFact(
+                journal.tick(), sequence_number(), self.step, None if caller is None else CallSite(caller.f_code, caller.f_lasti),
+                weakref.ref(optimizer), type(optimizer).__name__))
+            self.moment("after_step", "optimizer", sys._getframe(2), optimizer=optimizer, args=args, kwargs=kwargs)
+            self.begin_step(boundary="optimizer")
+        except GradGuardError:
+            raise
+        except Exception as fault:
+            self.fault(fault)
+
+    def zeroing(self, owner: Any, frame: FrameType) -> None:
+        try:
+            self.moment("zero_grad", "zero_grad", frame, optimizer=owner)
+        except GradGuardError:
+            raise
+        except Exception as fault:
+            self.fault(fault)
+
+    # -- incidents ----------------------------------------------------------------------------------------------------
+
+    def op_failed(self, error: BaseException, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A torch call of the user's raised."""
+        if isinstance(error, GradGuardError) or not isinstance(error, (RuntimeError, TypeError, ValueError, IndexError)):
+            return
+        if isinstance(error, torch.OutOfMemoryError):
+            return
+        self._failed(error, "forward", sys._getframe(2), (), (), None, func, args, kwargs)
+
+    def _failed(self, error: Exception, where: str, frame: FrameType, roots: tuple[Any, ...], inputs: tuple[Any, ...], call: BackwardFact | None,
+                func: Any = None, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> None:
+        __tracebackhide__ = True
+        if not self.guards:
+            return
+        views: list[FrameView] = []
+        if where in ("backward", "grad") and error.__traceback__ is not None:
+            views = [view for view in _inner_frames(error) if view.is_user]  # a custom backward's own frame, a hook's
+        views += live_frames(frame)
+        incident = self.incident("error", where, views, error=error, roots=roots, inputs=inputs, call=call, func=func, args=args, kwargs=kwargs or {})
+        with self.untraced():
+            self.guard.failed(incident)
+
+    def incident(self, moment: Moment, where: str, frames: list[FrameView], **facts: Any) -> Incident:
+        """An incident of this session."""
+        return Incident(moment, where, self.journal, frames, traced=self.tracing, step=self.step, models=tuple(self.guard.models), memory=self.memory, **facts)
+
+    def moment(self, moment: Moment, where: str, frame: FrameType, **facts: Any) -> None:
+        """Lets the rules that look at this moment look."""
+        rules = self.guard.silent_rules(moment, self.tracing)
+        if not rules:
+            return
+        incident = self.incident(moment, where, live_frames(frame), **facts)
+        with self.untraced():
+            self.guard.check(rules, incident)
+
+
+def _inner_frames(error: BaseException) -> list[FrameView]:
+    """The frames of an exception's traceback inside the backward call, innermost first."""
+    found = []
+    tb = error.__traceback__
+    while tb is not None:
+        found.append(FrameView(tb.tb_frame, tb.tb_lasti))
+        tb = tb.tb_next
+    return found[::-1]
+
+
+def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, names: tuple[str, ...]) -> tuple[Any, ...]:
+    value = args[position] if len(args) > position else next((kwargs[name] for name in names if name in kwargs), None)
+    if value is None:
+        return ()
+    if isinstance(value, torch.Tensor) or hasattr(value, "node"):
+        return (value,)
+    if isinstance(value, dict):
+        return tuple(value.values())
+    try:
+        return tuple(value)
+    except TypeError:
+        return ()
+
+
+def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    # the hook gets step()'s own arguments, `self` first
+    candidates = list(args[1:]) + [kwargs.get("closure")]
+    return any(callable(candidate) for candidate in candidates)
+
+
+class _Local(threading.local):
+    session: Session | None = None
+
+
+_local = _Local()
+
+
+def current_session() -> Session:
+    """This thread's session, made on first use."""
+    session = _local.session
+    if session is None:
+        session = _local.session = Session()
+    return session
+
+
+_ = USER_FILES

@@ -1,0 +1,349 @@
+"""Setting files: read with the position of every key and value, and the presets that ship with gradguard."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from gradguard.errors import ConfigError
+
+KeyPath = tuple[str, ...]
+
+_PRESETS_PACKAGE = "gradguard.configs"
+# In a checkout that is on sys.path without being installed, the presets stand beside the package.
+_PRESETS_BESIDE = Path(__file__).resolve().parent.parent / "configs"
+_OFF: dict[str, Any] = {
+    "level": "off",
+    "trace": {"mode": "never", "after_incident": 0, "contents": "none"},
+    "actions": {"exceptions": "off", "silent": "off"},
+}
+
+
+class Place(NamedTuple):
+    """A position in a source of settings; `line` and `column` are 1-based, as editors count."""
+
+    source: str
+    line: int | None = None
+    column: int | None = None
+    text: str | None = None
+    """The whole line."""
+    width: int = 1
+    """How many characters are meant, from `column` on."""
+
+    def __str__(self) -> str:
+        return ":".join(str(part) for part in (self.source, self.line, self.column) if part is not None)
+
+
+class Problem(NamedTuple):
+    """One thing wrong in a source of settings."""
+
+    place: Place
+    message: str
+    unknown_rule: bool = False
+
+    def __str__(self) -> str:
+        head = f"{self.place}: {self.message}"
+        if self.place.text is None or self.place.line is None or self.place.column is None:
+            return head
+        number = f"{self.place.line:>4}"
+        # a tab before the carets stays a tab, so that they stand where the editor shows them
+        before = "".join("\t" if char == "\t" else " " for char in self.place.text[: self.place.column - 1])
+        carets = "^" * max(1, min(self.place.width, len(self.place.text) - self.place.column + 1))
+        return f"{head}\n{number} | {self.place.text}\n{' ' * len(number)} | {before}{carets}"
+
+
+class FileProblems(Exception):
+    """A file that cannot be read as settings at all; carries what is wrong with it."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = problems
+
+
+def deep_merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
+    """`upper` laid over `lower`, mappings key by key."""
+    merged = dict(lower)
+    for key, value in upper.items():
+        below = merged.get(key)
+        merged[key] = deep_merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+def shown(path: Path) -> str:
+    """A path as a person would write it: relative where it lies below the working directory."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return str(path)
+
+
+def read_text(path: Path) -> str:
+    """The file's text.
+
+    Raises:
+        FileProblems: unreadable, or not UTF-8.
+    """
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise FileProblems([Problem(Place(shown(path)), f"cannot be read: {error.strerror or error}")]) from error
+    except UnicodeDecodeError as error:
+        raise FileProblems([Problem(Place(shown(path)), f"is not UTF-8 text (byte {error.start})")]) from error
+
+
+class SettingsFile:
+    """The settings one file states, and where it states them."""
+
+    def __init__(self, path: Path, data: dict[str, Any]) -> None:
+        self.path = path
+        self.data = data
+
+    def locate(self, keys: KeyPath, *, at_key: bool) -> Place:
+        """Where the key, or its value, stands; the nearest enclosing key that is found otherwise."""
+        raise NotImplementedError
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without the surprise that `off`, `on`, `yes` and `no` are booleans: actions and levels are called `off`."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF"))
+
+
+class YamlFile(SettingsFile):
+    """A YAML file of settings.
+
+    Raises:
+        FileProblems: not YAML, not a mapping, a key given twice.
+    """
+
+    def __init__(self, path: Path, text: str | None = None) -> None:
+        self._lines = (text := read_text(path) if text is None else text).splitlines()
+        loader = _Loader(text)
+        try:
+            self._root = loader.get_single_node()
+            super().__init__(path, {})
+            if self._root is None:
+                return
+            problems = list(self._key_problems(self._root, set()))
+            if not isinstance(self._root, yaml.MappingNode):
+                problems.append(Problem(self._place(self._root), "settings are a mapping of `key: value` lines"))
+            if problems:
+                raise FileProblems(problems)
+            self.data = loader.construct_document(self._root)
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            said = " ".join(part for part in (error.context, error.problem) if part)
+            place = Place(shown(path)) if mark is None else self._mark(shown(path), mark.line, mark.column)
+            raise FileProblems([Problem(place, f"is not YAML: {said}")]) from error
+        except (yaml.YAMLError, ValueError) as error:
+            raise FileProblems([Problem(Place(shown(path)), f"is not YAML: {str(error).splitlines()[0]}")]) from error
+        finally:
+            loader.dispose()
+
+    def locate(self, keys: KeyPath, *, at_key: bool) -> Place:
+        found = node = self._root
+        for depth, key in enumerate(keys):
+            pair = self._child(node, key)
+            if pair is None:
+                break
+            found, node = pair
+            inline = isinstance(node, yaml.ScalarNode) or (isinstance(node, yaml.CollectionNode) and node.flow_style)
+            if depth == len(keys) - 1 and not at_key and inline:
+                found = node
+        return Place(shown(self.path)) if found is None else self._place(found)
+
+    @staticmethod
+    def _child(node: yaml.Node | None, key: str) -> tuple[yaml.Node, yaml.Node] | None:
+        if isinstance(node, yaml.MappingNode):
+            for name, value in reversed(node.value):  # a merge key's pairs come first, the mapping's own override them
+                if name.value == key:
+                    return name, value
+        if isinstance(node, yaml.SequenceNode) and key.isdigit() and int(key) < len(node.value):
+            return node.value[int(key)], node.value[int(key)]
+        return None
+
+    def _key_problems(self, node: yaml.Node, seen: set[int]) -> Iterator[Problem]:
+        if id(node) in seen:  # an alias, possibly of a node around it
+            return
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            for child in node.value:
+                yield from self._key_problems(child, seen)
+        if not isinstance(node, yaml.MappingNode):
+            return
+        first: dict[str, yaml.Node] = {}
+        for name, value in node.value:
+            if not isinstance(name, yaml.ScalarNode):
+                yield Problem(self._place(name), "a key must be a word")
+            elif name.tag == "tag:yaml.org,2002:str":
+                if name.value in first:
+                    line = first[name.value].start_mark.line + 1
+                    yield Problem(self._place(name), f"`{name.value}` is given twice, first in line {line}; keep one of them")
+                first.setdefault(name.value, name)
+            elif name.tag != "tag:yaml.org,2002:merge":
+                yield Problem(self._place(name), f"a key must be a word, and {name.value!r} is none; write it in quotes if it is meant")
+            yield from self._key_problems(value, seen)
+
+    def _place(self, node: yaml.Node) -> Place:
+        start, end = node.start_mark, node.end_mark
+        return self._mark(shown(self.path), start.line, start.column, end.column - start.column if end.line == start.line else 1)
+
+    def _mark(self, source: str, line: int, column: int, width: int = 1) -> Place:
+        text = self._lines[line] if line < len(self._lines) else None
+        return Place(source, line + 1, column + 1, text, max(1, width))
+
+
+class TomlFile(SettingsFile):
+    """A TOML file of settings: its `[tool.gradguard]` table, or the whole file where `whole` is true and there is none.
+
+    Positions are found by searching the text, since Python's TOML reader keeps none.
+
+    Raises:
+        FileProblems: not TOML, or the table is no table.
+    """
+
+    def __init__(self, path: Path, text: str | None = None, *, whole: bool = False) -> None:
+        text = read_text(path) if text is None else text
+        self._lines = text.splitlines()
+        self.table: KeyPath = ("tool", "gradguard")
+        try:
+            document = _toml_loads(text)
+        except ValueError as error:
+            raise FileProblems([Problem(self._syntax_place(path, str(error)), f"is not TOML: {error}")]) from error
+        tool = document.get("tool")
+        data = tool.get("gradguard") if isinstance(tool, dict) else None
+        self.stated = data is not None
+        if data is None and whole:
+            self.table, data = (), document
+        super().__init__(path, data if isinstance(data, dict) else {})
+        if data is not None and not isinstance(data, dict):
+            raise FileProblems([Problem(self.locate((), at_key=True), "`tool.gradguard` must be a table")])
+
+    def locate(self, keys: KeyPath, *, at_key: bool) -> Place:
+        wanted = (*self.table, *keys)
+        best, place = 0, Place(shown(self.path))
+        header: KeyPath = ()
+        for number, line in enumerate(self._lines):
+            if match := re.match(r"\s*\[\[?\s*(?P<keys>[^\]]+?)\s*\]", line):
+                header = stated = _toml_keys(match["keys"])
+            elif match := re.match(r"\s*(?P<keys>(?:[\w-]+|\"[^\"]*\"|'[^']*')(?:\s*\.\s*(?:[\w-]+|\"[^\"]*\"|'[^']*'))*)\s*=\s*", line):
+                stated = header + _toml_keys(match["keys"])
+            else:
+                continue
+            depth = len(stated)
+            if depth > best and wanted[:depth] == stated:
+                start, end = match.span("keys")
+                best, rest = depth, match.end()
+                # what remains of the path can only stand in an inline table on this line
+                for key in wanted[depth:]:
+                    inner = re.compile(rf"(?<![\w-])[\"']?({re.escape(key)})[\"']?\s*=\s*").search(line, rest)
+                    if inner is None:
+                        break
+                    best, (start, end), rest = best + 1, inner.span(1), inner.end()
+                if not at_key and best == len(wanted) and depth > len(header):
+                    start, end = rest, rest + len(re.split(r"\s*[,}#]", line[rest:], maxsplit=1)[0])
+                place = Place(shown(self.path), number + 1, start + 1, line, max(1, end - start))
+        return place
+
+    def _syntax_place(self, path: Path, message: str) -> Place:
+        match = re.search(r"line (\d+), column (\d+)", message)
+        if match is None:
+            return Place(shown(path))
+        line, column = int(match[1]), int(match[2])
+        return Place(shown(path), line, column, self._lines[line - 1] if line <= len(self._lines) else None)
+
+
+def _toml_keys(dotted: str) -> KeyPath:
+    return tuple(part[1] or part[2] or part[3] for part in re.finditer(r"([\w-]+)|\"([^\"]*)\"|'([^']*)'", dotted))
+
+
+def _toml_loads(text: str) -> dict[str, Any]:
+    # tomli is what became tomllib in Python 3.11, under its older name
+    reader = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    document: dict[str, Any] = reader.loads(text)
+    return document
+
+
+def open_settings(path: Path) -> SettingsFile:
+    """A settings file, by its extension: `.toml` is TOML, everything else YAML.
+
+    Raises:
+        FileProblems: it cannot be read.
+    """
+    return TomlFile(path, whole=path.name != "pyproject.toml") if path.suffix == ".toml" else YamlFile(path)
+
+
+def nearest_project_files(start: str | os.PathLike[str] | None = None) -> tuple[TomlFile | None, YamlFile | None]:
+    """The nearest pyproject.toml with a `[tool.gradguard]` table and the nearest gradguard.yaml, from `start` upwards.
+
+    A pyproject.toml that cannot be read is somebody else's business unless it speaks of gradguard.
+
+    Raises:
+        FileProblems: a file that speaks of gradguard cannot be read.
+    """
+    toml: TomlFile | None = None
+    yml: YamlFile | None = None
+    problems: list[Problem] = []
+    here = Path(start or Path.cwd()).resolve()
+    for folder in (here, *here.parents):
+        try:
+            candidate = folder / "gradguard.yaml"
+            if yml is None and candidate.is_file():
+                yml = YamlFile(candidate)
+            candidate = folder / "pyproject.toml"
+            if toml is None and candidate.is_file() and "gradguard" in (text := candidate.read_text("utf-8-sig", errors="replace")):
+                found = TomlFile(candidate, text)
+                toml = found if found.stated else None
+        except FileProblems as error:
+            problems += error.problems
+        except OSError:
+            continue
+    if problems:
+        raise FileProblems(problems)
+    return toml, yml
+
+
+def preset_text(level: str) -> str:
+    """The preset file of a level, comments and all.
+
+    Raises:
+        ConfigError: the level has no file (`off`), or the installation lacks it.
+    """
+    for folder in (_installed_presets(), _PRESETS_BESIDE):
+        if folder is not None and (file := folder / f"{level}.yaml").is_file():
+            return str(file.read_text(encoding="utf-8"))
+    raise ConfigError(f"there is no preset file for level {level!r}")
+
+
+def _installed_presets() -> Any:
+    try:
+        return files(_PRESETS_PACKAGE)
+    except (ImportError, TypeError):
+        return None
+
+
+@lru_cache(maxsize=8)
+def preset_file(level: str) -> YamlFile:
+    """The preset of a level, read; a level without a file (`off`) has a trivial one."""
+    if level == "off":
+        return YamlFile(Path("off.yaml"), yaml.safe_dump(_OFF))
+    return YamlFile(Path(f"{level}.yaml"), preset_text(level))
+
+
+def preset(level: str) -> dict[str, Any]:
+    """What the preset of a level states."""
+    return deep_merge({}, preset_file(level).data)

@@ -1,0 +1,129 @@
+"""Says a diagnosis aloud: through Python's `warnings` and through the `gradguard` logger, each cause once.
+
+Warnings are attributed to the user's file, line and module, not to gradguard's, so that warning filters, pytest and
+`-W error` treat them as the user's own.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import warnings
+from typing import TYPE_CHECKING, NamedTuple
+
+from gradguard.diagnosis import SourceSpan
+from gradguard.errors import GradGuardWarning
+
+if TYPE_CHECKING:
+    from gradguard.callsite import CallSite
+    from gradguard.diagnosis import Diagnosis
+
+LOGGER = logging.getLogger("gradguard")
+_LOG_LEVELS = {"error": logging.ERROR, "warning": logging.WARNING, "info": logging.INFO}
+
+
+class _Place(NamedTuple):
+    file: str
+    line: int
+
+
+class Speaker:
+    """The voice of one guard: remembers what it has said, and how often the same cause was met again."""
+
+    def __init__(self) -> None:
+        self._said: dict[tuple[str, str, int], Diagnosis] = {}
+        self._lock = threading.Lock()
+
+    def emit_warning(self, diagnosis: Diagnosis, text: str, frame_site: CallSite | SourceSpan | None = None) -> bool:
+        """Warns of a diagnosis, unless its cause was said before; then it is counted.
+
+        Args:
+            diagnosis: what was found.
+            text: the rendered diagnosis.
+            frame_site: the call in the user's code that was running; stands in where the diagnosis has no culprit.
+
+        Returns:
+            Whether it was said now.
+
+        Raises:
+            GradGuardWarning: the user's filters turn warnings into errors. The cause then counts as unsaid, so that it
+                raises again the next time.
+        """
+        if not self._first(diagnosis):
+            return False
+        place = _place(diagnosis, frame_site)
+        if LOGGER.hasHandlers():  # otherwise logging's last resort would print the same to stderr once more
+            self._log(diagnosis, place)
+        try:
+            warnings.warn_explicit(
+                GradGuardWarning(text, diagnosis), GradGuardWarning, place.file, place.line, module=_module_of(place.file), registry=None
+            )
+        except GradGuardWarning:
+            with self._lock:
+                self._said.pop(diagnosis.key, None)
+            raise
+        return True
+
+    def emit_log(self, diagnosis: Diagnosis, frame_site: CallSite | SourceSpan | None = None) -> bool:
+        """Logs a diagnosis in one line, unless its cause was said before; returns whether it was said now.
+
+        The record carries the diagnosis as `record.diagnosis`.
+        """
+        if not self._first(diagnosis):
+            return False
+        self._log(diagnosis, _place(diagnosis, frame_site))
+        return True
+
+    def summary_lines(self) -> list[str]:
+        """One line a cause that was met more than once, for when the guard closes; empty when there is none."""
+        with self._lock:
+            again = [diagnosis for diagnosis in self._said.values() if diagnosis.repeats]
+        return [
+            f"{_title(diagnosis, _place(diagnosis, None))}: said once, met {diagnosis.repeats + 1} times"
+            for diagnosis in sorted(again, key=lambda diagnosis: -diagnosis.repeats)
+        ]
+
+    def said(self) -> list[Diagnosis]:
+        """Every cause said so far, in order; `repeats` counts how often each was met again."""
+        with self._lock:
+            return list(self._said.values())
+
+    def _first(self, diagnosis: Diagnosis) -> bool:
+        with self._lock:
+            known = self._said.get(diagnosis.key)
+            if known is None:
+                self._said[diagnosis.key] = diagnosis
+                return True
+            known.repeats += 1
+            return False
+
+    @staticmethod
+    def _log(diagnosis: Diagnosis, place: _Place) -> None:
+        message = f"{_title(diagnosis, place)}: {diagnosis.headline}"
+        LOGGER.log(_LOG_LEVELS[diagnosis.severity], message, extra={"diagnosis": diagnosis})
+
+
+def _title(diagnosis: Diagnosis, place: _Place) -> str:
+    where = f" at {place.file}:{place.line}" if place.line else ""
+    return f"{diagnosis.code} {diagnosis.name}{where}"
+
+
+def _place(diagnosis: Diagnosis, frame_site: CallSite | SourceSpan | None) -> _Place:
+    span = diagnosis.culprit
+    if span is None and frame_site is not None:
+        if isinstance(frame_site, SourceSpan):
+            span = frame_site
+        else:
+            return _Place(frame_site.code.co_filename, frame_site.line)
+    if span is None and diagnosis.related:
+        span = diagnosis.related[0]
+    return _Place("gradguard", 0) if span is None else _Place(span.file, span.line)
+
+
+def _module_of(file: str) -> str | None:
+    """The module a file was loaded as, which is what a warning filter's module pattern is matched with."""
+    for name, module in list(sys.modules.items()):
+        if getattr(module, "__file__", None) == file:
+            return name
+    return None

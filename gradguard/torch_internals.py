@@ -1,0 +1,192 @@
+"""Every private torch name that gradguard uses, in one place, each with its check and its fallback.
+
+A new torch release that drops a name degrades the rules that need it; it never breaks training. `missing()` lists what
+this torch lacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+_absent: list[str] = []
+
+
+def _lookup(path: str, fallback: Any) -> Any:
+    found: Any = torch
+    for part in path.split("."):
+        found = getattr(found, part, None)
+        if found is None:
+            _absent.append(f"torch.{path}")
+            return fallback
+    return found
+
+
+def missing() -> tuple[str, ...]:
+    """The private names this torch does not have."""
+    return tuple(_absent)
+
+
+# The sequence number that the next autograd node of this thread gets; a node's own is one below what is read right after.
+sequence_number: Callable[[], int] = _lookup("_C._autograd._get_sequence_nr", lambda: 0)
+_len_stack: Callable[[], int] | None = _lookup("_C._len_torch_function_stack", None)
+_push: Callable[[Any], None] | None = _lookup("_C._push_on_torch_function_stack", None)
+_pop: Callable[[], Any] | None = _lookup("_C._pop_torch_function_stack", None)
+_stack_at: Callable[[int], Any] | None = _lookup("_C._get_function_stack_at", None)
+current_node: Callable[[], Any] = _lookup("_C._current_autograd_node", lambda: None)
+
+ACCUMULATE_SEQ = 2**63  # AccumulateGrad nodes carry the maximum number, far above any count
+
+
+def is_compiling() -> bool:
+    """Whether Dynamo is tracing; probes then must do nothing at all."""
+    return torch.compiler.is_compiling()
+
+
+def can_trace_ops() -> bool:
+    """Whether a function mode can be slipped under the user's own ones."""
+    return None not in (_len_stack, _push, _pop, _stack_at)
+
+
+def mode_is_active(mode: Any) -> bool:
+    """Whether this very function mode stands on this thread's stack."""
+    if _len_stack is None or _stack_at is None:
+        return False
+    return any(_stack_at(i) is mode for i in range(_len_stack()))
+
+
+def insert_mode(mode: Any) -> None:
+    """Puts a function mode at the bottom of this thread's stack.
+
+    At the bottom, a user's own `with SomeMode():` that ends after ours was inserted pops its own mode, not ours
+    (`torch.set_default_device` does the same for the same reason).
+    """
+    if _len_stack is None or _push is None or _pop is None:
+        return
+    above = [_pop() for _ in range(_len_stack())]
+    _push(mode)
+    for other in reversed(above):
+        _push(other)
+
+
+def remove_mode(mode: Any) -> None:
+    """Takes a function mode off this thread's stack, wherever it stands; nothing happens if it is not there."""
+    if _len_stack is None or _push is None or _pop is None or not mode_is_active(mode):
+        return
+    above = [_pop() for _ in range(_len_stack())]
+    for other in reversed(above):
+        if other is not mode:
+            _push(other)
+
+
+def node_sequence(node: Any) -> int:
+    """A graph node's sequence number (-1 where it has none); AccumulateGrad nodes report `ACCUMULATE_SEQ` or more."""
+    try:
+        return int(node._sequence_nr())
+    except Exception:
+        return -1
+
+
+def storage_key(tensor: torch.Tensor) -> int | None:
+    """Identifies the memory a tensor lives in, as long as that memory lives; None for tensors without a storage."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except Exception:  # sparse, meta-like, functorch-wrapped tensors and subclasses without storage
+        return None
+
+
+def numpy_reachable(tensor: torch.Tensor) -> bool:
+    """Whether numpy can write this tensor's memory: such storages are not resizable."""
+    try:
+        return not tensor.untyped_storage().resizable()
+    except Exception:
+        return False
+
+
+def version_of(tensor: torch.Tensor) -> int | None:
+    """The version counter; inference tensors have none."""
+    try:
+        return int(tensor._version)
+    except Exception:
+        return None
+
+
+_raw_names: dict[type, tuple[str, ...]] = {}
+
+
+def _raw_saved_names(node: Any) -> tuple[str, ...]:
+    kind = type(node)
+    names = _raw_names.get(kind)
+    if names is None:
+        if len(_raw_names) > 5_000:
+            _raw_names.clear()
+        names = _raw_names[kind] = tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+    return names
+
+
+def saved_slots(node: Any) -> Iterator[tuple[str, Any]]:
+    """The saved variables of a node, unchecked: pairs of (name such as `self`, `torch._C._autograd.SavedTensor`).
+
+    Yields nothing for nodes whose saved values are gone (a freed graph) or hidden.
+    """
+    for name in _raw_saved_names(node):
+        try:
+            value = getattr(node, name)
+        except Exception:
+            continue
+        if value is None:
+            continue
+        short = name.removeprefix("_raw_saved_")
+        if isinstance(value, (tuple, list)):
+            for i, item in enumerate(value):
+                yield f"{short}[{i}]", item
+        else:
+            yield short, value
+
+
+def saved_data(slot: Any) -> torch.Tensor | None:
+    """The tensor in a saved variable, without the version check that unpacking makes; None where torch hides it."""
+    try:
+        data = slot.data
+    except Exception:
+        return None
+    return data if isinstance(data, torch.Tensor) else None
+
+
+def check_saved(node: Any) -> str | None:
+    """PyTorch's own verdict on a node's saved values: its error text if reading them raises, else None.
+
+    Reads the public-looking `_saved_*` properties, which unpack and so compare versions exactly as backward does.
+    """
+    names = ["saved_tensors"] if hasattr(type(node), "_forward_cls") else []
+    names += [name.replace("_raw_saved_", "_saved_") for name in _raw_saved_names(node)]
+    for name in names:
+        try:
+            getattr(node, name, None)
+        except RuntimeError as error:
+            return str(error)
+        except Exception:
+            continue
+    return None
+
+
+_hash_tensor: Callable[[torch.Tensor], torch.Tensor] | None = _lookup("hash_tensor", None)
+
+
+def fingerprint(tensor: torch.Tensor) -> int | None:
+    """A checksum of a tensor's contents, about as dear as a sum over it; None where it cannot be taken.
+
+    The caller sees to it that no function mode is on.
+    """
+    try:
+        with torch.no_grad():
+            flat = tensor.detach()
+            if _hash_tensor is not None:
+                return int(_hash_tensor(flat).item())
+            raw = flat.contiguous().view(torch.uint8) if flat.dim() else flat.reshape(1).view(torch.uint8)
+            weights = torch.arange(1, raw.numel() + 1, dtype=torch.int64, device=raw.device)
+            return int((raw.reshape(-1).to(torch.int64) * weights).sum().item())
+    except Exception:
+        return None

@@ -1,0 +1,116 @@
+"""What a user sees of an exception that left their program: their own frames, as Python would have shown them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from types import FrameType, TracebackType
+
+import torch
+
+from gradguard.callsite import USER_FILES, is_torch_or_own
+from gradguard.errors import GradGuardError
+from gradguard.reporters.terminal import print_diagnosis
+
+_TORCH_DIR = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+
+
+def show_user_frames_only(color: bool | None = None) -> None:
+    """Let the next uncaught exception be shown without gradguard's frames, by the program's own `sys.excepthook` if it has one.
+
+    Called while the exception is on its way out, so that a program never meets a foreign `sys.excepthook`.
+    """
+    hook = sys.excepthook
+    launcher = sys._getframe(1)
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        sys.excepthook = hook
+        error.__traceback__ = sys.last_traceback = _below(launcher, trace)
+        for each in _chain(error):
+            each.__traceback__ = _without_own_frames(each.__traceback__)
+            if isinstance(each, GradGuardError):
+                each.__traceback__ = _end_at_user(each.__traceback__) or _end_at_user(_cause_trace(each))
+        if hook is not sys.__excepthook__:
+            hook(kind, error, error.__traceback__)
+        elif isinstance(error, GradGuardError):
+            _print_diagnosed(error, color)
+        else:
+            _say_diagnoses_once(error)
+            hook(kind, error, error.__traceback__)
+
+    sys.excepthook = show
+
+
+def _print_diagnosed(error: GradGuardError, color: bool | None) -> None:
+    """The traceback, then the diagnosis, which holds PyTorch's own words: the cause is not printed a second time."""
+    print("Traceback (most recent call last):\n" + "".join(traceback.format_tb(error.__traceback__)), file=sys.stderr)
+    print_diagnosis(error.diagnosis, color=color)
+    for note in getattr(error, "__notes__", ()):
+        print(note, file=sys.stderr)
+
+
+def _say_diagnoses_once(error: BaseException) -> None:
+    """In a chain that the program built itself, a diagnosis stands alone, without PyTorch's error before it."""
+    for each in _chain(error):
+        if isinstance(each, GradGuardError):
+            each.__cause__ = None
+            each.__suppress_context__ = True
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The exception and all that Python would print with it: causes, contexts, members of groups."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        each = waiting.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        waiting += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
+
+
+def _cause_trace(error: GradGuardError) -> TracebackType | None:
+    cause = error.__cause__
+    return None if cause is None else _without_own_frames(cause.__traceback__)
+
+
+def _below(launcher: FrameType, trace: TracebackType | None) -> TracebackType | None:
+    """The part of the trace that `launcher` called."""
+    here = trace
+    while here is not None:
+        if here.tb_frame is launcher:
+            return here.tb_next
+        here = here.tb_next
+    return trace
+
+
+def _entries(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def _is_own(filename: str) -> bool:
+    return is_torch_or_own(filename) and not os.path.abspath(filename).startswith(_TORCH_DIR)
+
+
+def _linked(entries: list[TracebackType]) -> TracebackType | None:
+    linked: TracebackType | None = None
+    for entry in reversed(entries):
+        linked = TracebackType(linked, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return linked
+
+
+def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
+    return _linked([entry for entry in _entries(trace) if not _is_own(entry.tb_frame.f_code.co_filename)])
+
+
+def _end_at_user(trace: TracebackType | None) -> TracebackType | None:
+    """The trace up to the innermost frame of the user's; None when there is no such frame."""
+    entries = list(_entries(trace))
+    while entries and not USER_FILES[entries[-1].tb_frame.f_code.co_filename]:
+        entries.pop()
+    return _linked(entries)
