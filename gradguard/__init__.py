@@ -14,6 +14,8 @@ from __future__ import annotations
 from gradguard.diagnosis import Diagnosis
 from gradguard.errors import ConfigError, GradGuardError, GradGuardWarning
 from gradguard.guard import Guard, gradguard
+from gradguard.settings import Settings
+from gradguard.suppress import ignore
 
-__all__ = ["ConfigError", "Diagnosis", "GradGuardError", "GradGuardWarning", "Guard", "gradguard"]
+__all__ = ["ConfigError", "Diagnosis", "GradGuardError", "GradGuardWarning", "Guard", "Settings", "gradguard", "ignore"]
 __version__ = "0.1.0"

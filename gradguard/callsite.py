@@ -81,6 +81,17 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
+def user_stack(frame: FrameType | None, limit: int = 12) -> tuple[CallSite, ...]:
+    """The user's frames from `frame` outwards, innermost first, at most `limit` of them."""
+    files = USER_FILES
+    found: list[CallSite] = []
+    while frame is not None and len(found) < limit:
+        if files[frame.f_code.co_filename]:
+            found.append(CallSite(frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return tuple(found)
+
+
 def capture(depth: int = 1) -> CallSite | None:
     """The call site of the innermost user frame, seen from `depth` frames above this function's caller's frame."""
     start = sys._getframe(depth)

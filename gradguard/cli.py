@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gradguard.config_cli import app as config_commands
 from gradguard.errors import UnknownRuleError
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(config_commands, name="config")
 
 # The program that `run` was asked for. It is started after the command line's own frames and handlers are gone.
 _to_run: list[Callable[[], None]] = []
@@ -50,7 +51,6 @@ class Format(str, Enum):
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point of `gradguard` and `python -m gradguard`; never returns normally, except after a program that ended so."""
-    _mount_config_commands()
     command = typer.main.get_command(app)
     try:
         command.main(args=arguments, prog_name="gradguard")
@@ -58,14 +58,6 @@ def main(arguments: list[str] | None = None) -> None:
         if not _to_run:
             raise
     _to_run.pop()()
-
-
-def _mount_config_commands() -> None:
-    try:
-        commands = importlib.import_module("gradguard.config_cli")
-    except ModuleNotFoundError:
-        return
-    app.add_typer(commands.app, name="config", help="Show, check and create settings.")
 
 
 def _show_version(wanted: bool) -> None:

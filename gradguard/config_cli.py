@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, get_args
 
 import typer
 
@@ -126,7 +125,7 @@ def settings_schema() -> dict[str, Any]:
 
     schema = Settings.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    action = {"enum": list(_actions()), "type": "string"}
+    action = {"enum": list(get_args(Action)), "type": "string"}
     entries: dict[str, Any] = {}
     for family in families():
         entries[family] = {"description": f"every rule of {family}", "anyOf": [action, _mapping(action, {})]}
@@ -150,12 +149,6 @@ def settings_schema() -> dict[str, Any]:
 
 def _mapping(action: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": {"action": action, **options}, "additionalProperties": False}
-
-
-def _actions() -> Iterable[str]:
-    from typing import get_args
-
-    return get_args(Action)
 
 
 def _flat(settings: Settings) -> list[tuple[str, Any]]:
@@ -191,7 +184,9 @@ def _as_yaml(data: dict[str, Any], rows: list[tuple[str, Any, str]]) -> str:
                 lines.append(f"{indent}{key}:")
                 write(value, name, indent + "  ")
             elif name in sources or value == {}:
-                text = yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("\n...\n").strip()
+                # gradguard's own reader knows no `off` as a boolean, so the quotes would only confuse
+                dumped = yaml.safe_dump(value, default_flow_style=True, width=10_000)
+                text = "off" if value == "off" else dumped.removesuffix("\n...\n").strip()
                 lines.append(f"{indent}{key}: {text}" + (f"  # {sources[name]}" if name in sources else ""))
 
     write(data, "", "")

@@ -1,19 +1,84 @@
-"""Which steps are traced: the adaptive part of a level."""
+"""Which steps are traced: the adaptive part of a level.
+
+Structural bugs show in the first steps or right after something changed, so those are traced and everything after costs
+next to nothing (levels `standard`). What may have changed is read from signals that cost nothing: a module switched
+between train and eval, an optimizer never seen before, and the number of graph nodes a step made, which is what
+requires_grad flips, branches and validation passes alter.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gradguard.torch_internals import sequence_number
+
 if TYPE_CHECKING:
-    from gradguard.session import Session
+    from gradguard.settings import Settings
+
+# Programs whose every step differs (variable lengths, rare heads) must not be traced for ever: beyond these many steps
+# traced for a change, one in a thousand steps may still be.
+_CHANGE_BUDGET = 24
+_SIZES_REMEMBERED = 64
 
 
 class Depth:
-    """Decides at each step boundary whether the coming step gets the full set of probes."""
+    """Decides at each step boundary whether the coming step gets the full set of probes.
 
-    def __init__(self, level: str) -> None:
-        self.level = level
+    Args:
+        settings: the `trace` section rules.
+    """
 
-    def wants_trace(self, session: Session) -> bool:
-        """Whether the step that begins now is traced."""
-        return self.level in ("standard", "strict", "forensic")
+    def __init__(self, settings: Settings) -> None:
+        self._trace = settings.trace
+        self.steps = 0
+        self._left = settings.trace.first_steps if settings.trace.mode == "adaptive" else 0
+        self._spent = 0
+        self._sequence = 0
+        self._sizes: set[int] = set()
+        self.changed = False
+
+    def next_step(self, entered: bool = False) -> bool:
+        """A step begins: whether it is traced.
+
+        Args:
+            entered: the guard was just entered; what ran before it is none of the guard's business.
+        """
+        self.steps += 1
+        if entered:
+            self._sequence = sequence_number()
+        mode = self._trace.mode
+        if mode == "always":
+            return True
+        if mode == "adaptive":
+            if not entered:
+                self.notice_size()
+            if self.changed:
+                self.changed = False
+                self._extend(self._trace.after_change)
+            if self._trace.every and self.steps % self._trace.every == 0:
+                self._left = max(self._left, 1)
+        if self._left > 0:
+            self._left -= 1
+            return True
+        return False
+
+    def incident(self) -> None:
+        """A step went wrong: the next ones are looked at closely."""
+        self._left = max(self._left, self._trace.after_incident)
+
+    def notice_size(self) -> None:
+        """A step ends here: one with a number of graph nodes never seen before means that something changed."""
+        now = sequence_number()
+        size = now - self._sequence
+        self._sequence = now
+        if size in self._sizes or size < 0:
+            return
+        if len(self._sizes) < _SIZES_REMEMBERED:
+            self._sizes.add(size)
+        if self.steps > self._trace.first_steps + 1:
+            self.changed = True
+
+    def _extend(self, steps: int) -> None:
+        if self._spent + steps <= _CHANGE_BUDGET + self.steps // 1000:
+            self._spent += steps
+            self._left = max(self._left, steps)

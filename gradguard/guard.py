@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from functools import wraps
 from types import TracebackType
@@ -10,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import nn
 
-from gradguard.depth import Depth
+from gradguard.callsite import CallSite, user_frame
 from gradguard.diagnosis import Diagnosis
 from gradguard.errors import GradGuardError, error_type
 from gradguard.evidence.frames import traceback_frames
@@ -20,7 +22,9 @@ from gradguard.reporters.terminal import render_for_error
 from gradguard.rules.base import Moment, Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.registry import rules_for
+from gradguard.run import Run
 from gradguard.session import Session, current_session
+from gradguard.settings import Settings, load_settings
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -34,7 +38,8 @@ class Guard:
         level: "off", "watch", "standard", "strict" or "forensic".
         config: a YAML file with settings.
         report: a file that gets one JSON object a diagnosis.
-        settings: further settings by name.
+        settings: ready-made `Settings`, in place of everything else.
+        overrides: further settings by name, such as `trace__every=500`.
 
     Raises:
         ConfigError: a setting, file or level that does not exist or fit; the message says where and what would be right.
@@ -45,19 +50,34 @@ class Guard:
         ...     loss.backward()
     """
 
-    def __init__(self, *objects: Any, level: str | None = None, config: Any = None, report: Any = None, **settings: Any) -> None:
+    def __init__(self, *objects: Any, level: str | None = None, config: str | os.PathLike[str] | None = None,
+                 report: str | os.PathLike[str] | None = None, settings: Settings | None = None, **overrides: Any) -> None:
         self.models: list[nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self.watch(*objects)
-        self.level = level or "standard"
-        self.depth = Depth(self.level)
-        self.report = JsonlReport(report) if report is not None else None
-        self.diagnoses: list[Diagnosis] = []
-        self._open: list[Session] = []
-        self._said: dict[tuple[str, str, int], Diagnosis] = {}
+        self.settings = settings if settings is not None else _settings(level, config, report, overrides)
+        self.report = JsonlReport(self.settings.report) if self.settings.report is not None else None
+        frame = user_frame(sys._getframe(1))
+        self._made_at = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
+        self._open: list[tuple[Session, Run]] = []
+
+    @property
+    def level(self) -> str:
+        """The preset in force."""
+        return self.settings.level
+
+    @property
+    def run(self) -> Run:
+        """What this guard remembers in this thread: shared by guards made at the same line, as in a loop."""
+        return self._open[-1][1] if self._open else current_session().run_of(self._made_at, self.settings)
+
+    @property
+    def diagnoses(self) -> list[Diagnosis]:
+        """Everything found so far in this thread, oldest first."""
+        return self.run.diagnoses
 
     def watch(self, *objects: Any) -> Guard:
-        """Names models and optimizers (and schedulers, scalers); returns the guard.
+        """Names models and optimizers (schedulers and scalers are welcome too); returns the guard.
 
         Raises:
             TypeError: an object that is none of these.
@@ -78,26 +98,26 @@ class Guard:
     # -- entering and leaving -----------------------------------------------------------------------------------------
 
     def __enter__(self) -> Guard:
-        if self.level == "off":
+        if self.settings.level == "off":
             return self
-        session = current_session()
         patches.install()
-        self._open.append(session)
+        session = current_session()
+        self._open.append((session, session.run_of(self._made_at, self.settings)))
         session.open(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if not self._open:
             return
-        session = self._open.pop()
+        session = self._open[-1][0]
         try:
-            if error is not None and isinstance(error, Exception) and not isinstance(error, GradGuardError):
-                self._escaped(session, error, tb)
             if error is None:
-                session.moment("close", "close", _caller())
+                session.closing(sys._getframe(1))
+            elif isinstance(error, Exception) and not isinstance(error, GradGuardError):
+                self._escaped(session, error, tb)
         finally:
             session.close(self)
-            patches.remove()
+            self._open.pop()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorates a step function: each call runs under the guard."""
@@ -112,22 +132,44 @@ class Guard:
     # -- incidents ----------------------------------------------------------------------------------------------------
 
     def failed(self, incident: Incident) -> None:
-        """Raises the diagnosis of an exception, if a rule understands it; returns otherwise."""
+        """Raises the diagnosis of an exception in its place, if a rule understands it and the policy says so.
+
+        Raises:
+            GradGuardError: of the original's type too, with the original as its cause.
+        """
         __tracebackhide__ = True
-        assert incident.error is not None
-        diagnosis = self.diagnose(rules_for("error"), incident)
-        if diagnosis is None:
-            return
-        text = self._say(diagnosis)
         error = incident.error
-        raise error_type(type(error))(text, diagnosis) from error
+        if error is None or getattr(error, "__gradguard_seen__", False):
+            return
+        run = self.run
+        run.depth.incident()
+        rules = tuple(rule for rule in rules_for("error") if run.policy.asks(rule, raised=True))
+        diagnosis = self.diagnose(rules, incident)
+        if diagnosis is None or self._suppressed(diagnosis, incident):
+            return
+        action = run.policy.action_for(diagnosis, raised=True)
+        if action == "raise":
+            text = self._record(diagnosis)
+            raise error_type(type(error))(text, diagnosis) from error
+        _mark(error)  # what is not replaced must not be diagnosed again on its way out
+        self._tell(diagnosis, action, incident)
 
     def check(self, rules: tuple[Rule, ...], incident: Incident) -> None:
-        """Asks rules for silent bugs; says what they find."""
+        """Asks rules for silent bugs; says what they find.
+
+        Raises:
+            GradGuardError: the policy says so (levels strict and forensic).
+            GradGuardWarning: the user's warning filters turn warnings into errors.
+        """
+        __tracebackhide__ = True
         for rule in rules:
             diagnosis = self.diagnose((rule,), incident)
-            if diagnosis is not None:
-                self._speak(diagnosis)
+            if diagnosis is None or self._suppressed(diagnosis, incident):
+                continue
+            action = self.run.policy.action_for(diagnosis, raised=False)
+            if action == "raise":
+                raise GradGuardError(self._record(diagnosis), diagnosis)
+            self._tell(diagnosis, action, incident)
 
     def diagnose(self, rules: tuple[Rule, ...], incident: Incident) -> Diagnosis | None:
         """The first diagnosis that a rule can carry. A rule that fails is a fault of gradguard's, not of the training."""
@@ -147,42 +189,67 @@ class Guard:
                 return found.model_copy(update=updates)
         return None
 
-    def silent_rules(self, moment: Moment, traced: bool) -> tuple[Rule, ...]:
-        """The rules asked at a moment of a step; empty for most moments, which then cost next to nothing."""
-        rules = rules_for(moment)
-        return rules if traced or not rules else tuple(rule for rule in rules if not rule.traced_only)
+    def _suppressed(self, diagnosis: Diagnosis, incident: Incident) -> bool:
+        place = incident.place
+        return self.run.suppressions.is_suppressed(diagnosis, None if place is None else place.span()) is not None
 
     def _escaped(self, session: Session, error: Exception, tb: TracebackType | None) -> None:
-        incident = session.incident("error", "escape", traceback_frames(tb), error=error)
+        incident = session.incident("error", "escape", lambda: traceback_frames(tb), error=error)
         with session.untraced():
             self.failed(incident)
 
-    def _say(self, diagnosis: Diagnosis) -> str:
+    def _record(self, diagnosis: Diagnosis) -> str:
+        """Into the report and the list of diagnoses; gives the text."""
         text = render_for_error(diagnosis)
-        self.diagnoses.append(diagnosis)
+        self.run.remember(diagnosis)
         if self.report is not None:
-            self.report.write(diagnosis, text)
+            try:
+                self.report.write(diagnosis, text)
+            except OSError as fault:
+                current_session().fault(fault)
         return text
 
-    def _speak(self, diagnosis: Diagnosis) -> None:
-        import warnings
-
-        from gradguard.errors import GradGuardWarning
-
-        known = self._said.get(diagnosis.key)
-        if known is not None:
-            known.repeats += 1
+    def _tell(self, diagnosis: Diagnosis, action: str, incident: Incident) -> None:
+        speaker = self.run.speaker
+        if action == "off":
             return
-        self._said[diagnosis.key] = diagnosis
-        text = self._say(diagnosis)
-        place = diagnosis.culprit
-        warnings.warn_explicit(GradGuardWarning(text, diagnosis), GradGuardWarning, place.file if place else "<unknown>", place.line if place else 0)
+        if speaker.knows(diagnosis):
+            speaker.count(diagnosis)
+            return
+        text = self._record(diagnosis)
+        if action == "warn":
+            speaker.emit_warning(diagnosis, text, incident.site)
+        else:
+            speaker.emit_log(diagnosis, incident.site)
+
+    def silent_rules(self, moment: Moment, traced: bool) -> tuple[Rule, ...]:
+        """The rules asked at a moment of a step; empty for most moments, which then cost next to nothing."""
+        return self.run.silent_rules(moment, traced)
 
 
-def _caller() -> Any:
-    import sys
+_cache: dict[Any, Settings] = {}
 
-    return sys._getframe(2)
+
+def _settings(level: str | None, config: Any, report: Any, overrides: dict[str, Any]) -> Settings:
+    """Loads settings once for the same arguments in the same folder: `with gradguard():` in a loop must be cheap."""
+    try:
+        key = (level, str(config), str(report), tuple(sorted(overrides.items())), os.getcwd(), os.environ.get("GRADGUARD_LEVEL"))
+        cached = _cache.get(key)
+    except (TypeError, OSError):  # unhashable overrides, or a folder that is gone
+        return load_settings(level=level, config=config, report=report, **overrides)
+    if cached is None:
+        if len(_cache) > 64:
+            _cache.clear()
+        cached = _cache[key] = load_settings(level=level, config=config, report=report, **overrides)
+    return cached
+
+
+def _mark(error: BaseException) -> None:
+    try:
+        error.__gradguard_seen__ = True  # type: ignore[attr-defined]
+    except AttributeError:
+        pass
+
 
 
 gradguard = Guard

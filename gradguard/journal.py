@@ -6,7 +6,8 @@ and grad mode are per thread; it outlives a single `with gradguard():`, so that 
 still explained.
 
 What it may hold (`Limits`): 16,384 node-making operator calls, 4,096 writes, 1,024 backward calls, 1,024 optimizer steps,
-1,024 grad-mode switches, 4,096 escapes to Python or numpy, 16,384 cut-path memories. A full journal is about 6 MiB.
+1,024 grad-mode switches, 4,096 escapes to Python or numpy, 16,384 cut-path memories, 4,096 each of graph nodes fed by a
+cut value and of switches of requires_grad. A full journal is about 8 MiB.
 """
 
 from __future__ import annotations
@@ -83,6 +84,7 @@ class BackwardFact(NamedTuple):
     create_graph: bool
     traced: bool
     nested: bool  # called from within another backward
+    stack: tuple[CallSite, ...] = ()  # the user's frames around the call, innermost (`site`) first: tells iterations and helpers apart
 
 
 class StepFact(NamedTuple):
@@ -106,17 +108,18 @@ class ModeFact(NamedTuple):
     via: str  # "no_grad", "inference_mode", "set_grad_enabled", "enable_grad"
 
 
-CutKind = Literal["no_grad", "inference", "detach", "data", "nondiff", "cast", "escape", "rewrap", "frozen"]
+CutKind = Literal["no_grad", "inference", "detach", "data", "nondiff", "cast", "escape", "rewrap", "frozen", "sample"]
 
 
 class Cut:
     """Where a value lost its path to the graph; what is made from it remembers it (`origins`)."""
 
-    __slots__ = ("arguments", "clock", "func", "kind", "mode", "origins", "outer", "seq", "site", "sources")
+    __slots__ = ("around", "arguments", "clock", "func", "guess", "kind", "leaves", "mode", "origins", "outer", "scored", "seq", "site", "sources")
 
     def __init__(
         self, kind: CutKind, clock: int, site: CallSite | None, func: str, seq: int,
         sources: tuple[int, ...] = (), mode: ModeFact | None = None, origins: tuple[Cut, ...] = (), outer: CallSite | None = None,
+        leaves: tuple[weakref.ref[torch.Tensor], ...] = (), around: tuple[CallSite, ...] = (), guess: bool = False,
     ) -> None:
         self.kind = kind
         self.clock = clock
@@ -127,6 +130,10 @@ class Cut:
         self.mode = mode
         self.origins = origins  # empty for an origin itself
         self.outer = outer  # the next user frame out
+        self.leaves = leaves  # the leaves among what was cut off
+        self.around = around  # for inference mode, which no probe sees being entered: the user frames further out
+        self.guess = guess  # the origins are only what left shortly before (numpy arrays carry no memory): to be verified
+        self.scored = False  # of a random sample: its probability was taken, as score-function estimators do
 
     def roots(self) -> tuple[Cut, ...]:
         return self.origins or (self,)
@@ -174,7 +181,9 @@ class Journal:
         self.modes: deque[ModeFact] = deque(maxlen=limits.modes)
         self.escapes: deque[EscapeFact] = deque(maxlen=limits.escapes)
         self.prints: deque[Prints] = deque(maxlen=limits.calls)
-        self.partial: OrderedDict[int, tuple[Cut, ...]] = OrderedDict()  # node sequence -> cuts of its gradless operands
+        self.partial: OrderedDict[int, tuple[Cut, ...]] = OrderedDict()  # node sequence -> cuts of its gradless summands
+        self.fed: OrderedDict[int, tuple[Cut, ...]] = OrderedDict()  # node sequence -> cuts of its other gradless operands
+        self.toggles: OrderedDict[int, tuple[weakref.ref[torch.Tensor], bool, CallSite | None]] = OrderedDict()  # who set requires_grad last
         self._cuts: OrderedDict[int, tuple[weakref.ref[torch.Tensor], Cut]] = OrderedDict()
         self.data_aliases: OrderedDict[int, weakref.ref[torch.Tensor]] = OrderedDict()
         self.numpy_storages: OrderedDict[int, int] = OrderedDict()  # storage key -> clock at which numpy got hold of it
@@ -209,6 +218,23 @@ class Journal:
         self.partial[seq] = cuts
         if len(self.partial) > self.limits.escapes:
             self.partial.popitem(last=False)
+
+    def remember_fed(self, seq: int, cuts: tuple[Cut, ...]) -> None:
+        self.fed[seq] = cuts
+        if len(self.fed) > self.limits.escapes:
+            self.fed.popitem(last=False)
+
+    def remember_toggle(self, tensor: torch.Tensor, value: bool, site: CallSite | None) -> None:
+        """Notes who switched a leaf's requires_grad last."""
+        self.toggles[id(tensor)] = (weakref.ref(tensor), value, site)
+        self.toggles.move_to_end(id(tensor))
+        if len(self.toggles) > self.limits.escapes:
+            self.toggles.popitem(last=False)
+
+    def toggle_of(self, tensor: torch.Tensor) -> tuple[bool, CallSite | None] | None:
+        """The last recorded switch of this tensor's requires_grad, and where it was."""
+        entry = self.toggles.get(id(tensor))
+        return entry[1:] if entry is not None and entry[0]() is tensor else None
 
     # -- look-ups, used by rules only ---------------------------------------------------------------------------------
 

@@ -18,20 +18,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradguard.callsite import USER_FILES, CallSite, user_frame
-from gradguard.errors import GradGuardError
+from gradguard.callsite import USER_FILES, CallSite, user_frame, user_stack
+from gradguard.errors import GradGuardError, GradGuardWarning
 from gradguard.evidence.frames import FrameView, live_frames
 from gradguard.journal import BackwardFact, StepFact, current_journal
 from gradguard.probes.hub import set_listener
 from gradguard.probes.ops import OpProbe
 from gradguard.rules.base import Moment
 from gradguard.rules.incident import Incident
+from gradguard.run import Run
 from gradguard.torch_internals import can_trace_ops, insert_mode, mode_is_active, node_sequence, remove_mode, sequence_number
 
 if TYPE_CHECKING:
     from gradguard.guard import Guard
+    from gradguard.settings import Settings
 
 logger = logging.getLogger("gradguard")
+_BACKWARDS_PER_STEP = 64
 _DEBUG = bool(os.environ.get("GRADGUARD_DEBUG"))
 
 
@@ -43,7 +46,7 @@ class Session:
 
         self.journal = current_journal()
         self.guards: list[Guard] = []
-        self.memory: dict[str, Any] = {}
+        self._runs: dict[CallSite | None, Run] = {}
         self.tracing = False
         self.step = 0
         self.faulty = False
@@ -62,7 +65,8 @@ class Session:
 
         self.probe = OpProbe(self.journal, failed, fault)
         self._depth = 0  # nested backward calls
-        self._suspended_by: int | None = None
+        self._on = False  # whether the op probe stands on the mode stack, as far as this session put it there
+        self._backwards = 0  # since the step began
 
     # -- opening, closing, tracing ------------------------------------------------------------------------------------
 
@@ -70,36 +74,61 @@ class Session:
     def guard(self) -> Guard:
         return self.guards[-1]
 
+    def run_of(self, made_at: CallSite | None, settings: Settings) -> Run:
+        """The run of the guards made at one line; a new one where the settings differ."""
+        run = self._runs.get(made_at)
+        if run is None or run.settings is not settings:
+            if len(self._runs) >= 64:
+                self._runs.pop(next(iter(self._runs)))
+            run = self._runs[made_at] = Run(settings)
+        return run
+
     def open(self, guard: Guard) -> None:
         """A guard is entered in this thread: a step boundary."""
         self.guards.append(guard)
         if len(self.guards) == 1:
             set_listener(self)
-        self.begin_step(boundary="enter")
+            self.begin_step(entered=True)
 
     def close(self, guard: Guard) -> None:
         """A guard is left."""
-        self.guards.remove(guard)
+        if len(self.guards) == 1:
+            guard.run.depth.notice_size()
+        for i in range(len(self.guards) - 1, -1, -1):  # the same guard may stand there twice
+            if self.guards[i] is guard:
+                del self.guards[i]
+                break
         if not self.guards:
             set_listener(None)
             self.trace(False)
-        else:
-            self.begin_step(boundary="leave")
 
-    def begin_step(self, boundary: str) -> None:
+    def begin_step(self, entered: bool = False) -> None:
         """Decides whether the step that begins is traced."""
         self.step += 1
         self.journal.step = self.step
-        self.trace(self.guard.depth.wants_trace(self))
+        self._backwards = 0
+        on = self.guards[0].run.depth.next_step(entered)
+        if on != self.tracing or (on and not self._on):
+            self.trace(on)
+
+    def closing(self, frame: FrameType) -> None:
+        """The outermost guard is about to be left in good order."""
+        if len(self.guards) == 1:
+            try:
+                self.moment("close", "close", frame)
+            except (GradGuardError, GradGuardWarning):
+                raise
+            except Exception as fault:
+                self.fault(fault)
 
     def trace(self, on: bool) -> None:
         """Switches the op probe of this thread."""
         on = on and not self.faulty and can_trace_ops()
         if on and not mode_is_active(self.probe):
             insert_mode(self.probe)
-        elif not on:
+        elif not on and self._on:
             remove_mode(self.probe)
-        self.tracing = on
+        self.tracing = self._on = on
 
     @contextmanager
     def untraced(self) -> Iterator[None]:
@@ -128,10 +157,12 @@ class Session:
     def run_backward(self, kind: str, original: Callable[..., Any], frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         __tracebackhide__ = True
         call = None
+        if self.tracing and not self._on and not self._depth:  # an optimizer's step() raised: its post hook never came
+            self.trace(True)
         try:
             call = self._record_backward(kind, frame, args, kwargs)
             self.moment("before_backward", kind, frame, roots=_tensors(args, kwargs, 0, ("tensors", "outputs")), call=call)
-        except GradGuardError:
+        except (GradGuardError, GradGuardWarning):
             raise
         except Exception as fault:
             self.fault(fault)
@@ -150,8 +181,12 @@ class Session:
             raise
         self._depth -= 1
         try:
+            if not self._depth and kind == "backward":
+                self._backwards += 1
+                if self._backwards > _BACKWARDS_PER_STEP:  # a loop without optimizers still has steps
+                    self.begin_step()
             self.moment("after_backward", kind, frame, roots=_tensors(args, kwargs, 0, ("tensors", "outputs")), call=call)
-        except GradGuardError:
+        except (GradGuardError, GradGuardWarning):
             raise
         except Exception as fault:
             self.fault(fault)
@@ -171,7 +206,7 @@ class Session:
         fact = BackwardFact(
             journal.backward_count, journal.tick(), self.step, None if caller is None else CallSite(caller.f_code, caller.f_lasti),
             "backward" if kind == "backward" else "grad", tuple(seqs), sequence_number(), bool(create if retain is None else retain), bool(create), self.tracing,
-            self._depth > 0)
+            self._depth > 0, user_stack(caller))
         journal.backwards.append(fact)
         return fact
 
@@ -204,7 +239,8 @@ class Session:
             if self.tracing and not _has_closure(args, kwargs):
                 # most torch calls of a small model's step are its optimizer's own (TORCH_FACTS 29), and none of them is a clue
                 remove_mode(self.probe)
-        except GradGuardError:
+                self._on = False
+        except (GradGuardError, GradGuardWarning):
             raise
         except Exception as fault:
             self.fault(fault)
@@ -219,8 +255,8 @@ class Session:
                 journal.tick(), sequence_number(), self.step, None if caller is None else CallSite(caller.f_code, caller.f_lasti),
                 weakref.ref(optimizer), type(optimizer).__name__))
             self.moment("after_step", "optimizer", sys._getframe(2), optimizer=optimizer, args=args, kwargs=kwargs)
-            self.begin_step(boundary="optimizer")
-        except GradGuardError:
+            self.begin_step()
+        except (GradGuardError, GradGuardWarning):
             raise
         except Exception as fault:
             self.fault(fault)
@@ -228,7 +264,7 @@ class Session:
     def zeroing(self, owner: Any, frame: FrameType) -> None:
         try:
             self.moment("zero_grad", "zero_grad", frame, optimizer=owner)
-        except GradGuardError:
+        except (GradGuardError, GradGuardWarning):
             raise
         except Exception as fault:
             self.fault(fault)
@@ -252,20 +288,20 @@ class Session:
         if where in ("backward", "grad") and error.__traceback__ is not None:
             views = [view for view in _inner_frames(error) if view.is_user]  # a custom backward's own frame, a hook's
         views += live_frames(frame)
-        incident = self.incident("error", where, views, error=error, roots=roots, inputs=inputs, call=call, func=func, args=args, kwargs=kwargs or {})
+        incident = self.incident("error", where, lambda: views, error=error, roots=roots, inputs=inputs, call=call, func=func, args=args, kwargs=kwargs or {})
         with self.untraced():
             self.guard.failed(incident)
 
-    def incident(self, moment: Moment, where: str, frames: list[FrameView], **facts: Any) -> Incident:
+    def incident(self, moment: Moment, where: str, frames: Callable[[], list[FrameView]], **facts: Any) -> Incident:
         """An incident of this session."""
-        return Incident(moment, where, self.journal, frames, traced=self.tracing, step=self.step, models=tuple(self.guard.models), memory=self.memory, **facts)
+        return Incident(moment, where, self.journal, frames, traced=self.tracing, step=self.step, models=tuple(self.guard.models), memory=self.guards[0].run.memory, **facts)
 
     def moment(self, moment: Moment, where: str, frame: FrameType, **facts: Any) -> None:
         """Lets the rules that look at this moment look."""
-        rules = self.guard.silent_rules(moment, self.tracing)
+        rules = self.guards[0].run.silent_rules(moment, self.tracing)
         if not rules:
             return
-        incident = self.incident(moment, where, live_frames(frame), **facts)
+        incident = self.incident(moment, where, lambda: live_frames(frame), **facts)
         with self.untraced():
             self.guard.check(rules, incident)
 

@@ -58,9 +58,7 @@ class Trace(_Section):
         "a validation in between)",
     )
     every: int = Field(default=1000, ge=0, description="adaptive: one step in so many is traced; 0 for none")
-    after_incident: int = Field(
-        default=3, ge=0, description="steps traced after a step went wrong untraced, in every mode; 0 for none"
-    )
+    after_incident: int = Field(default=3, ge=0, description="steps traced after a step went wrong untraced, in every mode; 0 for none")
     contents: Contents = Field(
         default="numpy",
         description="whose contents are compared between forward and backward: none, what NumPy can write behind PyTorch's back, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import os
 import re
@@ -132,8 +133,8 @@ class YamlFile(SettingsFile):
 
     def __init__(self, path: Path, text: str | None = None) -> None:
         self._lines = (text := read_text(path) if text is None else text).splitlines()
-        loader = _Loader(text)
         try:
+            loader = _Loader(text)
             self._root = loader.get_single_node()
             super().__init__(path, {})
             if self._root is None:
@@ -151,8 +152,6 @@ class YamlFile(SettingsFile):
             raise FileProblems([Problem(place, f"is not YAML: {said}")]) from error
         except (yaml.YAMLError, ValueError) as error:
             raise FileProblems([Problem(Place(shown(path)), f"is not YAML: {str(error).splitlines()[0]}")]) from error
-        finally:
-            loader.dispose()
 
     def locate(self, keys: KeyPath, *, at_key: bool) -> Place:
         found = node = self._root
@@ -261,8 +260,8 @@ class TomlFile(SettingsFile):
 
     def _syntax_place(self, path: Path, message: str) -> Place:
         match = re.search(r"line (\d+), column (\d+)", message)
-        if match is None:
-            return Place(shown(path))
+        if match is None:  # "at end of document"
+            return Place(shown(path), len(self._lines), len(self._lines[-1]) + 1) if self._lines else Place(shown(path))
         line, column = int(match[1]), int(match[2])
         return Place(shown(path), line, column, self._lines[line - 1] if line <= len(self._lines) else None)
 
@@ -346,4 +345,4 @@ def preset_file(level: str) -> YamlFile:
 
 def preset(level: str) -> dict[str, Any]:
     """What the preset of a level states."""
-    return deep_merge({}, preset_file(level).data)
+    return copy.deepcopy(preset_file(level).data)

@@ -124,7 +124,9 @@ def _check_entry(path: KeyPath, value: Any, rule: Rule | None) -> tuple[dict[str
             for name in options
         ]
     elif options and rule is not None:
-        problems += _check_options(path, options, rule)
+        checked, wrong = _check_options(path, options, rule)
+        entry.update(checked)
+        problems += wrong
     return entry, problems
 
 
@@ -136,13 +138,12 @@ def _check_action(path: KeyPath, value: Any) -> list[RuleProblem]:
     return [RuleProblem(path, f"{value!r} is no action: {' | '.join(ACTIONS)}{did_you_mean(value, ACTIONS)}", at_key=False)]
 
 
-def _check_options(path: KeyPath, options: dict[str, Any], rule: Rule) -> list[RuleProblem]:
+def _check_options(path: KeyPath, options: dict[str, Any], rule: Rule) -> tuple[dict[str, Any], list[RuleProblem]]:
+    """The options as values of their declared types (the environment has only text), and what is wrong with them."""
     model = options_model(rule)
     if model is None:
-        return [
-            RuleProblem((*path, name), f"`{name}`: {rule.code} {rule.name} has no options; only `action` can be set", at_key=True)
-            for name in options
-        ]
+        said = f"{rule.code} {rule.name} has no options; only `action` can be set"
+        return {}, [RuleProblem((*path, name), f"`{name}`: {said}", at_key=True) for name in options]
     known = ["action", *model.model_fields]
     problems = [
         RuleProblem((*path, name), f"{rule.code} {rule.name} has no option `{name}`{did_you_mean(name, known, listed=True)}", at_key=True)
@@ -150,9 +151,10 @@ def _check_options(path: KeyPath, options: dict[str, Any], rule: Rule) -> list[R
         if name not in known
     ]
     try:
-        model.model_validate({name: option for name, option in options.items() if name in known})
+        checked = model.model_validate({name: option for name, option in options.items() if name in known})
     except ValidationError as error:
         for detail in error.errors():
             where = (*path, *(str(part) for part in detail["loc"]))
             problems.append(RuleProblem(where, f"`{where[-1]}`: {detail['msg']}, not {detail['input']!r}", at_key=False))
-    return problems
+        return {}, problems
+    return checked.model_dump(exclude_unset=True), problems

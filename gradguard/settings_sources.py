@@ -16,7 +16,6 @@ from typing import Any, Literal
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
-from pydantic_settings.exceptions import SettingsError
 
 from gradguard.errors import ConfigError, UnknownRuleError
 from gradguard.settings import DEFAULT_LEVEL, Origin, Settings
@@ -36,6 +35,7 @@ from gradguard.settings_rules import canonical_rules, did_you_mean, nearest
 
 ENV_PREFIX = "GRADGUARD_"
 _NESTED = "__"
+_NOT_SETTINGS = frozenset({"GRADGUARD_DEBUG"})  # shows internal faults with their traceback; no part of what a run means
 Kind = Literal["preset", "pyproject", "project file", "config file", "environment", "argument"]
 
 
@@ -132,7 +132,9 @@ def config_layer(path: Path) -> Layer:
 
 
 def _environment(problems: list[Problem]) -> Iterator[Layer]:
-    given = sorted(name for name, value in os.environ.items() if name.upper().startswith(ENV_PREFIX) and value != "")
+    given = sorted(
+        name for name, value in os.environ.items() if name.upper().startswith(ENV_PREFIX) and value != "" and name.upper() not in _NOT_SETTINGS
+    )
     if not given:
         return
     fields = tuple(Settings.model_fields)
@@ -144,7 +146,7 @@ def _environment(problems: list[Problem]) -> Iterator[Layer]:
             problems.append(Problem(Place(name), f"unknown setting; {hint}"))
     try:
         data = EnvSettingsSource(_Environment)()
-    except SettingsError as error:
+    except ValueError as error:  # SettingsError, whose home differs between releases
         # the error names the field in quotes, not the variable
         fields_named = re.findall(r'"(\w+)"', str(error))
         culprit = ENV_PREFIX + (fields_named[0].upper() if fields_named else "*")
@@ -207,9 +209,8 @@ def check_layer(layer: Layer) -> list[Problem]:
 def _said(path: KeyPath, detail: dict[str, Any]) -> str:
     dotted, value = ".".join(path), detail["input"]
     if detail["type"] == "extra_forbidden":
-        near = nearest(path[-1], _fields_at(path[:-1]))
         elsewhere = [name for name in _all_fields() if name.rsplit(".", 1)[-1] == path[-1]]
-        if near is None and elsewhere:
+        if elsewhere:
             return f"unknown setting `{dotted}`; did you mean `{elsewhere[0]}`?"
         return f"unknown setting `{dotted}`{did_you_mean(path[-1], _fields_at(path[:-1]), listed=True)}"
     if detail["type"] == "literal_error":

@@ -75,6 +75,15 @@ class Speaker:
         self._log(diagnosis, _place(diagnosis, frame_site))
         return True
 
+    def knows(self, diagnosis: Diagnosis) -> bool:
+        """Whether this cause was said before."""
+        with self._lock:
+            return diagnosis.key in self._said
+
+    def count(self, diagnosis: Diagnosis) -> None:
+        """Counts one more meeting of a cause that was said before."""
+        self._first(diagnosis)
+
     def summary_lines(self) -> list[str]:
         """One line a cause that was met more than once, for when the guard closes; empty when there is none."""
         with self._lock:
@@ -121,9 +130,10 @@ def _place(diagnosis: Diagnosis, frame_site: CallSite | SourceSpan | None) -> _P
     return _Place("gradguard", 0) if span is None else _Place(span.file, span.line)
 
 
-def _module_of(file: str) -> str | None:
+def _module_of(file: str) -> str:
     """The module a file was loaded as, which is what a warning filter's module pattern is matched with."""
     for name, module in list(sys.modules.items()):
         if getattr(module, "__file__", None) == file:
             return name
-    return None
+    # as `warnings` itself guesses; None would make it drop the warning
+    return file.removesuffix(".py") or "<unknown>"

@@ -6,16 +6,18 @@ Only real comments count; the same words inside a string do not.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import io
 import linecache
 import re
+import sys
 import threading
 import tokenize
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ContextDecorator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from gradguard.errors import UnknownRuleError
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 _DIRECTIVE = re.compile(r"#\s*gradguard\s*:\s*(?P<word>[\w-]*)\s*(?:\[(?P<rules>[^\]#]*)(?P<closed>\])?)?", re.IGNORECASE)
 _SHORTEST_FAMILY = len("GG1")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class CommentProblem(NamedTuple):
@@ -63,16 +66,22 @@ class IgnoreRegion:
         return f"gradguard.ignore({', '.join(repr(selector) for selector in self.selectors)})"
 
 
-class _Regions(threading.local):
+class _Open(threading.local):
     def __init__(self) -> None:
-        self.open: list[IgnoreRegion] = []
+        self.regions: list[IgnoreRegion] = []
 
 
-_REGIONS = _Regions()
+_OPEN = _Open()
+# file -> line of the `with` or of the decorated function -> region. Some bugs show only after the region was left (a gradient
+# that no step consumed): then it counts whether the culprit stands inside the region's text.
+_ENTERED: dict[str, dict[int, IgnoreRegion]] = {}
+_MOST_FILES = 1000
 
 
 class ignore(ContextDecorator):
-    """Silences rules in a region of code or in a function, on this thread: `with gradguard.ignore("GG604"):`.
+    """Silences rules in a region of code or in a function: `with gradguard.ignore("GG604"):`, `@gradguard.ignore("GG6")`.
+
+    It holds on this thread for as long as the region runs, and for culprits that stand in the region's lines for good.
 
     Args:
         *selectors: codes, names or family prefixes; none means every rule.
@@ -86,16 +95,33 @@ class ignore(ContextDecorator):
             _check(selector)
         self._region = IgnoreRegion(selectors)
 
+    def __call__(self, func: F) -> F:
+        code = getattr(func, "__code__", None)
+        if code is not None:
+            self._remember(code.co_filename, code.co_firstlineno)
+        return super().__call__(func)
+
     def __enter__(self) -> ignore:
-        _REGIONS.open.append(self._region)
+        frame = sys._getframe(1)
+        self._remember(frame.f_code.co_filename, frame.f_lineno)
+        _OPEN.regions.append(self._region)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         # A generator may leave its region after one that was entered later, so the entry itself is looked for.
-        for index in range(len(_REGIONS.open) - 1, -1, -1):
-            if _REGIONS.open[index] is self._region:
-                del _REGIONS.open[index]
+        regions = _OPEN.regions
+        for index in range(len(regions) - 1, -1, -1):
+            if regions[index] is self._region:
+                del regions[index]
                 return
+
+    def _remember(self, file: str, line: int) -> None:
+        lines = _ENTERED.get(file)
+        if lines is None:
+            if len(_ENTERED) >= _MOST_FILES:  # generated code in endless new "files" must not grow the record
+                _ENTERED.clear()
+            lines = _ENTERED[file] = {}
+        lines[line] = self._region
 
 
 class Suppressions:
@@ -103,15 +129,18 @@ class Suppressions:
 
     def __init__(self) -> None:
         self._files: dict[str, tuple[list[IgnoreComment], list[CommentProblem]]] = {}
+        self._blocks: dict[str, list[_Block]] = {}
 
     def is_suppressed(self, diagnosis: Diagnosis, call_line: SourceSpan | None = None) -> IgnoreComment | IgnoreRegion | None:
         """What silences the diagnosis: an open region, or a comment at the culprit or at the call; None if nothing does."""
-        for region in reversed(_REGIONS.open):
+        for region in reversed(_OPEN.regions):
             if _means(region.selectors, diagnosis):
                 return region
         for span in (diagnosis.culprit, call_line):
             if span is None:
                 continue
+            if (around := self._region_around(span, diagnosis)) is not None:
+                return around
             for comment in self._read(span.file)[0]:
                 if comment.first <= span.line <= comment.last and _means(comment.selectors, diagnosis):
                     comment.used += 1
@@ -130,6 +159,16 @@ class Suppressions:
     def problems(self, files: Iterable[str] = ()) -> list[CommentProblem]:
         """Comments that name a rule that does not exist or are misspelt, in `files` and in those met so far."""
         return [problem for file in self._all(files) for problem in self._read(file)[1]]
+
+    def _region_around(self, span: SourceSpan, diagnosis: Diagnosis) -> IgnoreRegion | None:
+        for entered, region in list(_ENTERED.get(span.file, {}).items()):
+            if _means(region.selectors, diagnosis):
+                if span.file not in self._blocks:
+                    self._blocks[span.file] = _blocks(span.file)
+                block = next((block for block in self._blocks[span.file] if entered in block.head), None)
+                if block is not None and span.line in block.lines:
+                    return region
+        return None
 
     def _all(self, files: Iterable[str]) -> list[str]:
         return list(dict.fromkeys([*self._files, *files]))
@@ -200,6 +239,27 @@ def _comments(text: str) -> Iterator[tuple[int, str, int, int]]:
             first, waiting = 0, []
         elif not first and token.type not in (tokenize.NL, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING):
             first = token.start[0]
+
+
+class _Block(NamedTuple):
+    head: range
+    lines: range
+
+
+def _blocks(file: str) -> list[_Block]:
+    """The lines of every `with` and every function of a file, the smallest first."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return []
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.With, ast.AsyncWith, ast.FunctionDef, ast.AsyncFunctionDef)):
+            decorators = [] if isinstance(node, (ast.With, ast.AsyncWith)) else node.decorator_list
+            first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
+            head = range(first, max(first + 1, node.body[0].lineno))
+            found.append(_Block(head, range(first, (node.end_lineno or node.lineno) + 1)))
+    return sorted(found, key=lambda block: len(block.lines))
 
 
 def _means(selectors: tuple[str, ...], diagnosis: Diagnosis) -> bool:

@@ -7,7 +7,7 @@ this torch lacks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -170,6 +170,42 @@ def check_saved(node: Any) -> str | None:
         except Exception:
             continue
     return None
+
+
+def saved_state(node: Any) -> Literal["held", "freed", "nothing"]:
+    """Whether a node's saved values are still there, without unpacking any that a hook holds (checkpointing would recompute).
+
+    "nothing": the node saves no tensor, so nothing shows whether a backward went through it.
+    """
+    verdict: Literal["held", "freed", "nothing"] = "nothing"
+    for name in _raw_saved_names(node):
+        try:
+            value = getattr(node, name)
+        except RuntimeError:  # lists of saved values and custom Functions answer with the error itself
+            return "freed"
+        except Exception:
+            continue
+        single = not isinstance(value, (tuple, list))
+        for slot in (value,) if single else value:
+            if slot is None:
+                continue
+            if getattr(slot, "unpack_hook", None) is not None or _slot_data(slot) is not None:
+                verdict = "held"
+            elif single:  # empty: an optional that was never saved, or a value that was let go; only reading tells, and no hook is there
+                try:
+                    getattr(node, name.replace("_raw_saved_", "_saved_"))
+                except RuntimeError:
+                    return "freed"
+                except Exception:
+                    continue
+    return verdict
+
+
+def _slot_data(slot: Any) -> Any:
+    try:
+        return slot.data
+    except Exception:
+        return None
 
 
 _hash_tensor: Callable[[torch.Tensor], torch.Tensor] | None = _lookup("hash_tensor", None)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 
-import torch
+import torch.overrides
 
 from gradguard.callsite import USER_FILES, is_torch_or_own
 from gradguard.errors import GradGuardError
@@ -27,13 +27,11 @@ def show_user_frames_only(color: bool | None = None) -> None:
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         sys.excepthook = hook
-        error.__traceback__ = sys.last_traceback = _below(launcher, trace)
-        for each in _chain(error):
-            each.__traceback__ = _without_own_frames(each.__traceback__)
-            if isinstance(each, GradGuardError):
-                each.__traceback__ = _end_at_user(each.__traceback__) or _end_at_user(_cause_trace(each))
+        error.__traceback__ = _below(launcher, trace)
+        _hide_own_frames(error)
+        sys.last_traceback = error.__traceback__
         if hook is not sys.__excepthook__:
-            hook(kind, error, error.__traceback__)
+            _call(hook, kind, error)
         elif isinstance(error, GradGuardError):
             _print_diagnosed(error, color)
         else:
@@ -41,6 +39,28 @@ def show_user_frames_only(color: bool | None = None) -> None:
             hook(kind, error, error.__traceback__)
 
     sys.excepthook = show
+
+
+def _hide_own_frames(error: BaseException) -> None:
+    for each in _chain(error):
+        each.__traceback__ = _without_own_frames(each.__traceback__)
+        if isinstance(each, GradGuardError):
+            each.__traceback__ = _end_at_user(each.__traceback__) or _end_at_user(_cause_trace(each))
+
+
+def _call(hook: Callable[..., object], kind: type[BaseException], error: BaseException) -> None:
+    """The program's own hook; when it fails that is told in Python's words, for Python would show this call's frame with it."""
+    here = sys._getframe()
+    try:
+        hook(kind, error, error.__traceback__)
+    except SystemExit:
+        raise
+    except BaseException as broken:
+        print("Error in sys.excepthook:", file=sys.stderr)
+        broken.__traceback__ = _below(here, broken.__traceback__)
+        traceback.print_exception(broken)
+        print("\nOriginal exception was:", file=sys.stderr)
+        sys.__excepthook__(kind, error, error.__traceback__)
 
 
 def _print_diagnosed(error: GradGuardError, color: bool | None) -> None:
@@ -105,7 +125,15 @@ def _linked(entries: list[TracebackType]) -> TracebackType | None:
 
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    return _linked([entry for entry in _entries(trace) if not _is_own(entry.tb_frame.f_code.co_filename)])
+    kept: list[TracebackType] = []
+    for entry in _entries(trace):
+        filename = entry.tb_frame.f_code.co_filename
+        if not _is_own(filename):
+            kept.append(entry)
+        elif len(kept) > 1 and kept[-1].tb_frame.f_code.co_filename == torch.overrides.__file__:
+            # a torch function that asked the guard's function mode: without the guard it would not have turned aside
+            del kept[-2:]
+    return _linked(kept)
 
 
 def _end_at_user(trace: TracebackType | None) -> TracebackType | None:

@@ -13,12 +13,23 @@ from __future__ import annotations
 import ast
 import dis
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from types import CodeType
 from typing import NamedTuple
 
-from gradguard.evidence.syntax import COMPREHENSIONS, FUNCTIONS, Function, Range, Source, first_line, header_parts, header_range, load
+from gradguard.evidence.syntax import (
+    COMPREHENSIONS,
+    FUNCTIONS,
+    Function,
+    Range,
+    Source,
+    first_line,
+    header_parts,
+    header_range,
+    load,
+    range_of,
+)
 
 _COMPREHENSION_NAMES = {
     "<listcomp>": ast.ListComp,
@@ -49,12 +60,13 @@ def locate(source: Source, code: CodeType, lasti: int) -> Location:
     if scope is None:
         return NOWHERE
     lasti = _instruction(code, lasti)
-    operation = dis.opname[code.co_code[lasti]]
+    operation = _operation(code, lasti)
     place = exact_range(code, lasti)
     if place is None:
         return _by_line(source, scope, code, lasti, operation)
     found = _by_range(source, scope, place, operation, code, lasti)
-    if found.node is not None and not _names_fit(found.node, code):
+    outside = isinstance(scope, COMPREHENSIONS) and found.node is scope.generators[0].iter  # evaluated by the code around
+    if found.node is not None and not outside and not _names_fit(found.node, code):
         return NOWHERE
     return found
 
@@ -65,6 +77,12 @@ def _instruction(code: CodeType, lasti: int) -> int:
     while not _LINES_ONLY and lasti > 0 and code.co_code[lasti] == 0:
         lasti -= 2
     return lasti
+
+
+def _operation(code: CodeType, offset: int) -> str:
+    """The operation's name; the in-place forms of BINARY_OP (arguments 13 to 25) are called INPLACE_OP."""
+    name = dis.opname[code.co_code[offset]]
+    return "INPLACE_OP" if name == "BINARY_OP" and 13 <= code.co_code[offset + 1] <= 25 else name
 
 
 def exact_range(code: CodeType, lasti: int) -> Range | None:
@@ -106,7 +124,9 @@ def scope_of(source: Source, code: CodeType) -> ast.AST | None:
             fitting.append(node)
     if len(fitting) > 1:
         places = [place for index in range(0, len(code.co_code), 2) if (place := exact_range(code, index)) is not None and place[3]]
-        fitting = [node for node in fitting if places and all(_inside(place, node) for place in places)]
+        fitting = [node for node in fitting if all(_inside(place, node) for place in places)]
+        if not places:
+            fitting = [node for node in fitting if all(_names_fit(part, code) for part in _units(node, 0))]
         fitting.sort(key=lambda node: sum(1 for _ in source.ancestors(node)))  # of one lambda in another, the inner has the fewer places
         if len(fitting) > 1 and not all(fitting[0] in source.ancestors(node) for node in fitting[1:]):
             return None
@@ -148,8 +168,8 @@ def _by_range(source: Source, scope: ast.AST, place: Range, operation: str, code
     expressions: list[ast.AST] = [node for node in inside if isinstance(node, ast.expr)]
     if operation.startswith(("STORE_", "DELETE_", "UNPACK_")) and expressions:
         return _store(source, expressions[0], operation)
-    if operation.startswith(("CALL", "PRECALL")):
-        expressions.sort(key=lambda node: not isinstance(node, ast.Call))
+    called = operation.startswith(("CALL", "PRECALL"))
+    expressions.sort(key=lambda node: isinstance(node, ast.Call) != called)  # in a chain over lines `.f` and `.f(...)` may share a range
     if expressions:
         node = expressions[0]
         if operation in _ITERATION and isinstance(node, COMPREHENSIONS) and len(node.generators) == 1:
@@ -223,49 +243,96 @@ def _ordinal(code: CodeType, lasti: int, place: Range) -> int:
 
 def _by_line(source: Source, scope: ast.AST, code: CodeType, lasti: int, operation: str) -> Location:
     line = line_of(code, lasti)
-    statement = source.statement_at(line, scope)
-    if statement is None and isinstance(scope, (ast.Lambda, *COMPREHENSIONS)):
-        statement = source.statement(scope)
-    if statement is None or not _names_fit(statement, code, simple=True):
+    units = _units(scope, line)  # more than one where several statements share the line
+    parts = [part for unit in units for part in (header_parts(unit) if isinstance(unit, ast.stmt) else [unit])]
+    if not units or not all(_names_fit(part, code) for part in parts):
         return NOWHERE
-    place = header_range(statement)
-    kinds = _nodes_made_by(operation)
-    inside = isinstance(scope, (ast.Lambda, *COMPREHENSIONS))
-    parts: list[ast.AST] = ([scope.body] if isinstance(scope, ast.Lambda) else []) if inside else header_parts(statement)
-    nodes = [node for part in parts for node in _evaluated(part) if isinstance(node, kinds)] if kinds else []
-    lines = range(place[0], place[2] + 1)
-    same = {number for number, name in enumerate(dis.opname) if name == operation or (name.startswith("CALL") and operation.startswith("CALL"))}
-    offsets = [start for start in range(0, len(code.co_code), 2) if code.co_code[start] in same and line_of(code, start) in lines]
-    if operation.startswith("STORE_"):
-        nodes = [node for node in nodes if isinstance(getattr(node, "ctx", None), ast.Store)]
-    if isinstance(statement, (ast.With, ast.AsyncWith)):
-        offsets = offsets[: len(nodes)]  # the calls that leave the block stand on the same line
-    if lasti in offsets and len(nodes) == len(offsets):
-        node = nodes[offsets.index(lasti)]
-        return _store(source, node, operation) if operation.startswith("STORE_") else _at(source, node)
-    if operation in _ITERATION and isinstance(statement, (ast.For, ast.AsyncFor)):
-        return _at(source, statement.iter)
-    managed = statement.items if isinstance(statement, (ast.With, ast.AsyncWith)) else []
-    if len(managed) == 1 and operation.startswith(("SETUP_WITH", "BEFORE_", "CALL", "WITH_")):
-        return _at(source, managed[0].context_expr)
-    if operation.startswith("INPLACE_") and isinstance(statement, ast.AugAssign):
-        return _at(source, statement)
-    return Location(None, statement, place)
+    places = [header_range(unit) if isinstance(unit, ast.stmt) else range_of(unit) or (line, 0, line, 0) for unit in units]
+    lines = range(min(place[0] for place in places), max(place[2] for place in places) + 1)
+    family = "CALL" if operation.startswith("CALL") else operation
+    same = [start for start in range(0, len(code.co_code), 2) if _operation(code, start).startswith(family)]
+    same = [start for start in same if line_of(code, start) in lines]
+    made = _made_by(operation)
+    nodes = [node for part in parts for node in _evaluated(part) if made(node)]
+    if operation.startswith(("SETUP_WITH", "BEFORE_WITH", "BEFORE_ASYNC_WITH")):
+        nodes = [item.context_expr for unit in units if isinstance(unit, (ast.With, ast.AsyncWith)) for item in unit.items]
+    elif operation == "GET_ITER":  # a loop's own comes after those of comprehensions in what it loops over
+        own = [*nodes, *(unit.iter for unit in units if isinstance(unit, (ast.For, ast.AsyncFor)))]
+        nodes = own if len(units) == 1 and not isinstance(scope, COMPREHENSIONS) else []
+    if any(isinstance(unit, (ast.With, ast.AsyncWith)) for unit in units):
+        same = same[: len(nodes)]  # the calls that leave the block stand on the same line
+    if lasti in same and len(nodes) == len(same):
+        node = nodes[same.index(lasti)]
+        if operation.startswith(("STORE_", "UNPACK_")):
+            return _store(source, node, operation)
+        if operation == "GET_ITER" and isinstance(node, COMPREHENSIONS) and node is not getattr(units[0], "iter", None):
+            node = node.generators[0].iter
+        return _at(source, node)
+    if len(units) > 1:
+        return NOWHERE
+    unit, place = units[0], places[0]
+    if operation in _ITERATION and isinstance(unit, (ast.For, ast.AsyncFor)):
+        return _at(source, unit.iter)
+    if isinstance(unit, (ast.With, ast.AsyncWith)) and len(unit.items) == 1 and operation.startswith(("CALL", "WITH_")):
+        return _at(source, unit.items[0].context_expr)
+    return Location(None, source.statement(unit), place)
 
 
-def _nodes_made_by(operation: str) -> tuple[type[ast.AST], ...]:
-    """The kinds of node that an operation is compiled from, where each such node makes exactly one of it."""
+def _units(scope: ast.AST, line: int) -> list[ast.AST]:
+    """The statements of the scope's own code that have the line in their own part (their header), in source order.
+
+    Of a lambda or a comprehension: the expressions that run in its own code.
+    """
+    if isinstance(scope, ast.Lambda):
+        return [scope.body]
+    if isinstance(scope, COMPREHENSIONS):
+        first, *others = scope.generators  # the first iterable is evaluated outside
+        inner: list[ast.AST] = list(first.ifs)
+        for generator in others:
+            inner += [generator.iter, *generator.ifs]
+        return inner + ([scope.key, scope.value] if isinstance(scope, ast.DictComp) else [scope.elt])
+    found: list[ast.AST] = []
+    pending: list[ast.AST] = list(getattr(scope, "body", []))
+    while pending:
+        node = pending.pop(0)
+        if isinstance(node, ast.stmt) and not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            place = header_range(node)
+            if place[0] <= line <= place[2]:
+                found.append(node)
+        if not isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.expr)):
+            pending += ast.iter_child_nodes(node)
+    return sorted(found, key=lambda node: range_of(node) or (0, 0, 0, 0))
+
+
+_OPERATORS: dict[str, type[ast.AST]] = {
+    "BINARY_ADD": ast.Add, "BINARY_SUBTRACT": ast.Sub, "BINARY_MULTIPLY": ast.Mult, "BINARY_MATRIX_MULTIPLY": ast.MatMult,
+    "BINARY_TRUE_DIVIDE": ast.Div, "BINARY_FLOOR_DIVIDE": ast.FloorDiv, "BINARY_MODULO": ast.Mod, "BINARY_POWER": ast.Pow,
+    "BINARY_AND": ast.BitAnd, "BINARY_OR": ast.BitOr, "BINARY_XOR": ast.BitXor, "BINARY_LSHIFT": ast.LShift, "BINARY_RSHIFT": ast.RShift,
+    "UNARY_NEGATIVE": ast.USub, "UNARY_POSITIVE": ast.UAdd, "UNARY_INVERT": ast.Invert, "UNARY_NOT": ast.Not,
+}  # fmt: skip
+
+
+def _made_by(operation: str) -> Callable[[ast.AST], bool]:
+    """Tells the nodes that make exactly one instruction of this operation each."""
     if operation.startswith("CALL"):
-        return (ast.Call, *COMPREHENSIONS)
-    if operation in ("STORE_SUBSCR", "BINARY_SUBSCR"):
-        return (ast.Subscript,)
-    if operation in ("STORE_ATTR", "LOAD_ATTR"):
-        return (ast.Attribute,)
-    if operation == "COMPARE_OP":
-        return (ast.Compare,)
-    if operation.startswith("UNARY_"):
-        return (ast.UnaryOp,)
-    return (ast.BinOp,) if operation.startswith("BINARY_") else ()
+        return lambda node: isinstance(node, (ast.Call, *COMPREHENSIONS))
+    if operation.startswith("INPLACE_"):
+        return lambda node: isinstance(node, ast.AugAssign)
+    if operation == "GET_ITER":
+        return lambda node: isinstance(node, COMPREHENSIONS)
+    if operation.startswith("UNPACK_"):
+        return lambda node: isinstance(node, (ast.Tuple, ast.List)) and isinstance(node.ctx, ast.Store)
+    if operation in _OPERATORS:
+        return lambda node: isinstance(getattr(node, "op", None), _OPERATORS[operation]) and isinstance(node, (ast.BinOp, ast.UnaryOp))
+    kinds: dict[str, tuple[type[ast.AST], type[ast.AST]]] = {
+        "STORE_SUBSCR": (ast.Subscript, ast.Store), "BINARY_SUBSCR": (ast.Subscript, ast.Load),
+        "STORE_ATTR": (ast.Attribute, ast.Store), "LOAD_ATTR": (ast.Attribute, ast.Load),
+    }  # fmt: skip
+    if operation in kinds:
+        kind, context = kinds[operation]
+        return lambda node: isinstance(node, kind) and isinstance(getattr(node, "ctx", None), context)
+    simple = {"COMPARE_OP": ast.Compare, "BINARY_OP": ast.BinOp}.get(operation)
+    return lambda node: simple is not None and isinstance(node, simple)
 
 
 def _evaluated(node: ast.AST) -> Iterator[ast.AST]:
@@ -291,10 +358,10 @@ def _evaluated(node: ast.AST) -> Iterator[ast.AST]:
 # --- does the text fit the code? ---
 
 
-def _names_fit(node: ast.AST, code: CodeType, simple: bool = False) -> bool:
-    """Whether every name that the node (a statement's own parts) evaluates is known to the code object."""
-    parts = header_parts(node) if simple and isinstance(node, ast.stmt) else [node]
-    return all(any(known == name or known.endswith(name) for known in _known(code)) for part in parts for name in _names(part))
+def _names_fit(node: ast.AST, code: CodeType) -> bool:
+    """Whether every name that the node evaluates is known to the code object (a private one with its class's name before it)."""
+    known = _known(code)
+    return all(name in known or (name.startswith("__") and any(other.endswith(name) for other in known)) for name in _names(node))
 
 
 def _known(code: CodeType) -> set[str]:

@@ -26,6 +26,9 @@ _COMPOUND: tuple[type[ast.stmt], ...] = (
     *(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.For, ast.AsyncFor),
     *(ast.While, ast.If, ast.With, ast.AsyncWith, ast.Match, *_TRY),
 )
+_CONVENTIONS = {
+    "torch": "torch", "nn": "torch.nn", "F": "torch.nn.functional", "optim": "torch.optim", "np": "numpy", "numpy": "numpy", "math": "math",
+}  # fmt: skip
 _MAX_FILES = 128  # a notebook makes a new "file" of every cell
 
 Range = tuple[int, int, int, int]
@@ -53,6 +56,7 @@ class Source:
         self._index(self.tree)
 
     def _index(self, tree: ast.Module) -> None:
+        bound: set[str] = set()
         for node in ast.walk(tree):
             for child in ast.iter_child_nodes(node):
                 if not isinstance(child, (ast.expr_context, ast.operator, ast.boolop, ast.unaryop, ast.cmpop)):  # shared between all trees
@@ -66,6 +70,10 @@ class Source:
                 self.scopes.append(node)
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 self.defined.add(node.name)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                bound.add(node.id)
+            elif isinstance(node, ast.arg):
+                bound.add(node.arg)
             elif isinstance(node, ast.Import):
                 for alias in node.names:
                     root = alias.name.partition(".")[0]
@@ -73,6 +81,9 @@ class Source:
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 for alias in node.names:
                     self.imports[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+        for name, full in _CONVENTIONS.items():  # a notebook's imports stand in another cell
+            if name not in bound and name not in self.defined:
+                self.imports.setdefault(name, full)
 
     def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
         """The node's parents, innermost first."""
@@ -266,7 +277,8 @@ def span_of(filename: str, node: ast.AST, label: str | None = None, role: Role =
     source = load(filename)
     if place is None or source is None:
         line = place[0] if place else first_line(node) or 1
-        return SourceSpan(file=filename, line=line, end_line=place[2] if place else line, function=function, text=None, label=label, role=role)
+        last = place[2] if place else line
+        return SourceSpan(file=filename, line=line, end_line=last, function=function, text=None, label=label, role=role)
     if function is None and (node in source.parents or node is source.tree):
         function = source.qualname_around(node)
     return source.span(place, label, role, function)

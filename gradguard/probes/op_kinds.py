@@ -14,6 +14,7 @@ DETACH = 16
 DATA = 32  # `.data`
 REWRAP = 64  # builds a tensor from Python numbers or arrays
 ADDEND = 128  # its operands are summands of its result
+TOGGLE = 256  # sets requires_grad of a leaf
 
 _ESCAPES = {"item", "tolist", "numpy", "__float__", "__int__", "__index__", "__array__", "__complex__", "__bool__"}
 _REWRAPS = {"tensor", "as_tensor", "asarray", "from_numpy", "new_tensor", "scalar_tensor"}

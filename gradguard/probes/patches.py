@@ -1,8 +1,6 @@
 """The functions of torch that are replaced while a guard is open, all of them here.
 
-Each replacement hands the call through unchanged in threads without a session and while Dynamo is tracing. They are put in
-place when the first guard of the process opens and taken back when the last one closes; a function somebody else has
-replaced in the meantime is left to them.
+Each replacement hands the call through unchanged in threads without a session and while Dynamo is tracing.
 """
 
 from __future__ import annotations
@@ -21,17 +19,22 @@ from gradguard.probes.hub import listener
 from gradguard.torch_internals import is_compiling
 
 _lock = threading.Lock()
-_users = 0
+_installed = False
 _replaced: list[tuple[Any, str, Any, Any]] = []  # owner, attribute, original, replacement
 _hooks: list[Any] = []
 
 
 def install() -> None:
-    """Counts one more user; the first one puts the replacements in place."""
-    global _users
+    """Puts the replacements in place, once a process.
+
+    They stay: putting them in and out at each `with gradguard():` would cost more than they do, and would make Dynamo
+    compile again. Without a session each of them costs one look at a thread-local.
+    """
+    global _installed
+    if _installed:
+        return
     with _lock:
-        _users += 1
-        if _users > 1:
+        if _installed:
             return
         _replace(torch.autograd, "backward", _backward("backward"))
         _replace(torch.autograd, "grad", _backward("grad"))
@@ -43,15 +46,13 @@ def install() -> None:
         _hooks.append(register_optimizer_step_pre_hook(_before_step))
         _hooks.append(register_optimizer_step_post_hook(_after_step))
         attribution.install()
+        _installed = True
 
 
-def remove() -> None:
-    """Counts one user less; the last one restores what was replaced."""
-    global _users
+def uninstall() -> None:
+    """Takes everything back, for tests and for who must; a function somebody else has replaced since is left to them."""
+    global _installed
     with _lock:
-        _users -= 1
-        if _users > 0:
-            return
         while _hooks:
             _hooks.pop().remove()
         while _replaced:
@@ -59,6 +60,7 @@ def remove() -> None:
             if vars(owner).get(name) is replacement:
                 setattr(owner, name, original)
         attribution.remove()
+        _installed = False
 
 
 def _replace(owner: Any, name: str, make: Callable[[Any], Any], as_classmethod: bool = False) -> None:

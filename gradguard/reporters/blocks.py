@@ -178,10 +178,9 @@ def _columns(span: SourceSpan, source: dict[int, str], last: int) -> tuple[int, 
             return start, end
     if not wanted:
         return _whole(source)
-    if last == span.line and span.text:
-        if first_line.count(span.text) == 1:
-            at = first_line.index(span.text)
-            return at, at + len(span.text)
+    if last == span.line and span.text and first_line.count(span.text) == 1:
+        at = first_line.index(span.text)
+        return at, at + len(span.text)
     if wanted in _dense(_cut(source, span.line, 0, last, len(last_line))):
         return _whole(source)
     return None

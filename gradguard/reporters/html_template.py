@@ -20,9 +20,10 @@ _STYLE = """
   background: var(--soft); padding: .5em .7em; margin: .2em 0; overflow-x: auto; white-space: pre; border-radius: 4px; tab-size: 4;
 }
 .gradguard p { margin: .2em 0; }
+.gradguard dd > :first-child { margin-top: 0; }
 .gradguard code { background: var(--soft); padding: 0 .2em; border-radius: 3px; }
 .gradguard .number { opacity: .55; user-select: none; }
-.gradguard mark { background: none; color: inherit; border-bottom: 2px solid var(--blue); }
+.gradguard mark { background: none; color: inherit; padding-bottom: 2px; border-bottom: 2px solid var(--blue); }
 .gradguard mark.culprit { background: rgba(229,57,53,.18); border-bottom-color: var(--red); }
 .gradguard .label.related { color: var(--blue); }
 .gradguard .label.culprit { color: var(--red); font-weight: 600; }

@@ -145,7 +145,8 @@ class _Painter:
         for mark in self.multi:
             if mark.line == number and not self._starts_line(mark):
                 self._begin(mark)
-        for mark in self.multi:
+        # From the inside out, so that no bracket crosses one that is still open.
+        for mark in sorted(self.multi, key=lambda mark: -self.lanes[mark]):
             if mark.end_line == number:
                 self._end(mark)
 
@@ -157,7 +158,7 @@ class _Painter:
         self.rows.append([self._gutter(), *margin, Segment(carets, _style(mark))])
 
     def _end(self, mark: Mark) -> None:
-        margin = self._margin(mark.end_line, below=True)[: self.lanes[mark]]
+        margin = self._margin(mark.end_line, below=False)[: self.lanes[mark]]
         end = max(0, self.lines[mark.end_line].cell(mark.end_column) - 1)
         self._mark(mark, margin, 0, 1, self.glyphs.corner + self._run(mark, end))
 

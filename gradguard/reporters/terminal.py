@@ -24,10 +24,10 @@ from .wording import headline
 __all__ = ["headline", "print_diagnosis", "render", "render_for_error"]
 
 MIN_WIDTH, DEFAULT_WIDTH, MAX_WIDTH = 60, 100, 120
-COLUMN = 11  # where the text of "why:", "fix:" and the like begins
+COLUMN = 10  # where the text of "why:", "fix:" and the like begins
 
 # What is shown of long lists unless verbose; the rest is counted.
-PLACES, NOTES, TENSORS, FIXES, AVOID, CRUMBS, PATCH_LINES, TORCH_LINES = 5, 4, 6, 3, 2, 3, 12, 16
+PLACES, NOTES, TENSORS, FIXES, AVOID, CRUMBS, PATCH_LINES, TORCH_LINES = 5, 5, 6, 3, 3, 3, 12, 16
 
 
 def render(
@@ -192,11 +192,10 @@ class _Writer:
         tensors = self.diagnosis.tensors
         if not tensors:
             return
-        label = "tensor" if len(tensors) == 1 else "tensors"
         shown = wording.tensor_rows(tensors, self.glyphs.arrow)[: self._limit(TENSORS)]
         column = max((cells(name) for name, _ in shown if cells(name) <= 32), default=0)
         for index, (name, facts) in enumerate(shown):
-            lead = f"  {label}:" if not index else ""
+            lead = "  tensor:" if not index else ""
             row = [Segment(f"{lead:<{COLUMN - 1}} ", "label"), Segment(name, "strong")]
             lines = wrap(facts, max(30, self.width - COLUMN - max(column, cells(name)) - 2))
             self.rows.append(row)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -31,7 +31,7 @@ class Incident:
         error: the exception, None for silent checks.
         roots: the tensors backward was called on.
         inputs: `inputs=` of backward / the inputs of autograd.grad.
-        frames: innermost first; live frames, or those of the traceback.
+        frame_source: gives `frames`; asked only by rules that need them, since most moments need none.
         call: this backward call's fact.
         func, args, kwargs: the torch call that failed ("forward"), or what the moment is about.
         traced: whether the op probe has seen the current step.
@@ -41,7 +41,7 @@ class Incident:
     moment: Moment
     where: str
     journal: Journal
-    frames: Sequence[FrameView]
+    frame_source: Callable[[], Sequence[FrameView]]
     error: BaseException | None = None
     roots: tuple[torch.Tensor, ...] = ()
     inputs: tuple[torch.Tensor, ...] = ()
@@ -55,6 +55,11 @@ class Incident:
     models: tuple[nn.Module, ...] = ()
     memory: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def frames(self) -> Sequence[FrameView]:
+        """Innermost first; live frames, or those of the traceback."""
+        return self.frame_source()
 
     @cached_property
     def message(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from programs import assert_same, environment, guarded
+from programs import assert_same, environment, guarded, python
 
 DESCRIBE = """
 import os, sys, json
@@ -61,7 +62,7 @@ def test_options_after_the_script_are_the_scripts(tmp_path: Path) -> None:
 
 def test_module(tmp_path: Path) -> None:
     write(tmp_path, "pkg/__init__.py", "")
-    write(tmp_path, "pkg/train.py", "from . import train\n" + DESCRIBE)
+    write(tmp_path, "pkg/train.py", DESCRIBE)
     told = json.loads(assert_same("-m", "pkg.train", "--level", "3", cwd=tmp_path).out)
     assert told["__package__"] == "pkg" and told["spec"] == "pkg.train"
 
@@ -247,7 +248,6 @@ UNCAUGHT = {
         thread.start()
         thread.join()
     """,
-    "recursion": "def f(): f()\nf()",
 }
 
 
@@ -258,6 +258,14 @@ def test_traceback_is_pythons_own(tmp_path: Path, kind: str) -> None:
     write(tmp_path, "failing.py", UNCAUGHT[kind])
     ended = assert_same("failing.py", cwd=tmp_path)
     assert "gradguard" not in ended.err
+
+
+def test_recursion_ends_as_in_python(tmp_path: Path) -> None:
+    """The same but for how deep it went: gradguard's own frames stand on the stack too."""
+    write(tmp_path, "failing.py", "def f(): f()\nf()")
+    plain, ended = python("failing.py", cwd=tmp_path), guarded("failing.py", cwd=tmp_path)
+    assert re.sub(r"\d+ more", "", ended.err) == re.sub(r"\d+ more", "", plain.err)
+    assert ended.status == plain.status
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups are new in Python 3.11")

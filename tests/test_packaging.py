@@ -1,0 +1,40 @@
+"""The lists in pyproject.toml name every folder that must be installed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+if sys.version_info < (3, 11):
+    pytest.skip("tomllib is new in Python 3.11", allow_module_level=True)
+
+import tomllib
+
+ROOT = Path(__file__).resolve().parents[1]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SETUPTOOLS = PYPROJECT["tool"]["setuptools"]
+
+
+def test_every_package_is_listed() -> None:
+    mapped = SETUPTOOLS["package-dir"]
+    tops = {"gradguard": ROOT / "gradguard", **{name: ROOT / folder for name, folder in mapped.items()}}
+    found = set()
+    for name, top in tops.items():
+        for folder in [top, *(path for path in top.rglob("*") if path.is_dir())]:
+            if any(folder.glob("*.py")) or any(folder.glob("*.yaml")):
+                found.add(".".join([name, *folder.relative_to(top).parts]))
+    assert sorted(SETUPTOOLS["packages"]) == sorted(found)
+
+
+def test_all_importable() -> None:
+    """Every module of the core imports, also where no optional package is installed."""
+    import importlib
+    import pkgutil
+
+    import gradguard
+
+    for module in pkgutil.walk_packages(gradguard.__path__, "gradguard."):
+        if module.name != "gradguard.__main__":
+            importlib.import_module(module.name)
