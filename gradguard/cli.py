@@ -81,7 +81,7 @@ def _options(
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
     target: Annotated[str, typer.Argument(metavar="SCRIPT|MODULE", help="The program; a folder or zip file with __main__.py, or - too.")],
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="Handed to the program as they are.")] = None,
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Handed to the program as they are.")] = None,
     module: Annotated[bool, typer.Option("-m", help="The target is a module's name, as in `python -m`.")] = False,
     level: Annotated[Level | None, typer.Option(help="How closely to look.", show_default="standard, or as configured")] = None,
     report: Annotated[Path | None, typer.Option(metavar="FILE.jsonl", help="Write one JSON object a diagnosis.")] = None,

@@ -42,7 +42,10 @@ def _run(folder: str, command: list[str]) -> int:
     print("$ " + " ".join(["python", *command]), flush=True)
     here = str(Path(__file__).parent.parent)
     path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
-    return subprocess.run([sys.executable, *command], cwd=folder, env={**os.environ, "PYTHONPATH": path}, check=False).returncode
+    done = subprocess.run(
+        [sys.executable, *command], cwd=folder, env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.STDOUT, check=False
+    )
+    return done.returncode
 
 
 def _difference(folder: Path) -> str:

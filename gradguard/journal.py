@@ -149,6 +149,7 @@ class EscapeFact(NamedTuple):
     cut: Cut | None  # where the value had lost its path, None if it had none to lose
     storage: int | None  # for numpy: the memory shared with the array
     frame: int  # id of the user's frame, to relate places of one call
+    step: int = 0
 
 
 @dataclass

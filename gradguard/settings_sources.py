@@ -133,7 +133,9 @@ def config_layer(path: Path) -> Layer:
 
 def _environment(problems: list[Problem]) -> Iterator[Layer]:
     given = sorted(
-        name for name, value in os.environ.items() if name.upper().startswith(ENV_PREFIX) and value != "" and name.upper() not in _NOT_SETTINGS
+        name
+        for name, value in os.environ.items()
+        if name.upper().startswith(ENV_PREFIX) and value != "" and name.upper() not in _NOT_SETTINGS
     )
     if not given:
         return
@@ -186,15 +188,16 @@ def _nested_arguments(level: str | None, overrides: Mapping[str, Any]) -> dict[s
 def check_layer(layer: Layer) -> list[Problem]:
     """Everything wrong in one source; brings its `rules` to one spelling."""
     problems: list[Problem] = []
+    for name, value in list(layer.data.items()):
+        if value is None and (name == "rules" or _fields_at((name,))):
+            del layer.data[name]  # `trace:` with everything below it commented out
     rules = layer.data.get("rules")
     plain = {key: value for key, value in layer.data.items() if key != "rules"}
     if isinstance(rules, Mapping):
         found = canonical_rules(rules)
         layer.data["rules"], layer.spelt = found.rules, found.origins
         problems += [Problem(layer.locate(path, at_key), message, unknown) for path, message, at_key, unknown in found.problems]
-    elif rules is None:
-        layer.data.pop("rules", None)  # `rules:` with nothing below it
-    else:
+    elif rules is not None:
         plain["rules"] = rules
     try:
         Settings.model_validate(plain)

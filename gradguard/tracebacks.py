@@ -65,8 +65,13 @@ def _call(hook: Callable[..., object], kind: type[BaseException], error: BaseExc
 
 def _print_diagnosed(error: GradGuardError, color: bool | None) -> None:
     """The traceback, then the diagnosis, which holds PyTorch's own words: the cause is not printed a second time."""
-    print("Traceback (most recent call last):\n" + "".join(traceback.format_tb(error.__traceback__)), file=sys.stderr)
-    print_diagnosis(error.diagnosis, color=color)
+    if error.__traceback__ is not None:
+        frames = "".join(traceback.format_tb(error.__traceback__))
+        print(f"Traceback (most recent call last):\n{frames}", file=sys.stderr)
+    try:
+        print_diagnosis(error.diagnosis, color=color)
+    except Exception:  # drawing it failed: its text, made when it was raised, is still there
+        print(error, file=sys.stderr)
     for note in getattr(error, "__notes__", ()):
         print(note, file=sys.stderr)
 

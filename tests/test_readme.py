@@ -24,7 +24,8 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 BLOCK = re.compile(
-    r"(?P<head><!-- output: (?P<command>[^|>]+?)(?: \| tail (?P<tail>\d+))? -->\n```text\n)(?P<shown>.*?)(?P<foot>```\n<!-- /output -->)", re.S
+    r"(?P<head><!-- output: (?P<command>[^|>]+?)(?: \| tail (?P<tail>\d+))? -->\n```text\n)(?P<shown>.*?)(?P<foot>```\n<!-- /output -->)",
+    re.S,
 )
 
 

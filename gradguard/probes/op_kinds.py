@@ -37,6 +37,8 @@ def classify(func: Any) -> int:
         if attribute == "data":
             return DATA
         return PLAIN if attribute in _PROPERTY_VIEWS else SKIP
+    if name == "requires_grad_" or (name == "__set__" and getattr(getattr(func, "__self__", None), "__name__", "") == "requires_grad"):
+        return TOGGLE
     if name == "_set_grad_enabled":
         return MODE
     if name in _QUERIES:

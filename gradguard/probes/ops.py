@@ -14,6 +14,7 @@ casts, anything under no_grad) and what is made from their results. The price is
 
 from __future__ import annotations
 
+import os
 import sys
 import weakref
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from gradguard.callsite import USER_FILES, CallSite, user_frame
 from gradguard.journal import Cut, EscapeFact, Journal, ModeFact, Prints, WriteFact
-from gradguard.probes.op_kinds import ADDEND, DATA, DETACH, ESCAPE, MODE, PLAIN, REWRAP, SKIP, WRITE, Kinds
+from gradguard.probes.op_kinds import ADDEND, DATA, DETACH, ESCAPE, MODE, PLAIN, REWRAP, SKIP, TOGGLE, WRITE, Kinds
 from gradguard.torch_internals import fingerprint, numpy_reachable, sequence_number, storage_key, version_of
 
 _is_compiling = torch.compiler.is_compiling
@@ -55,6 +56,7 @@ class OpProbe(TorchFunctionMode):
         self.on_fault = on_fault
         self._append = journal.ops.append
         self._tick = journal.tick
+        self._escaped_in = -1  # the step in which a value with a lost path last left for Python or numpy
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         if _is_compiling():
@@ -84,12 +86,17 @@ class OpProbe(TorchFunctionMode):
                     if isinstance(arg, _Tensor):
                         if not arg.requires_grad:
                             self._gradless_operand(kind, before, after, arg)
+                    elif kind & ADDEND and isinstance(arg, float):
+                        if self._escaped_in == self.journal.step and before not in self.journal.partial:
+                            self.journal.remember_partial(before, ())  # a number that may be a loss term: told from the source
                     elif kind & ADDEND and type(arg) in (list, tuple):
                         for item in arg:
                             if isinstance(item, _Tensor) and not item.requires_grad:
                                 self._gradless_operand(kind, before, after, item)
                 if watched is not None:
                     self._writes(func, watched)
+                if type(result) is not _Tensor and isinstance(result, tuple):
+                    self._side_results(before, func, result)
             elif kind == PLAIN and not self.journal.has_cuts and _grad_enabled():
                 # the bulk of gradless calls (data preparation, metrics) has nothing to remember
                 if _any_requires_grad(args):
@@ -109,6 +116,8 @@ class OpProbe(TorchFunctionMode):
             self._writes(func, watched)
         if kind & MODE:
             self._mode_switch(args)
+        elif kind & TOGGLE:
+            self._toggle(func, args)
         elif kind & ESCAPE:
             self._escape(func, args, result)
         elif kind == DATA:
@@ -118,14 +127,17 @@ class OpProbe(TorchFunctionMode):
 
     def _cut(self, kind: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any) -> None:
         """Remembers on a gradless result where its inputs' path ended, or inherits their memories."""
-        outputs = result if type(result) in (tuple, list) else (result,)
-        tensors = [out for out in outputs if isinstance(out, _Tensor) and not out.requires_grad]
+        outputs = result if isinstance(result, (tuple, list)) else (result,)
+        tensors = [out for out in outputs if isinstance(out, _Tensor) and (not out.requires_grad or kind & REWRAP)]
+        if kind & WRITE and result is None and args and isinstance(args[0], _Tensor) and not args[0].requires_grad:
+            tensors = [args[0]]  # `buffer[i] = value` gives nothing back
         if not tensors:
             return
-        attached, origins = self._inputs(args, kwargs)
+        attached, origins, leaves = self._inputs(args, kwargs)
         journal = self.journal
+        guess = False
         if kind & REWRAP and not attached and not origins:
-            origins = self._recovered(args)
+            origins, guess = self._recovered(args)
         if not attached and not origins:
             return
         frame = user_frame(sys._getframe(2))
@@ -135,40 +147,72 @@ class OpProbe(TorchFunctionMode):
             live = _grad_enabled()
             cause = _cut_kind(kind, live, tensors[0])
             mode = journal.modes[-1] if cause in ("no_grad", "inference") and journal.modes else None
+            if cause == "no_grad" and _is_sampling(sys._getframe(2)):
+                cause = "sample"
             outer = user_frame(frame.f_back) if frame is not None else None
             cut = Cut(cause, self._tick(), site, name, sequence_number(), tuple(attached), mode, (),
-                      None if outer is None else CallSite(outer.f_code, outer.f_lasti))
+                      None if outer is None else CallSite(outer.f_code, outer.f_lasti), tuple(leaves), _around(outer) if cause == "inference" else ())
             if origins:
                 cut = Cut("rewrap", cut.clock, site, name, cut.seq, (), None, _merge([(cut,), *origins]))
         else:
-            cut = Cut("rewrap", self._tick(), site, name, sequence_number(), (), None, _merge(origins))
+            cut = Cut("rewrap", self._tick(), site, name, sequence_number(), (), None, _merge(origins), guess=guess)
         for out in tensors:
             journal.remember_cut(out, cut)
 
-    def _inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[list[int], list[tuple[Cut, ...]]]:
-        """The graph nodes behind the inputs that have one (-1 for a leaf), and the memories of those that had."""
+    def _side_results(self, before: int, func: Any, result: Any) -> None:
+        """The indices that `x.max(dim=1)` gives beside the values: no derivative leads through them."""
+        cut = None
+        for out in result:
+            if isinstance(out, _Tensor) and not out.requires_grad and not out.is_floating_point():
+                if cut is None:
+                    frame = user_frame(sys._getframe(2))
+                    site = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
+                    cut = Cut("nondiff", self._tick(), site, _name(func), before, (before,))
+                self.journal.remember_cut(out, cut)
+
+    def _toggle(self, func: Any, args: tuple[Any, ...]) -> None:
+        """`requires_grad_(value)` or `.requires_grad = value`."""
+        if not args or not isinstance(args[0], _Tensor):
+            return
+        frame = user_frame(sys._getframe(3))
+        self.journal.remember_toggle(args[0], args[0].requires_grad, None if frame is None else CallSite(frame.f_code, frame.f_lasti))
+
+    def _inputs(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any] | None
+    ) -> tuple[list[int], list[tuple[Cut, ...]], list[weakref.ref[torch.Tensor]]]:
+        """The graph nodes behind the inputs that have one (-1 for a leaf), the memories of those that had, and the leaves."""
         attached: list[int] = []
         origins: list[tuple[Cut, ...]] = []
+        leaves: list[weakref.ref[torch.Tensor]] = []
         cut_of = self.journal.cut_of
         for tensor in _tensors(args, kwargs):
             if tensor.requires_grad:
                 node = tensor.grad_fn
                 attached.append(-1 if node is None else node._sequence_nr())
+                if node is None:
+                    leaves.append(weakref.ref(tensor))
             else:
                 cut = cut_of(tensor)
                 if cut is not None:
                     origins.append(cut.roots())
-        return attached, origins
+        return attached, origins, leaves
 
-    def _recovered(self, args: tuple[Any, ...]) -> list[tuple[Cut, ...]]:
-        """Memories of Python numbers and arrays that a new tensor is made of: they left through item(), numpy() ..."""
+    def _recovered(self, args: tuple[Any, ...]) -> tuple[list[tuple[Cut, ...]], bool]:
+        """Memories of Python numbers and arrays that a new tensor is made of: they left through item(), numpy() ...
+
+        The second is True where the values themselves prove nothing: then it is only what left last, in this step.
+        """
         escapes = self.journal.escapes
         if not escapes or not args:
-            return []
+            return [], False
         numbers = _numbers(args[0])
         if numbers:
-            return [fact.cut.roots() for fact in reversed(escapes) if fact.cut is not None and fact.value is not None and fact.value in numbers][:4]
-        return []
+            found = [fact.cut.roots() for fact in reversed(escapes) if fact.cut is not None and _same_number(fact.value, numbers)][:4]
+            if found:
+                return found, False
+        elif type(args[0]).__module__ != "numpy":
+            return [], False
+        return [fact.cut.roots() for fact in list(escapes)[-8:] if fact.cut is not None and fact.step == self.journal.step], True
 
     def _escape(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
         source = args[0] if args else None
@@ -192,9 +236,12 @@ class OpProbe(TorchFunctionMode):
         if source.requires_grad:
             node = source.grad_fn
             mode = journal.modes[-1] if not _grad_enabled() and journal.modes else None
-            cut = Cut("escape", self._tick(), site, name, sequence_number(), (-1 if node is None else node._sequence_nr(),), mode)
+            cut = Cut("escape", self._tick(), site, name, sequence_number(), (-1 if node is None else node._sequence_nr(),), mode,
+                      leaves=(weakref.ref(source),) if node is None else ())
+        if cut is not None:
+            self._escaped_in = journal.step
         value = result if isinstance(result, (int, float, complex)) else (tuple(result) if name == "tolist" and _is_flat(result) else None)
-        journal.escapes.append(EscapeFact(self._tick(), name, site, value, cut, storage, 0 if frame is None else id(frame)))
+        journal.escapes.append(EscapeFact(self._tick(), name, site, value, cut, storage, 0 if frame is None else id(frame), journal.step))
 
     def _data(self, source: Any, result: Any) -> None:
         journal = self.journal
@@ -208,7 +255,8 @@ class OpProbe(TorchFunctionMode):
             node = source.grad_fn
             outer = None if frame is None else user_frame(frame.f_back)
             journal.remember_cut(result, Cut("data", self._tick(), site, "data", sequence_number(), (-1 if node is None else node._sequence_nr(),),
-                                             outer=None if outer is None else CallSite(outer.f_code, outer.f_lasti)))
+                                             outer=None if outer is None else CallSite(outer.f_code, outer.f_lasti),
+                                             leaves=(weakref.ref(source),) if node is None else ()))
         else:
             cut = journal.cut_of(source)
             if cut is not None:
@@ -267,13 +315,25 @@ class OpProbe(TorchFunctionMode):
 
     def _gradless_operand(self, kind: int, before: int, after: int, tensor: Any) -> None:
         journal = self.journal
-        if kind & ADDEND and journal.has_cuts:
+        if journal.has_cuts:
             cut = journal.cut_of(tensor)
             if cut is not None:
-                known = journal.partial.get(before, ())
-                journal.remember_partial(before, _merge([known, cut.roots()]))
+                self._fed(kind, before, cut)
+        if kind & ADDEND and before not in journal.partial and self._escaped_in == journal.step and not tensor.dim():
+            journal.remember_partial(before, ())  # it may have been made of numbers or arrays, which carry no memory
         if numpy_reachable(tensor):
             self._fingerprint(tensor, before, after)
+
+    def _fed(self, kind: int, seq: int, cut: Cut) -> None:
+        """A value that had lost its path goes into a differentiable call."""
+        journal = self.journal
+        if kind & ADDEND:
+            journal.remember_partial(seq, _merge([journal.partial.get(seq, ()), cut.roots()]))
+            return
+        journal.remember_fed(seq, _merge([journal.fed.get(seq, ()), cut.roots()]))
+        for origin in cut.roots():
+            if origin.kind == "sample" and not origin.scored and _is_scoring(sys._getframe(3)):
+                origin.scored = True
 
     def _fingerprint(self, tensor: Any, before: int, after: int) -> None:
         """Notes the contents of memory that numpy can write, to be compared when backward needs them (TORCH_FACTS 33)."""
@@ -285,6 +345,45 @@ class OpProbe(TorchFunctionMode):
         if mark is not None:
             self.journal.prints.append(
                 Prints(storage, before, after, tensor.storage_offset(), tuple(tensor.shape), version, mark, self._tick()))
+
+
+_DISTRIBUTIONS = os.sep + os.path.join("torch", "distributions") + os.sep
+
+
+def _is_sampling(frame: FrameType | None) -> bool:
+    """Whether the call comes from `sample()` of a torch distribution that could have sampled with a path (`rsample`)."""
+    for _ in range(4):
+        if frame is None or _DISTRIBUTIONS not in frame.f_code.co_filename:
+            return False
+        if frame.f_code.co_name == "sample":
+            return bool(getattr(frame.f_locals.get("self"), "has_rsample", False))
+        frame = frame.f_back
+    return False
+
+
+def _is_scoring(frame: FrameType | None) -> bool:
+    """Whether the call comes from a distribution's `log_prob`, or the like."""
+    for _ in range(6):
+        if frame is None or _DISTRIBUTIONS not in frame.f_code.co_filename:
+            return False
+        if frame.f_code.co_name in ("log_prob", "cdf", "icdf"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _around(frame: FrameType | None, most: int = 6) -> tuple[CallSite, ...]:
+    """The user frames from here outwards."""
+    found: list[CallSite] = []
+    while frame is not None and len(found) < most:
+        if USER_FILES[frame.f_code.co_filename]:
+            found.append(CallSite(frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return tuple(found)
+
+
+def _same_number(value: Any, numbers: set[Any]) -> bool:
+    return value in numbers if not isinstance(value, tuple) else any(item in numbers for item in value)
 
 
 def _cut_kind(kind: int, live: bool, out: Any) -> Any:

@@ -69,12 +69,14 @@ def test_rules_page_is_up_to_date() -> None:
 
 def test_version_and_demo() -> None:
     def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "gradguard", *arguments], capture_output=True, text=True, env=environment(), timeout=120)
+        return subprocess.run(
+            [sys.executable, "-m", "gradguard", *arguments], capture_output=True, text=True, env=environment(), timeout=120
+        )
 
     assert command("--version").stdout.startswith("gradguard ")
     shown = command("demo")
     assert shown.returncode == 0
-    assert "GG101" in shown.stderr and "step 200: loss" in shown.stdout
+    assert "GG101" in shown.stdout and "step 200: loss" in shown.stdout
 
 
 def test_importing_the_package_leaves_the_command_line_out() -> None:

@@ -140,6 +140,12 @@ def test_exit_status(tmp_path: Path, ending: str, status: int) -> None:
     program = f"""
         import atexit, os, signal, sys, threading, time
         atexit.register(print, "at exit", flush=True)
+
+        class Kept:
+            def __del__(self):
+                print("let go", flush=True)
+
+        kept = Kept()
         threading.Thread(target=lambda: (time.sleep(0.3), print("thread done", flush=True))).start()
         {ending}
     """

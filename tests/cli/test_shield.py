@@ -54,4 +54,3 @@ def test_own_error_is_shown_although_the_guard_fails(tmp_path: Path) -> None:
 def test_wrong_setting_stops_before_the_program(tmp_path: Path) -> None:
     ended = launched(tmp_path, "print('ran')", "config")
     assert (ended.status, ended.out, ended.err) == (2, "", "gradguard run: level is wrong\n")
-

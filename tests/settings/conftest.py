@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import gradguard.rules
-from gradguard.diagnosis import Diagnosis, SourceSpan
 from gradguard.rules import registry
 
 _RULE = '''"""What it is: a rule of the tests."""
@@ -22,14 +21,18 @@ def recognise(incident):
 
 RULE = Rule({code!r}, {name!r}, "summary of {name}", recognise)
 '''
-_OPTIONS = '''
+_OPTIONS = """
 class Options(BaseModel):
     model_config = ConfigDict(extra="forbid")
     window: int = Field(default=3, ge=1, description="steps looked back")
     ratio: float = Field(default=0.5, description="how much is too much")
-'''
+"""
 RULES = {
-    "gg6_testing": [("GG601", "stale-gradients", True), ("GG604", "optimizer-orphaned-parameters", False), ("GG612", "scheduler-order", False)],
+    "gg6_testing": [
+        ("GG601", "stale-gradients", True),
+        ("GG604", "optimizer-orphaned-parameters", False),
+        ("GG612", "scheduler-order", False),
+    ],
     "gg9_testing": [("GG901", "lonely-rule", True)],
 }
 
@@ -64,9 +67,3 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def diagnosis(code: str = "GG601", name: str = "stale-gradients", severity: str = "error", file: str = "train.py", line: int = 1) -> Diagnosis:
-    """A diagnosis whose culprit is one line of a file."""
-    span = SourceSpan(file=file, line=line, end_line=line, role="culprit")
-    return Diagnosis(code=code, name=name, severity=severity, headline="Gradients of the last step are still there.", culprit=span)

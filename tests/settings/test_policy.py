@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import diagnosis
+from settings_helpers import diagnosis
 
 from gradguard.policy import Policy
 from gradguard.rules.registry import get_rule

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from conftest import diagnosis
+from settings_helpers import diagnosis
 
 from gradguard.diagnosis import Diagnosis, SourceSpan
 from gradguard.errors import UnknownRuleError

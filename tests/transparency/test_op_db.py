@@ -58,7 +58,8 @@ def _outcome(op: Any, sample: Any) -> list[torch.Tensor] | None:
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes, so that NaNs compare equal and half-precision complex numbers compare at all."""
-    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    dense = tensor.detach().resolve_conj().resolve_neg()
+    return torch.empty(dense.shape, dtype=dense.dtype).copy_(dense).reshape(-1).view(torch.uint8)
 
 
 def _same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:

@@ -1,0 +1,384 @@
+"""Where a value was made: follows an expression back through names, parameters, attributes, returns and loops.
+
+Works on source, helped by the live variables of the frames around the incident. It stops where it is no longer sure; the
+last spot of a trace is the farthest place that is known to be on the value's way.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from gradguard.diagnosis import Role, SourceSpan
+from gradguard.evidence.source import assignments_to, dotted
+from gradguard.evidence.syntax import FUNCTIONS, range_of
+from gradguard.rules.contract.scopes import UNKNOWN, Scope, callee_scope, class_scopes, code_of, function_scope, peek
+
+ANY = -1  # in a path: "some element of it"
+Path = tuple[int, ...]
+Judge = Callable[[Any], "bool | None"]  # of a live value: is it (part of) what is looked for?
+Maker = Callable[[ast.expr, Scope], "bool | None"]  # of an expression: does it make such a thing by itself?
+
+# what hands a tensor on with its dtype and device; anything else might have made a new one
+_DEPTH = 24
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A place on the value's way: an expression in a scope, and the name its value was given there."""
+
+    scope: Scope
+    node: ast.expr | ast.stmt
+    name: str | None = None
+
+    @property
+    def line(self) -> int:
+        return self.node.lineno
+
+    @property
+    def file(self) -> str:
+        return self.scope.source.filename
+
+    @property
+    def statement(self) -> ast.stmt | None:
+        return self.scope.source.statement(self.node)
+
+    @property
+    def text(self) -> str:
+        return self.scope.source.flat(self.node)
+
+    def span(self, label: str | None = None, role: Role = "context") -> SourceSpan:
+        place = range_of(self.node) or (self.node.lineno, 0, self.node.lineno, 0)
+        return self.scope.source.span(place, label, role, self.scope.source.qualname_around(self.node))
+
+
+@dataclass
+class Trace:
+    """The way back from a use: `spots` from the use to the origin; `certain` when the origin evidently made the value."""
+
+    spots: list[Spot] = field(default_factory=list)
+    certain: bool = False
+
+    @property
+    def origin(self) -> Spot | None:
+        return self.spots[-1] if self.spots else None
+
+    @property
+    def names(self) -> list[str]:
+        """The names the value had on its way, in that order."""
+        return list(dict.fromkeys(spot.name for spot in self.spots if spot.name))
+
+
+def definition(scope: Scope, name: str, at: ast.AST) -> ast.stmt | None:
+    """The statement that most likely gave `name` the value it has at `at`: the last one before it, else the loop's last."""
+    use = scope.source.statement(at)
+    found = assignments_to(scope.tree, name)
+    if use is None:
+        return found[-1] if found else None
+    around = list(scope.source.ancestors(use))
+    before = [s for s in found if (s in around and s is not use) or _ends_before(s, use)]
+    before = [s for s in before if not _other_branch(scope, s, use)]
+    if before:
+        return before[-1]
+    if use in found and isinstance(use, (ast.For, ast.AsyncFor, ast.With)):
+        return use
+    loops = [above for above in around if isinstance(above, (ast.For, ast.While))]
+    inside = [s for s in found if s is not use and any(loop in scope.source.ancestors(s) for loop in loops)]
+    return inside[-1] if inside else None
+
+
+def _ends_before(statement: ast.stmt, use: ast.stmt) -> bool:
+    if isinstance(statement, (ast.For, ast.AsyncFor, ast.With)):
+        return statement.lineno < use.lineno
+    return (statement.end_lineno or statement.lineno, statement.end_col_offset or 0) <= (use.lineno, use.col_offset)
+
+
+def _other_branch(scope: Scope, statement: ast.stmt, use: ast.stmt) -> bool:
+    chain, mine = [statement, *scope.source.ancestors(statement)], [use, *scope.source.ancestors(use)]
+    for above in chain:
+        if isinstance(above, ast.If) and above in mine:
+            for one, other in ((above.body, above.orelse), (above.orelse, above.body)):
+                if any(part in chain for part in one) and any(part in mine for part in other):
+                    return True
+    return False
+
+
+def bound_value(statement: ast.stmt, name: str) -> tuple[ast.expr, Path] | None:
+    """The expression whose value (or the item of it that the path names) a statement binds to `name`."""
+    if isinstance(statement, (ast.For, ast.AsyncFor)):
+        path = _path_in(statement.target, name)
+        return None if path is None else (statement.iter, (ANY, *path))
+    if isinstance(statement, (ast.With, ast.AsyncWith)):
+        for item in statement.items:
+            if item.optional_vars is not None and _path_in(item.optional_vars, name) is not None:
+                return item.context_expr, ()
+        return None
+    if isinstance(statement, ast.Assign):
+        for target in statement.targets:
+            path = _path_in(target, name)
+            if path is not None:
+                return statement.value, path
+    if isinstance(statement, ast.AnnAssign) and statement.value is not None:
+        return statement.value, ()
+    for node in ast.walk(statement):
+        if isinstance(node, ast.NamedExpr) and node.target.id == name:
+            return node.value, ()
+    return None
+
+
+def _path_in(target: ast.expr, name: str) -> Path | None:
+    if dotted(target) == name:
+        return ()
+    if isinstance(target, (ast.Tuple, ast.List)):
+        for i, element in enumerate(target.elts):
+            if isinstance(element, ast.Starred):
+                return (ANY,) if dotted(element.value) == name else None
+            inner = _path_in(element, name)
+            if inner is not None:
+                return (i, *inner)
+    return None
+
+
+def returns_of(scope: Scope) -> list[ast.expr]:
+    """What a function returns (or yields), in source order."""
+    if isinstance(scope.tree, ast.Lambda):
+        return [scope.tree.body]
+    found = []
+    stack: list[ast.AST] = list(getattr(scope.tree, "body", []))
+    while stack:
+        node = stack.pop()
+        if isinstance(node, (ast.Return, ast.Yield, ast.YieldFrom)) and node.value is not None:
+            found.append(node.value)
+        if not isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+            stack.extend(ast.iter_child_nodes(node))
+    return sorted(found, key=lambda node: (node.lineno, node.col_offset))
+
+
+def trace(scope: Scope, expr: ast.expr, judge: Judge, maker: Maker) -> Trace:
+    """Follows `expr` back to where its value was made."""
+    return _Tracer(judge, maker).follow(scope, expr, (), 0)
+
+
+class _Tracer:
+    def __init__(self, judge: Judge, maker: Maker) -> None:
+        self.judge = judge
+        self.maker = maker
+        self.seen: set[tuple[int, int, Path]] = set()
+
+    def follow(self, scope: Scope, expr: ast.expr, path: Path, depth: int) -> Trace:
+        key = (id(scope.tree), id(expr), path)
+        if depth > _DEPTH or key in self.seen:
+            return Trace()
+        self.seen.add(key)
+        if not path and self.judge(scope.evaluate(expr)) is False:
+            return Trace()
+        if isinstance(expr, (ast.Tuple, ast.List)):
+            return self._items(scope, expr, path, depth)
+        if isinstance(expr, ast.Name):
+            return self._name(scope, expr, path, depth)
+        if isinstance(expr, ast.Attribute):
+            return self._attribute(scope, expr, path, depth)
+        if isinstance(expr, ast.Call):
+            return self._call(scope, expr, path, depth)
+        if isinstance(expr, (ast.ListComp, ast.GeneratorExp)):
+            return self.follow(scope, expr.elt, path[1:] if path else (), depth + 1) if path else self._here(scope, expr)
+        if isinstance(expr, ast.Subscript):
+            inner = (expr.slice.value, *path) if isinstance(expr.slice, ast.Constant) and isinstance(expr.slice.value, int) else path
+            value = scope.evaluate(expr.value)
+            return self.follow(scope, expr.value, path if isinstance(value, torch.Tensor) else inner, depth + 1)
+        if isinstance(expr, ast.NamedExpr):
+            return self.follow(scope, expr.value, path, depth + 1)
+        if isinstance(expr, ast.IfExp):
+            return self._first(scope, [expr.body, expr.orelse], path, depth) or self._here(scope, expr)
+        if isinstance(expr, ast.Starred):
+            return self.follow(scope, expr.value, (ANY, *path), depth + 1)
+        return self._operation(scope, expr, depth)
+
+    def _here(self, scope: Scope, expr: ast.expr, certain: bool = False) -> Trace:
+        return Trace([Spot(scope, expr)], certain)
+
+    def _first(self, scope: Scope, exprs: list[ast.expr], path: Path, depth: int) -> Trace | None:
+        traces = [self.follow(scope, expr, path, depth + 1) for expr in exprs]
+        return next((t for t in traces if t.certain), None) or next((t for t in traces if t.spots), None)
+
+    def _items(self, scope: Scope, expr: ast.Tuple | ast.List, path: Path, depth: int) -> Trace:
+        if path and path[0] >= 0 and path[0] < len(expr.elts) and not any(isinstance(e, ast.Starred) for e in expr.elts[: path[0] + 1]):
+            return self.follow(scope, expr.elts[path[0]], path[1:], depth + 1)
+        return self._first(scope, list(expr.elts), path[1:], depth) or Trace()
+
+    def _bound(self, scope: Scope, statement: ast.stmt, name: str, path: Path, depth: int) -> Trace:
+        if isinstance(statement, ast.AugAssign):
+            earlier = definition(scope, name, statement)
+            if self.maker(statement.value, scope) is not True and earlier is not None and earlier is not statement:
+                return self._bound(scope, earlier, name, path, depth + 1)
+            return Trace([Spot(scope, statement, name)], False)
+        bound = bound_value(statement, name)
+        if bound is None:
+            return Trace()
+        value, inner = bound
+        further = self.follow(scope, value, (*inner, *path), depth + 1)
+        if not further.spots:
+            further = Trace([Spot(scope, value, name)], self.maker(value, scope) is True)
+        first = further.spots[0]
+        if first.scope is scope and first.statement is statement and first.name is None:
+            return Trace([Spot(scope, first.node, name), *further.spots[1:]], further.certain)
+        return Trace([Spot(scope, value, name), *further.spots], further.certain)
+
+    def _name(self, scope: Scope, expr: ast.Name, path: Path, depth: int) -> Trace:
+        statement = definition(scope, expr.id, expr)
+        if statement is not None:
+            found = self._bound(scope, statement, expr.id, path, depth)
+            grown = self._appended(scope, expr.id, path, depth) if path else None
+            return grown if grown is not None and not found.certain else found
+        given = scope.argument(expr.id)
+        if given is not None:
+            found = self.follow(given[0], given[1], path, depth + 1)
+            return Trace([Spot(scope, expr, expr.id), *found.spots], found.certain) if found.spots else found
+        if isinstance(scope.tree, FUNCTIONS) and expr.id in scope.parameters():
+            return Trace()
+        outer = self._outer(scope)
+        if outer is None:
+            return Trace()
+        found_outer = assignments_to(outer.tree, expr.id)
+        return self._bound(outer, found_outer[-1], expr.id, path, depth) if found_outer else Trace()
+
+    def _appended(self, scope: Scope, name: str, path: Path, depth: int) -> Trace | None:
+        """What was put into a list: `name.append(value)`."""
+        for node in ast.walk(scope.tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append" and dotted(node.func.value) == name:
+                found = self.follow(scope, node.args[0], path[1:], depth + 1) if node.args else Trace()
+                if found.spots:
+                    return found
+        return None
+
+    def _outer(self, scope: Scope) -> Scope | None:
+        for above in scope.source.ancestors(scope.tree):
+            if isinstance(above, (*FUNCTIONS, ast.Module)):
+                if isinstance(above, ast.Module) and above is not scope.tree:
+                    return Scope(scope.source, above, scope.globals, scope.globals)
+                return Scope(scope.source, above, {}, scope.globals)
+        return None
+
+    def _attribute(self, scope: Scope, expr: ast.Attribute, path: Path, depth: int) -> Trace:
+        made = self.maker(expr, scope)
+        if made:
+            return self._here(scope, expr, True)
+        owner = scope.evaluate(expr.value)
+        if owner is UNKNOWN or isinstance(owner, torch.Tensor):
+            return self.follow(scope, expr.value, path, depth + 1) if isinstance(owner, torch.Tensor) or not dotted(expr) else self._here(scope, expr)
+        for spot in stores_of(owner, expr.attr):
+            statement = spot.statement
+            if statement is not None and spot.name is not None:
+                found = self._bound(spot.scope, statement, spot.name, path, depth)
+                if found.spots:
+                    return Trace([Spot(scope, expr, dotted(expr)), *found.spots], found.certain)
+        return self._here(scope, expr)
+
+    def _call(self, scope: Scope, call: ast.Call, path: Path, depth: int) -> Trace:
+        name = call.func.id if isinstance(call.func, ast.Name) else call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        if path[:1] == (ANY,):
+            if name == "enumerate" and call.args:
+                return self.follow(scope, call.args[0], (ANY, *path[2:]), depth + 1) if path[1:2] == (1,) else Trace()
+            if name == "zip" and len(path) > 1 and 0 <= path[1] < len(call.args):
+                return self.follow(scope, call.args[path[1]], (ANY, *path[2:]), depth + 1)
+            if name in ("tqdm", "list", "tuple", "iter", "reversed", "sorted", "next", "trange", "DataLoader", "islice", "cycle", "Subset") and call.args:
+                return self.follow(scope, call.args[0], path, depth + 1)
+            if name == "random_split" and call.args:
+                return self.follow(scope, call.args[0], path[1:], depth + 1)
+            if name == "TensorDataset" and len(path) > 1 and 0 <= path[1] < len(call.args):
+                return self.follow(scope, call.args[path[1]], path[2:], depth + 1)
+            if name == "DataLoader":
+                given = next((k.value for k in call.keywords if k.arg == "dataset"), None)
+                if given is not None:
+                    return self.follow(scope, given, path, depth + 1)
+            value = scope.evaluate(call.func)
+            if isinstance(value, type):
+                code, _, names = code_of(peek(value, "__getitem__"))
+                code, _, names = (code, _, names) if code is not None else code_of(peek(value, "__iter__"))
+                inner = None if code is None else function_scope(code, UNKNOWN, names)
+                if inner is not None:
+                    return self._first(inner, returns_of(inner)[::-1], path[1:], depth) or Trace()
+        elif name == "next" and call.args:
+            return self.follow(scope, call.args[0], (ANY, *path), depth + 1)
+        inner = callee_scope(scope, call)
+        if inner is not None:
+            results = returns_of(inner)
+            generator = any(isinstance(n, (ast.Yield, ast.YieldFrom)) for n in ast.walk(inner.tree))
+            found = self._first(inner, results[::-1], path[1:] if generator and path else path, depth)
+            return Trace([Spot(scope, call), *found.spots], found.certain) if found is not None else self._here(scope, call)
+        return self._operation(scope, call, depth)
+
+    def _operation(self, scope: Scope, expr: ast.expr, depth: int) -> Trace:
+        """A library's call or an operator: it made the value, or handed an operand's on."""
+        made = self.maker(expr, scope)
+        if made:
+            return self._here(scope, expr, True)
+        operands = list(operands_of(expr, scope))
+        live = [(operand, self.judge(scope.evaluate(operand))) for operand in operands]
+        for operand, verdict in live:
+            if verdict:
+                found = self.follow(scope, operand, (), depth + 1)
+                return found if found.spots else self._here(scope, operand)
+        if made is False:
+            return Trace()
+        for operand, verdict in live:
+            if verdict is None:
+                found = self.follow(scope, operand, (), depth + 1)
+                if found.certain:
+                    first = found.spots[0]
+                    return found if first.statement is scope.source.statement(expr) else Trace([Spot(scope, expr), *found.spots], True)
+        return self._here(scope, expr)
+
+
+def operands_of(expr: ast.expr, scope: Scope) -> Iterator[ast.expr]:
+    """The expressions whose values an operation works on: receiver and arguments of a call, both sides of an operator."""
+    if isinstance(expr, ast.Call):
+        if isinstance(expr.func, ast.Attribute) and not _is_namespace(scope, expr.func.value):
+            yield expr.func.value
+        for argument in expr.args:
+            if isinstance(argument, (ast.Tuple, ast.List)):
+                yield from argument.elts
+            else:
+                yield argument
+        for keyword in expr.keywords:
+            if keyword.arg not in ("dtype", "device", "out"):
+                yield keyword.value
+    elif isinstance(expr, ast.BinOp):
+        yield from (expr.left, expr.right)
+    elif isinstance(expr, ast.UnaryOp):
+        yield expr.operand
+    elif isinstance(expr, ast.Compare):
+        yield from (expr.left, *expr.comparators)
+    elif isinstance(expr, ast.BoolOp):
+        yield from expr.values
+
+
+def _is_namespace(scope: Scope, node: ast.expr) -> bool:
+    name = dotted(node)
+    return name is not None and name.partition(".")[0] in scope.source.imports and not isinstance(scope.evaluate(node), torch.Tensor)
+
+
+def stores_of(owner: Any, attribute: str) -> list[Spot]:
+    """The assignments `self.attribute = ...` in the methods of an object's class, those of a value first."""
+    found: list[Spot] = []
+    for scope in class_scopes(owner):
+        parameters = scope.parameters()
+        if not parameters:
+            continue
+        name = f"{parameters[0]}.{attribute}"
+        for statement in assignments_to(scope.tree, name):
+            bound = bound_value(statement, name)
+            if bound is not None:
+                found.append(Spot(scope, bound[0], name))
+            elif isinstance(statement, ast.AugAssign):
+                found.append(Spot(scope, statement, name))
+        for node in ast.walk(scope.tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "register_buffer" and len(node.args) > 1:
+                key = node.args[0]
+                if isinstance(key, ast.Constant) and key.value == attribute:
+                    found.append(Spot(scope, node.args[1], None))
+    return sorted(found, key=lambda spot: isinstance(spot.node, ast.Constant))

@@ -1,0 +1,133 @@
+"""Where a module was told to work in place: its constructor call, an `m.inplace = True`, found in the user's source."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from gradguard.callsite import USER_FILES
+from gradguard.diagnosis import SourceSpan
+from gradguard.evidence.bindings import dotted
+from gradguard.evidence.syntax import Source, load, range_of
+
+
+@dataclass
+class Flag:
+    """The place that set the flag. `sure` when no other place could have."""
+
+    span: SourceSpan
+    source: Source
+    node: ast.Call | ast.Assign
+    sure: bool
+
+
+def holder_of(module: nn.Module, roots: Iterable[nn.Module]) -> tuple[nn.Module, str] | None:
+    """The module that holds this one directly, and under which name."""
+    for root in roots:
+        for parent in root.modules():
+            for name, child in parent._modules.items():
+                if child is module:
+                    return parent, name
+    return None
+
+
+def user_sources(modules: Iterable[nn.Module], files: Iterable[str]) -> list[Source]:
+    """The user's files that can have built these modules, each once."""
+    names = dict.fromkeys(files)
+    for module in modules:
+        for cls in type(module).__mro__:
+            path = getattr(sys.modules.get(cls.__module__), "__file__", None)
+            if path and USER_FILES[path]:
+                names.setdefault(path)
+    found = [load(name) for name in names if USER_FILES[name]]
+    return [source for source in found if source is not None and source.tree is not None]
+
+
+def flag_of(module: nn.Module, roots: list[nn.Module], files: Iterable[str]) -> Flag | None:
+    """Where `inplace=True` was given to this module, as far as the source shows one such place."""
+    if getattr(module, "inplace", None) is not True:
+        return None
+    held = holder_of(module, roots)
+    owners = [held[0]] if held else []
+    if held is not None:
+        above = holder_of(held[0], roots)
+        while above is not None and type(owners[-1]).__module__.startswith("torch."):
+            owners.append(above[0])
+            above = holder_of(above[0], roots)
+    sources = user_sources([*owners, *roots], files)
+    calls = [(source, call) for source in sources for call in _constructions(source, type(module))]
+    if held is not None:
+        calls = _best([(source, call) for source, call in calls if _fits(source, call, held[1])], _of_classes(calls, owners), calls)
+    assigned = [(source, statement) for source in sources for statement in _assignments(source)]
+    if len(calls) == 1 or (calls and not assigned):
+        source, call = calls[0]
+        return _flag(source, call, len(calls) == 1)
+    if assigned and not calls:
+        source, statement = assigned[0]
+        return _flag(source, statement, len(assigned) == 1)
+    return None
+
+
+def _flag(source: Source, node: ast.Call | ast.Assign, sure: bool) -> Flag | None:
+    place = range_of(node)
+    if place is None:
+        return None
+    return Flag(source.span(place, "works in place because of this", "declared", source.qualname_around(node)), source, node, sure)
+
+
+def _best(*choices: list[tuple[Source, ast.Call]]) -> list[tuple[Source, ast.Call]]:
+    return next((choice for choice in choices if choice), [])
+
+
+def _constructions(source: Source, kind: type) -> Iterator[ast.Call]:
+    """Calls that build this kind of module with the flag on."""
+    for node in ast.walk(source.tree or ast.Module([], [])):
+        if isinstance(node, ast.Call) and (dotted(node.func) or "").rpartition(".")[2] == kind.__name__ and flag_argument(node, kind) is not None:
+            yield node
+
+
+def flag_argument(call: ast.Call, kind: type) -> ast.expr | ast.keyword | None:
+    """The argument of a constructor call that turns the flag on."""
+    for keyword in call.keywords:
+        if keyword.arg == "inplace":
+            return None if isinstance(keyword.value, ast.Constant) and not keyword.value.value else keyword
+    try:
+        names = list(inspect.signature(kind).parameters)
+    except (TypeError, ValueError):
+        return None
+    position = names.index("inplace") if "inplace" in names else -1
+    if 0 <= position < len(call.args):
+        value = call.args[position]
+        return value if isinstance(value, ast.Constant) and value.value is True else None
+    return None
+
+
+def _assignments(source: Source) -> Iterator[ast.Assign]:
+    for node in ast.walk(source.tree or ast.Module([], [])):
+        if isinstance(node, ast.Assign) and any(isinstance(target, ast.Attribute) and target.attr == "inplace" for target in node.targets):
+            if isinstance(node.value, ast.Constant) and node.value.value is True:
+                yield node
+
+
+def _fits(source: Source, call: ast.Call, name: str) -> bool:
+    """Whether the call stands where a child of that name is made: `self.name = ...`, or that position in a Sequential."""
+    above: Any = source.parents.get(call)
+    if isinstance(above, ast.Assign):
+        return any(isinstance(target, ast.Attribute) and target.attr == name for target in above.targets)
+    if name.isdigit() and isinstance(above, ast.Call) and call in above.args and not any(isinstance(item, ast.Starred) for item in above.args):
+        return above.args.index(call) == int(name)
+    if name.isdigit() and isinstance(above, ast.List) and not any(isinstance(item, ast.Starred) for item in above.elts):
+        return above.elts.index(call) == int(name)
+    return False
+
+
+def _of_classes(calls: list[tuple[Source, ast.Call]], owners: list[nn.Module]) -> list[tuple[Source, ast.Call]]:
+    """Those inside the classes of the modules around."""
+    classes = {type(owner).__name__ for owner in owners if not type(owner).__module__.startswith("torch.")}
+    return [(source, call) for source, call in calls if any(isinstance(above, ast.ClassDef) and above.name in classes for above in source.ancestors(call))]

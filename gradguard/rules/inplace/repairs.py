@@ -1,0 +1,175 @@
+"""Small source repairs, as unified diffs against the user's file; None wherever it is not sure that the result is right."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections.abc import Callable
+
+import torch
+
+from gradguard.evidence.bindings import call_arguments, dotted
+from gradguard.evidence.source import ResolvedSite
+from gradguard.evidence.syntax import Range, Source, range_of
+
+_OPERATORS = {
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**", ast.MatMult: "@", ast.BitAnd: "&",
+    ast.BitOr: "|", ast.BitXor: "^", ast.LShift: "<<", ast.RShift: ">>",
+}  # fmt: skip
+_PLAIN = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.Constant, ast.List, ast.Tuple)
+_RANDOM = frozenset({"copy", "fill", "zero", "uniform", "normal", "random", "bernoulli", "exponential", "requires_grad", "set", "resize", "swap"})
+
+Edit = tuple[Range, str]
+
+
+def patch(source: Source, edits: list[Edit]) -> str | None:
+    """The diff that replaces the ranges; None when the text does not parse afterwards."""
+    lines = list(source.lines)
+    for (first, start, last, end), new in sorted(edits, reverse=True):
+        if not 0 < first <= last <= len(lines):
+            return None
+        head, tail = lines[first - 1].encode()[:start].decode(), lines[last - 1].encode()[end:].decode()
+        lines[first - 1 : last] = (head + new + tail).splitlines(keepends=True)
+    try:
+        ast.parse("".join(lines))
+    except (SyntaxError, ValueError):
+        return None
+    found = difflib.unified_diff(_ended(source.lines), _ended(lines), source.filename, source.filename, n=1)
+    return "".join(found) or None
+
+
+def _ended(lines: list[str]) -> list[str]:
+    return [line if line.endswith("\n") else line + "\n" for line in lines]
+
+
+def out_of_place(place: ResolvedSite) -> tuple[str, str | None] | None:
+    """The write as an expression that makes a new tensor: (what to write, diff). None where there is no mechanical form."""
+    source, node = place.source, place.node
+    if source is None:
+        return None
+    if isinstance(node, ast.AugAssign):
+        return _augmented(source, node)
+    if isinstance(node, ast.Call):
+        return _flag_off(source, node) or _method(source, node)
+    return None
+
+
+def _augmented(source: Source, node: ast.AugAssign) -> tuple[str, str | None] | None:
+    name, operator, whole = dotted(node.target), _OPERATORS.get(type(node.op)), range_of(node)
+    if name is None or operator is None or whole is None:
+        return None
+    value = source.segment(node.value) or ""
+    if not isinstance(node.value, _PLAIN):
+        value = f"({value})"
+    new = f"{name} = {name} {operator} {value}"
+    return new, patch(source, [(whole, new)])
+
+
+def _flag_off(source: Source, node: ast.Call) -> tuple[str, str | None] | None:
+    """`F.relu(x, inplace=True)` without the flag, its result assigned."""
+    flag = next((keyword for keyword in node.keywords if keyword.arg == "inplace"), None)
+    whole = range_of(node)
+    if flag is None or whole is None:
+        return None
+    text = source.text(whole) or ""
+    edit = drop_argument(node, flag)
+    if edit is None or "\n" in text:
+        return None
+    edits = [edit]
+    statement = source.parents.get(node)
+    name = dotted(node.args[0]) if node.args else None
+    prefix = ""
+    if isinstance(statement, ast.Expr):
+        if name is None:
+            return None
+        prefix = f"{name} = "
+        edits.append(((whole[0], whole[1], whole[0], whole[1]), prefix))
+    (_, start, _, end), _ = edit
+    offset = whole[1]
+    raw = text.encode()
+    new = prefix + (raw[: start - offset] + raw[end - offset :]).decode()
+    return new, patch(source, edits)
+
+
+def drop_argument(call: ast.Call, argument: ast.expr | ast.keyword) -> Edit | None:
+    """The edit that takes an argument, with its comma, out of a call."""
+    arguments = call_arguments(call)
+    index = arguments.index(argument)
+    own, before = range_of(argument), range_of(arguments[index - 1]) if index else None
+    after = range_of(arguments[index + 1]) if index + 1 < len(arguments) else None
+    if own is None:
+        return None
+    if before is not None:
+        return (before[2], before[3], own[2], own[3]), ""
+    return ((own[0], own[1], after[0], after[1]), "") if after is not None else (own, "")
+
+
+def _method(source: Source, node: ast.Call) -> tuple[str, str | None] | None:
+    """A chain of in-place methods as the same chain out of place: `x.sub_(a).div_(b)` -> `x.sub(a).div(b)`."""
+    top: ast.expr = node
+    while True:
+        above = source.parents.get(top)
+        outer = source.parents.get(above) if isinstance(above, ast.Attribute) else None
+        if not (isinstance(above, ast.Attribute) and isinstance(outer, ast.Call) and outer.func is above and _out_name(above.attr)):
+            break
+        top = outer
+    edits: list[Edit] = []
+    current: ast.expr = top
+    while isinstance(current, ast.Call) and isinstance(current.func, ast.Attribute):
+        new, place = _out_name(current.func.attr), range_of(current.func)
+        if new is None or place is None:
+            break
+        edits.append(((place[2], place[3] - len(current.func.attr), place[2], place[3]), new))
+        library = isinstance(current.func.value, ast.Name) and current.func.value.id in ("torch", "F")
+        current = current.args[0] if library and current.args else current.func.value
+    whole = range_of(top)
+    if not edits or whole is None or whole[0] != whole[2] or _in_place_left(current):
+        return None
+    name = dotted(current)
+    prefix = ""
+    if isinstance(source.parents.get(top), ast.Expr):
+        if name is None:
+            return None
+        prefix = f"{name} = "
+    raw = (source.text(whole) or "").encode()
+    for (_, start, _, end), new in sorted(edits, reverse=True):
+        raw = raw[: start - whole[1]] + new.encode() + raw[end - whole[1] :]
+    text = prefix + raw.decode()
+    return text, patch(source, [(whole, text)])
+
+
+def _in_place_left(node: ast.expr) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_")
+
+
+def _out_name(name: str) -> str | None:
+    if not name.endswith("_") or name.startswith("_") or name[:-1] in _RANDOM:
+        return None
+    return name[:-1] if hasattr(torch.Tensor, name[:-1]) else None
+
+
+def under_no_grad(place: ResolvedSite) -> str | None:
+    """The diff that puts the place's statement under `with torch.no_grad():`."""
+    source, statement = place.source, place.statement
+    if source is None or statement is None or isinstance(statement, (ast.If, ast.For, ast.While, ast.With, ast.FunctionDef)):
+        return None
+    first, last = statement.lineno, statement.end_lineno or statement.lineno
+    line = source.lines[first - 1]
+    indent = line[: len(line) - len(line.lstrip())]
+    if line[: statement.col_offset].strip() or "torch" not in source.imports:
+        return None
+    body = "".join(f"    {text}" if text.strip() else text for text in source.lines[first - 1 : last])
+    end = len(source.lines[last - 1].encode())
+    return patch(source, [((first, 0, last, end), f"{indent}with {source_name(source, 'torch')}.no_grad():\n{body}")])
+
+
+def source_name(source: Source, module: str) -> str:
+    """What the file calls a module."""
+    return next((name for name, full in source.imports.items() if full == module), module)
+
+
+def replaced(source: Source, node: ast.AST, change: Callable[[str], str]) -> str | None:
+    """The diff that changes one node's text."""
+    place = range_of(node)
+    text = None if place is None else source.text(place)
+    return None if place is None or text is None else patch(source, [(place, change(text))])
