@@ -23,6 +23,12 @@ def heading(rule: Rule) -> str:
     return f"{rule.code} {rule.name}"
 
 
+def page(rule: Rule) -> str:
+    """The rule's page in Markdown, headed by its code and name whether or not its docs say them."""
+    title = f"# {heading(rule)}"
+    return rule.docs if rule.docs.startswith("# ") else f"{title}\n\n{rule.docs}"
+
+
 def as_text(rules: Sequence[Rule]) -> str:
     """One line a rule."""
     width = max((len(rule.name) for rule in rules), default=0)
@@ -44,7 +50,7 @@ def as_markdown(rules: Sequence[Rule]) -> str:
         if rule.family != family:
             family = rule.family
             lines += ["", f"## {family}xx: {FAMILIES.get(family, family)}"]
-        lines += ["", f"### {heading(rule)}", "", _demoted(rule.docs)]
+        lines += ["", _demoted(page(rule))]
     return "\n".join(lines)
 
 
@@ -69,10 +75,10 @@ def _cell(text: str) -> str:
 
 
 def _demoted(docs: str) -> str:
-    """A rule's page with its headings two or more levels below the file's, so that they nest under the rule's own."""
+    """A rule's page with its headings two levels lower, so that they nest under the family's."""
     lines, in_code = [], False
     for line in docs.splitlines():
         if line.startswith("```"):
             in_code = not in_code
-        lines.append(f"###{line}" if line.startswith("#") and not in_code else line)
+        lines.append(f"##{line}" if line.startswith("#") and not in_code else line)
     return "\n".join(lines)

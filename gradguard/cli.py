@@ -132,14 +132,14 @@ def explain(rule: Annotated[str, typer.Argument(help="A rule's code or name, suc
     from rich.console import Console
     from rich.markdown import Markdown
 
-    from gradguard.catalogue import as_text, heading
+    from gradguard.catalogue import as_text, page
 
     found = _rules(rule)
     if len(found) > 1:
         print(as_text(found))
         return
     console = Console()
-    console.print(Markdown(f"# {heading(found[0])}\n\n{found[0].docs}"))
+    console.print(Markdown(page(found[0])))
 
 
 @app.command()

@@ -32,23 +32,23 @@ class SourceSpan(_Model):
     end_line: int
     column: int | None = None
     end_column: int | None = None
-    function: str | None = Field(None, description="qualified name of the enclosing function, `<module>` at top level")
-    text: str | None = Field(None, description="the marked expression, as written")
-    label: str | None = Field(None, description="what happened here, shown beside the carets")
+    function: str | None = Field(default=None, description="qualified name of the enclosing function, `<module>` at top level")
+    text: str | None = Field(default=None, description="the marked expression, as written")
+    label: str | None = Field(default=None, description="what happened here, shown beside the carets")
     role: Role = "context"
 
 
 class TensorFacts(_Model):
     """What is known of one tensor that takes part in the story."""
 
-    name: str | None = Field(None, description="variable, attribute or dotted parameter name, as the user would write it")
+    name: str | None = Field(default=None, description="variable, attribute or dotted parameter name, as the user would write it")
     kind: Literal["tensor", "parameter", "buffer"] = "tensor"
     shape: list[int] | None = None
     dtype: str | None = None
     device: str | None = None
-    module: str | None = Field(None, description="dotted path of the module it belongs to or was made by")
-    version_saved: int | None = Field(None, description="version counter when autograd saved the tensor")
-    version_found: int | None = Field(None, description="version counter when backward needed it")
+    module: str | None = Field(default=None, description="dotted path of the module it belongs to or was made by")
+    version_saved: int | None = Field(default=None, description="version counter when autograd saved the tensor")
+    version_found: int | None = Field(default=None, description="version counter when backward needed it")
     requires_grad: bool | None = None
 
 
@@ -57,11 +57,11 @@ class Fix(_Model):
 
     title: str = Field(description="the change in one line, imperative")
     safety: Safety = Field(
-        "manual",
+        default="manual",
         description="safe: cannot change a correct program's results; unsafe: changes what is computed; manual: needs thought",
     )
     detail: str | None = None
-    patch: str | None = Field(None, description="unified diff against the user's file")
+    patch: str | None = Field(default=None, description="unified diff against the user's file")
 
 
 class Diagnosis(_Model):
@@ -71,20 +71,20 @@ class Diagnosis(_Model):
     name: str = Field(description="stable rule name, such as inplace-modified-saved-tensor")
     severity: Severity = "error"
     headline: str = Field(description="one sentence in plain words that stands alone")
-    culprit: SourceSpan | None = Field(None, description="the line that is the bug; null where the evidence does not carry one")
+    culprit: SourceSpan | None = Field(default=None, description="the line that is the bug; null where the evidence does not carry one")
     related: list[SourceSpan] = Field(default_factory=list, description="other places of the story, in the order to show them")
     tensors: list[TensorFacts] = Field(default_factory=list)
-    explanation: str = Field("", description="why this is wrong, in a few sentences")
+    explanation: str = Field(default="", description="why this is wrong, in a few sentences")
     notes: list[str] = Field(default_factory=list, description="further facts: other writes, what was not seen, what waits behind")
     fixes: list[Fix] = Field(default_factory=list)
     avoid: list[str] = Field(default_factory=list, description="popular cures that would be wrong here, and why")
     confidence: Confidence = "certain"
-    step: int | None = Field(None, description="training step (1-based) in which the incident happened")
+    step: int | None = Field(default=None, description="training step (1-based) in which the incident happened")
     thread: str | None = None
     rank: int | None = None
     breadcrumbs: list[str] = Field(default_factory=list, description="what happened before, oldest first")
-    torch_message: str | None = Field(None, description="PyTorch's own words")
-    repeats: int = Field(0, description="how often the same cause was met again after it was first said")
+    torch_message: str | None = Field(default=None, description="PyTorch's own words")
+    repeats: int = Field(default=0, description="how often the same cause was met again after it was first said")
 
     @property
     def key(self) -> tuple[str, str, int]:

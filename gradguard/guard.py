@@ -50,8 +50,15 @@ class Guard:
         ...     loss.backward()
     """
 
-    def __init__(self, *objects: Any, level: str | None = None, config: str | os.PathLike[str] | None = None,
-                 report: str | os.PathLike[str] | None = None, settings: Settings | None = None, **overrides: Any) -> None:
+    def __init__(
+        self,
+        *objects: Any,
+        level: str | None = None,
+        config: str | os.PathLike[str] | None = None,
+        report: str | os.PathLike[str] | None = None,
+        settings: Settings | None = None,
+        **overrides: Any,
+    ) -> None:
         self.models: list[nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self.watch(*objects)
@@ -60,6 +67,7 @@ class Guard:
         frame = user_frame(sys._getframe(1))
         self._made_at = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
         self._open: list[tuple[Session, Run]] = []
+        self._entered_at = 0
 
     @property
     def level(self) -> str:
@@ -104,6 +112,7 @@ class Guard:
         session = current_session()
         self._open.append((session, session.run_of(self._made_at, self.settings)))
         session.open(self)
+        self._entered_at = session.step
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -113,6 +122,8 @@ class Guard:
         try:
             if error is None:
                 session.closing(sys._getframe(1))
+                if len(session.guards) == 1 and session.step - self._entered_at > 1:
+                    self.run.tell_repeats()
             elif isinstance(error, Exception) and not isinstance(error, GradGuardError):
                 self._escaped(session, error, tb)
         finally:
@@ -222,6 +233,13 @@ class Guard:
         else:
             speaker.emit_log(diagnosis, incident.site)
 
+    def close(self) -> None:
+        """Says what is said at the end of a run: repeats of known causes, ignore comments that silenced nothing.
+
+        Called by itself at the end of the process; a guard around a whole loop says its repeats when it is left.
+        """
+        self.run.finish()
+
     def silent_rules(self, moment: Moment, traced: bool) -> tuple[Rule, ...]:
         """The rules asked at a moment of a step; empty for most moments, which then cost next to nothing."""
         return self.run.silent_rules(moment, traced)
@@ -249,7 +267,6 @@ def _mark(error: BaseException) -> None:
         error.__gradguard_seen__ = True  # type: ignore[attr-defined]
     except AttributeError:
         pass
-
 
 
 gradguard = Guard

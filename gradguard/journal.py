@@ -73,7 +73,7 @@ class WriteFact(NamedTuple):
 class BackwardFact(NamedTuple):
     """One call of backward() or autograd.grad()."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # counts backward calls of the thread; tuple.index is of no use here
     clock: int
     step: int
     site: CallSite | None
@@ -114,12 +114,37 @@ CutKind = Literal["no_grad", "inference", "detach", "data", "nondiff", "cast", "
 class Cut:
     """Where a value lost its path to the graph; what is made from it remembers it (`origins`)."""
 
-    __slots__ = ("around", "arguments", "clock", "func", "guess", "kind", "leaves", "mode", "origins", "outer", "scored", "seq", "site", "sources")
+    __slots__ = (
+        "around",
+        "arguments",
+        "clock",
+        "func",
+        "guess",
+        "kind",
+        "leaves",
+        "mode",
+        "origins",
+        "outer",
+        "scored",
+        "seq",
+        "site",
+        "sources",
+    )
 
     def __init__(
-        self, kind: CutKind, clock: int, site: CallSite | None, func: str, seq: int,
-        sources: tuple[int, ...] = (), mode: ModeFact | None = None, origins: tuple[Cut, ...] = (), outer: CallSite | None = None,
-        leaves: tuple[weakref.ref[torch.Tensor], ...] = (), around: tuple[CallSite, ...] = (), guess: bool = False,
+        self,
+        kind: CutKind,
+        clock: int,
+        site: CallSite | None,
+        func: str,
+        seq: int,
+        sources: tuple[int, ...] = (),
+        mode: ModeFact | None = None,
+        origins: tuple[Cut, ...] = (),
+        outer: CallSite | None = None,
+        leaves: tuple[weakref.ref[torch.Tensor], ...] = (),
+        around: tuple[CallSite, ...] = (),
+        guess: bool = False,
     ) -> None:
         self.kind = kind
         self.clock = clock
@@ -184,7 +209,9 @@ class Journal:
         self.prints: deque[Prints] = deque(maxlen=limits.calls)
         self.partial: OrderedDict[int, tuple[Cut, ...]] = OrderedDict()  # node sequence -> cuts of its gradless summands
         self.fed: OrderedDict[int, tuple[Cut, ...]] = OrderedDict()  # node sequence -> cuts of its other gradless operands
-        self.toggles: OrderedDict[int, tuple[weakref.ref[torch.Tensor], bool, CallSite | None]] = OrderedDict()  # who set requires_grad last
+        self.toggles: OrderedDict[int, tuple[weakref.ref[torch.Tensor], bool, CallSite | None]] = (
+            OrderedDict()
+        )  # who set requires_grad last
         self._cuts: OrderedDict[int, tuple[weakref.ref[torch.Tensor], Cut]] = OrderedDict()
         self.data_aliases: OrderedDict[int, weakref.ref[torch.Tensor]] = OrderedDict()
         self.numpy_storages: OrderedDict[int, int] = OrderedDict()  # storage key -> clock at which numpy got hold of it

@@ -6,6 +6,9 @@ thousand.
 
 from __future__ import annotations
 
+import atexit
+import logging
+import weakref
 from typing import Any
 
 from gradguard.depth import Depth
@@ -18,6 +21,7 @@ from gradguard.speak import Speaker
 from gradguard.suppress import Suppressions
 
 _MOST_DIAGNOSES = 1_000
+logger = logging.getLogger("gradguard")
 
 
 class Run:
@@ -35,6 +39,12 @@ class Run:
         self.suppressions = Suppressions()
         self.memory: dict[str, Any] = {}
         self.diagnoses: list[Diagnosis] = []
+        self._told = 0  # repeats that were summed up already
+        self._finished = False
+        self.files: set[str] = set()  # the user's files met, for ignore comments that silence nothing
+        # only weakly: atexit must not keep a run, and with it a rule's memory, for the life of the process
+        ref = weakref.ref(self)
+        atexit.register(lambda: (run := ref()) is not None and run.finish())
         self._silent: dict[tuple[Moment, bool], tuple[Rule, ...]] = {}
 
     def remember(self, diagnosis: Diagnosis) -> None:
@@ -47,7 +57,27 @@ class Run:
         """The rules to ask at a moment, those switched off or in need of a trace left out."""
         rules = self._silent.get((moment, traced))
         if rules is None:
-            rules = tuple(rule for rule in rules_for(moment)
-                          if (traced or not rule.traced_only) and self.policy.asks(rule, raised=False))
+            rules = tuple(rule for rule in rules_for(moment) if (traced or not rule.traced_only) and self.policy.asks(rule, raised=False))
             self._silent[moment, traced] = rules
         return rules
+
+    def tell_repeats(self) -> None:
+        """One log line a cause that was met again since the last time."""
+        repeats = sum(diagnosis.repeats for diagnosis in self.speaker.said())
+        if repeats > self._told:
+            self._told = repeats
+            for line in self.speaker.summary_lines():
+                logger.warning("%s", line)
+
+    def finish(self) -> None:
+        """The end of the run: repeats, and (where the settings ask for it) comments that silenced nothing."""
+        if self._finished:
+            return
+        self._finished = True
+        self.tell_repeats()
+        if self.settings.actions.unused_ignores == "off":
+            return
+        for problem in self.suppressions.problems(self.files):
+            logger.warning("%s:%s: %s", problem.file, problem.line, problem.message)
+        for file, line, text in self.suppressions.unused(self.files):
+            logger.warning("%s:%s: `%s` silences nothing", file, line, text)

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ import torch
 from gradguard.callsite import USER_FILES, CallSite, user_frame, user_stack
 from gradguard.errors import GradGuardError, GradGuardWarning
 from gradguard.evidence.frames import FrameView, live_frames
-from gradguard.journal import BackwardFact, StepFact, current_journal
+from gradguard.journal import BackwardFact, Cut, StepFact, current_journal
 from gradguard.probes.hub import set_listener
 from gradguard.probes.ops import OpProbe
 from gradguard.rules.base import Moment
@@ -94,6 +95,8 @@ class Session:
         """A guard is left."""
         if len(self.guards) == 1:
             guard.run.depth.notice_size()
+            if self.tracing and guard.run.settings.actions.unused_ignores != "off":
+                guard.run.files.update({op[2].co_filename for op in islice(reversed(self.journal.ops), 256)})
         for i in range(len(self.guards) - 1, -1, -1):  # the same guard may stand there twice
             if self.guards[i] is guard:
                 del self.guards[i]
@@ -148,7 +151,9 @@ class Session:
             logger.error("internal fault", exc_info=error)
         if not self.faulty:
             self.faulty = True
-            logger.error("gradguard had an internal fault and stops tracing in this thread; training goes on (%s: %s)", type(error).__name__, error)
+            logger.error(
+                "gradguard had an internal fault and stops tracing in this thread; training goes on (%s: %s)", type(error).__name__, error
+            )
         remove_mode(self.probe)
         self.tracing = False
 
@@ -173,14 +178,22 @@ class Session:
             self._depth -= 1
             if isinstance(error, GradGuardError):
                 raise
-            self._failed(error, kind, frame, _tensors(args, kwargs, 0, ("tensors", "outputs")), _tensors(args, kwargs, 1, ("inputs",)) if kind == "grad" else
-                         _tensors(args, kwargs, 5, ("inputs",)), call)
+            self._failed(
+                error,
+                kind,
+                frame,
+                _tensors(args, kwargs, 0, ("tensors", "outputs")),
+                _tensors(args, kwargs, 1, ("inputs",)) if kind == "grad" else _tensors(args, kwargs, 5, ("inputs",)),
+                call,
+            )
             raise
         except BaseException:
             self._depth -= 1
             raise
         self._depth -= 1
         try:
+            if kind == "grad" and self.tracing and call is not None and not call.create_graph:
+                self._gradients(call, result)
             if not self._depth and kind == "backward":
                 self._backwards += 1
                 if self._backwards > _BACKWARDS_PER_STEP:  # a loop without optimizers still has steps
@@ -191,6 +204,13 @@ class Session:
         except Exception as fault:
             self.fault(fault)
         return result
+
+    def _gradients(self, call: BackwardFact, result: Any) -> None:
+        """Gradients taken without create_graph have no graph of their own: what is made of them remembers that."""
+        cut = Cut("detach", self.journal.tick(), call.site, "autograd.grad", call.seq, call.root_seqs)
+        for gradient in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(gradient, torch.Tensor) and not gradient.requires_grad:
+                self.journal.remember_cut(gradient, cut)
 
     def _record_backward(self, kind: str, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BackwardFact:
         journal = self.journal
@@ -204,9 +224,19 @@ class Session:
             node = getattr(root, "grad_fn", None)
             seqs.append(-1 if node is None else node_sequence(node))
         fact = BackwardFact(
-            journal.backward_count, journal.tick(), self.step, None if caller is None else CallSite(caller.f_code, caller.f_lasti),
-            "backward" if kind == "backward" else "grad", tuple(seqs), sequence_number(), bool(create if retain is None else retain), bool(create), self.tracing,
-            self._depth > 0, user_stack(caller))
+            journal.backward_count,
+            journal.tick(),
+            self.step,
+            None if caller is None else CallSite(caller.f_code, caller.f_lasti),
+            "backward" if kind == "backward" else "grad",
+            tuple(seqs),
+            sequence_number(),
+            bool(create if retain is None else retain),
+            bool(create),
+            self.tracing,
+            self._depth > 0,
+            user_stack(caller),
+        )
         journal.backwards.append(fact)
         return fact
 
@@ -251,9 +281,16 @@ class Session:
         try:
             caller = user_frame(sys._getframe(2))
             journal = self.journal
-            journal.steps.append(StepFact(
-                journal.tick(), sequence_number(), self.step, None if caller is None else CallSite(caller.f_code, caller.f_lasti),
-                weakref.ref(optimizer), type(optimizer).__name__))
+            journal.steps.append(
+                StepFact(
+                    journal.tick(),
+                    sequence_number(),
+                    self.step,
+                    None if caller is None else CallSite(caller.f_code, caller.f_lasti),
+                    weakref.ref(optimizer),
+                    type(optimizer).__name__,
+                )
+            )
             self.moment("after_step", "optimizer", sys._getframe(2), optimizer=optimizer, args=args, kwargs=kwargs)
             self.begin_step()
         except (GradGuardError, GradGuardWarning):
@@ -279,8 +316,18 @@ class Session:
             return
         self._failed(error, "forward", sys._getframe(2), (), (), None, func, args, kwargs)
 
-    def _failed(self, error: Exception, where: str, frame: FrameType, roots: tuple[Any, ...], inputs: tuple[Any, ...], call: BackwardFact | None,
-                func: Any = None, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> None:
+    def _failed(
+        self,
+        error: Exception,
+        where: str,
+        frame: FrameType,
+        roots: tuple[Any, ...],
+        inputs: tuple[Any, ...],
+        call: BackwardFact | None,
+        func: Any = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> None:
         __tracebackhide__ = True
         if not self.guards:
             return
@@ -288,13 +335,25 @@ class Session:
         if where in ("backward", "grad") and error.__traceback__ is not None:
             views = [view for view in _inner_frames(error) if view.is_user]  # a custom backward's own frame, a hook's
         views += live_frames(frame)
-        incident = self.incident("error", where, lambda: views, error=error, roots=roots, inputs=inputs, call=call, func=func, args=args, kwargs=kwargs or {})
+        incident = self.incident(
+            "error", where, lambda: views, error=error, roots=roots, inputs=inputs, call=call, func=func, args=args, kwargs=kwargs or {}
+        )
         with self.untraced():
             self.guard.failed(incident)
 
     def incident(self, moment: Moment, where: str, frames: Callable[[], list[FrameView]], **facts: Any) -> Incident:
         """An incident of this session."""
-        return Incident(moment, where, self.journal, frames, traced=self.tracing, step=self.step, models=tuple(self.guard.models), memory=self.guards[0].run.memory, **facts)
+        return Incident(
+            moment,
+            where,
+            self.journal,
+            frames,
+            traced=self.tracing,
+            step=self.step,
+            models=tuple(self.guard.models),
+            memory=self.guards[0].run.memory,
+            **facts,
+        )
 
     def moment(self, moment: Moment, where: str, frame: FrameType, **facts: Any) -> None:
         """Lets the rules that look at this moment look."""
@@ -332,7 +391,7 @@ def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, names
 
 def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     # the hook gets step()'s own arguments, `self` first
-    candidates = list(args[1:]) + [kwargs.get("closure")]
+    candidates = [*list(args[1:]), kwargs.get("closure")]
     return any(callable(candidate) for candidate in candidates)
 
 

@@ -88,7 +88,12 @@ class Names:
     def of_node(self, node: Any, output: int | None = None) -> str | None:
         """The name of a tensor that this graph node made."""
         for name, tensor in self.tensor_bindings():
-            if not _is_wrapped(tensor) and tensor.grad_fn is not None and tensor.grad_fn is node and (output is None or tensor.output_nr == output):
+            if (
+                not _is_wrapped(tensor)
+                and tensor.grad_fn is not None
+                and tensor.grad_fn is node
+                and (output is None or tensor.output_nr == output)
+            ):
                 return name
         return None
 

@@ -36,8 +36,15 @@ def install() -> None:
             original(message)
             return
         registry = frame.f_globals.setdefault("__warningregistry__", {})
-        warnings.warn_explicit(message.message, message.category, frame.f_code.co_filename, frame.f_lineno,
-                               frame.f_globals.get("__name__", "<unknown>"), registry, source=message.source)
+        warnings.warn_explicit(
+            message.message,
+            message.category,
+            frame.f_code.co_filename,
+            frame.f_lineno,
+            frame.f_globals.get("__name__", "<unknown>"),
+            registry,
+            source=message.source,
+        )
 
     _installed["show"] = show
     _set(warnings, show)

@@ -18,14 +18,87 @@ TOGGLE = 256  # sets requires_grad of a leaf
 
 _ESCAPES = {"item", "tolist", "numpy", "__float__", "__int__", "__index__", "__array__", "__complex__", "__bool__"}
 _REWRAPS = {"tensor", "as_tensor", "asarray", "from_numpy", "new_tensor", "scalar_tensor"}
-_ADDENDS = {"add", "add_", "sub", "sub_", "__add__", "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__", "rsub", "subtract", "stack", "cat", "hstack",
-            "vstack", "concat", "concatenate", "addcmul"}
-_QUERIES = {"size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "is_floating_point", "is_complex", "is_contiguous", "element_size",
-            "data_ptr", "untyped_storage", "storage", "get_device", "type", "is_signed", "is_inference", "__len__", "__hash__", "__repr__", "__str__",
-            "__format__", "__dir__", "__contains__", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "backward", "grad", "is_tensor",
-            "is_same_size", "result_type", "_is_view", "is_nonzero", "allclose", "equal", "is_set_to", "has_names", "__deepcopy__", "__reduce_ex__",
-            "__setstate__", "requires_grad_", "is_pinned", "is_shared", "share_memory_", "get_default_dtype", "can_cast", "promote_types", "broadcast_shapes",
-            "__set__", "__delete__", "_has_compatible_shallow_copy_type", "is_conj", "is_neg", "_is_zerotensor", "names", "is_autocast_enabled"}
+_ADDENDS = {
+    "add",
+    "add_",
+    "sub",
+    "sub_",
+    "__add__",
+    "__radd__",
+    "__iadd__",
+    "__sub__",
+    "__rsub__",
+    "__isub__",
+    "rsub",
+    "subtract",
+    "stack",
+    "cat",
+    "hstack",
+    "vstack",
+    "concat",
+    "concatenate",
+    "addcmul",
+}
+_QUERIES = {
+    "size",
+    "dim",
+    "ndimension",
+    "numel",
+    "nelement",
+    "stride",
+    "storage_offset",
+    "is_floating_point",
+    "is_complex",
+    "is_contiguous",
+    "element_size",
+    "data_ptr",
+    "untyped_storage",
+    "storage",
+    "get_device",
+    "type",
+    "is_signed",
+    "is_inference",
+    "__len__",
+    "__hash__",
+    "__repr__",
+    "__str__",
+    "__format__",
+    "__dir__",
+    "__contains__",
+    "register_hook",
+    "register_post_accumulate_grad_hook",
+    "retain_grad",
+    "backward",
+    "grad",
+    "is_tensor",
+    "is_same_size",
+    "result_type",
+    "_is_view",
+    "is_nonzero",
+    "allclose",
+    "equal",
+    "is_set_to",
+    "has_names",
+    "__deepcopy__",
+    "__reduce_ex__",
+    "__setstate__",
+    "requires_grad_",
+    "is_pinned",
+    "is_shared",
+    "share_memory_",
+    "get_default_dtype",
+    "can_cast",
+    "promote_types",
+    "broadcast_shapes",
+    "__set__",
+    "__delete__",
+    "_has_compatible_shallow_copy_type",
+    "is_conj",
+    "is_neg",
+    "_is_zerotensor",
+    "names",
+    "is_autocast_enabled",
+}
 _PROPERTY_VIEWS = {"T", "mT", "H", "mH", "real", "imag"}
 
 
@@ -60,7 +133,9 @@ def classify(func: Any) -> int:
 def writes_by_name(name: str) -> bool:
     """In-place by PyTorch's naming: `add_`, `_foreach_mul_`, `__iadd__`, `__setitem__`."""
     if name.startswith("__"):
-        return name == "__setitem__" or (name.startswith("__i") and name not in ("__index__", "__invert__", "__int__", "__init__", "__init_subclass__"))
+        return name == "__setitem__" or (
+            name.startswith("__i") and name not in ("__index__", "__invert__", "__int__", "__init__", "__init_subclass__")
+        )
     return name.endswith("_")
 
 

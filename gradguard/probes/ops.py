@@ -150,8 +150,19 @@ class OpProbe(TorchFunctionMode):
             if cause == "no_grad" and _is_sampling(sys._getframe(2)):
                 cause = "sample"
             outer = user_frame(frame.f_back) if frame is not None else None
-            cut = Cut(cause, self._tick(), site, name, sequence_number(), tuple(attached), mode, (),
-                      None if outer is None else CallSite(outer.f_code, outer.f_lasti), tuple(leaves), _around(outer) if cause == "inference" else ())
+            cut = Cut(
+                cause,
+                self._tick(),
+                site,
+                name,
+                sequence_number(),
+                tuple(attached),
+                mode,
+                (),
+                None if outer is None else CallSite(outer.f_code, outer.f_lasti),
+                tuple(leaves),
+                _around(outer) if cause == "inference" else (),
+            )
             if origins:
                 cut = Cut("rewrap", cut.clock, site, name, cut.seq, (), None, _merge([(cut,), *origins]))
         else:
@@ -236,8 +247,16 @@ class OpProbe(TorchFunctionMode):
         if source.requires_grad:
             node = source.grad_fn
             mode = journal.modes[-1] if not _grad_enabled() and journal.modes else None
-            cut = Cut("escape", self._tick(), site, name, sequence_number(), (-1 if node is None else node._sequence_nr(),), mode,
-                      leaves=(weakref.ref(source),) if node is None else ())
+            cut = Cut(
+                "escape",
+                self._tick(),
+                site,
+                name,
+                sequence_number(),
+                (-1 if node is None else node._sequence_nr(),),
+                mode,
+                leaves=(weakref.ref(source),) if node is None else (),
+            )
         if cut is not None:
             self._escaped_in = journal.step
         value = result if isinstance(result, (int, float, complex)) else (tuple(result) if name == "tolist" and _is_flat(result) else None)
@@ -254,9 +273,19 @@ class OpProbe(TorchFunctionMode):
             site = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
             node = source.grad_fn
             outer = None if frame is None else user_frame(frame.f_back)
-            journal.remember_cut(result, Cut("data", self._tick(), site, "data", sequence_number(), (-1 if node is None else node._sequence_nr(),),
-                                             outer=None if outer is None else CallSite(outer.f_code, outer.f_lasti),
-                                             leaves=(weakref.ref(source),) if node is None else ()))
+            journal.remember_cut(
+                result,
+                Cut(
+                    "data",
+                    self._tick(),
+                    site,
+                    "data",
+                    sequence_number(),
+                    (-1 if node is None else node._sequence_nr(),),
+                    outer=None if outer is None else CallSite(outer.f_code, outer.f_lasti),
+                    leaves=(weakref.ref(source),) if node is None else (),
+                ),
+            )
         else:
             cut = journal.cut_of(source)
             if cut is not None:
@@ -298,9 +327,20 @@ class OpProbe(TorchFunctionMode):
                         module = weakref.ref(owner)
                 frame = frame.f_back
             outer = user_frame(frame.f_back) if frame is not None else None
-            self.journal.writes.append(WriteFact(
-                self._tick(), sequence_number(), storage, now, None if frame is None else CallSite(frame.f_code, frame.f_lasti), _name(func),
-                "data" if self._is_data_alias(tensor) else "op", module, _grad_enabled(), None if outer is None else CallSite(outer.f_code, outer.f_lasti)))
+            self.journal.writes.append(
+                WriteFact(
+                    self._tick(),
+                    sequence_number(),
+                    storage,
+                    now,
+                    None if frame is None else CallSite(frame.f_code, frame.f_lasti),
+                    _name(func),
+                    "data" if self._is_data_alias(tensor) else "op",
+                    module,
+                    _grad_enabled(),
+                    None if outer is None else CallSite(outer.f_code, outer.f_lasti),
+                )
+            )
 
     def _is_data_alias(self, tensor: Any) -> bool:
         aliases = self.journal.data_aliases
@@ -344,7 +384,8 @@ class OpProbe(TorchFunctionMode):
         mark = fingerprint(tensor)
         if mark is not None:
             self.journal.prints.append(
-                Prints(storage, before, after, tensor.storage_offset(), tuple(tensor.shape), version, mark, self._tick()))
+                Prints(storage, before, after, tensor.storage_offset(), tuple(tensor.shape), version, mark, self._tick())
+            )
 
 
 _DISTRIBUTIONS = os.sep + os.path.join("torch", "distributions") + os.sep

@@ -137,7 +137,9 @@ def _has_torch_function(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _overrides(arg: Any) -> bool:
-    return type(arg) not in (torch.Tensor, torch.nn.Parameter) and bool(torch.overrides.is_tensor_like(arg)) and isinstance(arg, torch.Tensor)
+    return (
+        type(arg) not in (torch.Tensor, torch.nn.Parameter) and bool(torch.overrides.is_tensor_like(arg)) and isinstance(arg, torch.Tensor)
+    )
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:

@@ -23,7 +23,6 @@ Path = tuple[int, ...]
 Judge = Callable[[Any], "bool | None"]  # of a live value: is it (part of) what is looked for?
 Maker = Callable[[ast.expr, Scope], "bool | None"]  # of an expression: does it make such a thing by itself?
 
-# what hands a tensor on with its dtype and device; anything else might have made a new one
 _DEPTH = 24
 
 
@@ -272,11 +271,15 @@ class _Tracer:
             return self.follow(scope, expr.value, path, depth + 1) if isinstance(owner, torch.Tensor) or not dotted(expr) else self._here(scope, expr)
         for spot in stores_of(owner, expr.attr):
             statement = spot.statement
-            if statement is not None and spot.name is not None:
-                found = self._bound(spot.scope, statement, spot.name, path, depth)
+            if statement is not None:
+                found = self._bound(spot.scope, statement, spot.name, path, depth) if spot.name else self._stored(spot, path, depth)
                 if found.spots:
                     return Trace([Spot(scope, expr, dotted(expr)), *found.spots], found.certain)
         return self._here(scope, expr)
+
+    def _stored(self, spot: Spot, path: Path, depth: int) -> Trace:
+        assert isinstance(spot.node, ast.expr)
+        return self.follow(spot.scope, spot.node, path, depth + 1)
 
     def _call(self, scope: Scope, call: ast.Call, path: Path, depth: int) -> Trace:
         name = call.func.id if isinstance(call.func, ast.Name) else call.func.attr if isinstance(call.func, ast.Attribute) else ""

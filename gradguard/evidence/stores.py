@@ -1,0 +1,210 @@
+"""Where in the source a held value was put there, and how that place lies to the place that is running: in the same turn of a
+loop, in the turn before, or once, before it all began.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any, Literal
+
+from gradguard.diagnosis import Role, SourceSpan
+from gradguard.evidence.bindings import assignments_to, dotted, targets_of
+from gradguard.evidence.flow import contains, guards_a_cache, position_before, stores_into
+from gradguard.evidence.frames import FrameView
+from gradguard.evidence.holders import Holding
+from gradguard.evidence.locate import scope_of
+from gradguard.evidence.source import ResolvedSite, resolve
+from gradguard.evidence.syntax import FUNCTIONS, Source, header_range, load
+
+# "carried": left there by the turn before; "fresh": put there earlier in this very turn; "outside": before the loop;
+# "cache": only when it is not there yet; "init": in a constructor; "method": in a method that nothing on the stack shows.
+Relation = Literal["carried", "fresh", "outside", "cache", "init", "method"]
+
+
+@dataclass(frozen=True, eq=False)
+class Store:
+    """A statement that puts a value where it is held."""
+
+    source: Source
+    statement: ast.stmt
+    relation: Relation
+
+    @property
+    def file(self) -> str:
+        return self.source.filename
+
+    @property
+    def line(self) -> int:
+        return self.statement.lineno
+
+    @property
+    def end_line(self) -> int:
+        return header_range(self.statement)[2]
+
+    @property
+    def function(self) -> ast.AST | None:
+        return next((above for above in self.source.ancestors(self.statement) if isinstance(above, FUNCTIONS)), None)
+
+    @property
+    def function_name(self) -> str:
+        return self.source.qualname_around(self.statement)
+
+    def span(self, label: str, role: Role = "culprit") -> SourceSpan:
+        return self.source.span(header_range(self.statement), label, role, self.function_name)
+
+    @property
+    def value(self) -> ast.expr | None:
+        """What is put there."""
+        if isinstance(self.statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+            return self.statement.value
+        return self.statement.value if isinstance(self.statement, ast.Expr) else None
+
+    def covers(self, place: ResolvedSite | None) -> bool:
+        """Whether a place lies in this statement."""
+        return place is not None and place.file == self.file and self.line <= place.line <= (self.statement.end_lineno or self.line)
+
+
+def relation_in(source: Source, statement: ast.stmt, place: ResolvedSite) -> Relation:
+    """How a store lies to the place that a frame of the same function is executing."""
+    at = place.statement
+    loops = place.enclosing_loops
+    if not loops or at is None:
+        return "outside"
+    loop = loops[0]
+    if not contains(loop, statement, source):
+        return "outside"
+    if statement is at or not position_before(statement, at):
+        return "carried"
+    for above in source.ancestors(statement):
+        if above is loop:
+            return "fresh"
+        if isinstance(above, (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.Match)) and not contains(above, at, source):
+            return "carried"  # may not have run in this turn
+    return "fresh"
+
+
+def stores_of_variable(name: str, view: FrameView, *, container: bool) -> list[Store]:
+    """The statements of a frame's own function that put something into one of its variables."""
+    code = view.frame.f_code
+    source = load(code.co_filename)
+    place = resolve(view.site)
+    scope = None if source is None else scope_of(source, code)
+    if source is None or scope is None or place is None:
+        return []
+    found = assignments_to(scope, name)
+    if container:
+        found = [*stores_into(scope, name), *found]
+    return [Store(source, statement, relation_in(source, statement, place)) for statement in found]
+
+
+def stores_of_global(name: str, files: Sequence[str], *, container: bool) -> list[Store]:
+    """The statements anywhere in these files that put something into a variable of a module or of an enclosing function."""
+    found: list[Store] = []
+    for file in files:
+        source = load(file)
+        if source is None or source.tree is None:
+            continue
+        scopes: list[ast.AST] = [source.tree, *(scope for scope in source.scopes if isinstance(scope, FUNCTIONS))]
+        statements = {statement: None for scope in scopes for statement in assignments_to(scope, name)}
+        if container:
+            statements.update({statement: None for statement in stores_into(source.tree, name)})
+        found.extend(Store(source, statement, _off_stack(source, statement, name)) for statement in statements)
+    return found
+
+
+def stores_of_attribute(holding: Holding, frames: Sequence[FrameView]) -> list[Store]:
+    """The statements that put something into an attribute: in the owner's classes, then in the files around."""
+    container = bool(holding.through)
+    found: dict[ast.stmt, Store] = {}
+    for source, definition in classes_of(holding.owner):
+        name = f"self.{holding.attribute}"
+        statements = [*stores_into(definition, name), *assignments_to(definition, name)] if container else assignments_to(definition, name)
+        for statement in statements:
+            found.setdefault(statement, Store(source, statement, _attribute_relation(source, statement, name, frames)))
+    if not found:
+        for file in dict.fromkeys(view.frame.f_code.co_filename for view in frames if view.is_user):
+            outside = load(file)
+            for statement, name in _foreign_stores(outside, holding.attribute) if outside is not None else ():
+                assert outside is not None
+                found.setdefault(statement, Store(outside, statement, _attribute_relation(outside, statement, name, frames)))
+    return [store for store in found.values() if not _stores_nothing(store)]
+
+
+def _stores_nothing(store: Store) -> bool:
+    """`self.state = None` and empty containers hold no graph."""
+    value = store.value if isinstance(store.statement, (ast.Assign, ast.AnnAssign)) else None
+    if value is None:
+        return False
+    if isinstance(value, ast.Constant) or (isinstance(value, (ast.List, ast.Tuple, ast.Dict)) and not ast.unparse(value).strip("[](){},")):
+        return True
+    return isinstance(value, ast.Call) and not value.args and (dotted(value.func) or "").rpartition(".")[2] in ("list", "dict", "deque", "set", "OrderedDict")
+
+
+def _foreign_stores(source: Source, attribute: str) -> Iterator[tuple[ast.stmt, str]]:
+    for node in ast.walk(source.tree or ast.Module([], [])):
+        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+            for target in targets_of(node):
+                name = dotted(target)
+                if name is not None and name.endswith(f".{attribute}"):
+                    yield node, name
+
+
+def _attribute_relation(source: Source, statement: ast.stmt, name: str, frames: Sequence[FrameView]) -> Relation:
+    off = _off_stack(source, statement, name)
+    if off in ("cache", "init"):
+        return off
+    view = frame_of(source, statement, frames)
+    place = None if view is None else resolve(view.site)
+    return off if place is None else relation_in(source, statement, place)
+
+
+def _off_stack(source: Source, statement: ast.stmt, name: str) -> Relation:
+    if guards_a_cache(source, statement, name):
+        return "cache"
+    function = next((above for above in source.ancestors(statement) if isinstance(above, FUNCTIONS)), None)
+    if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return "init" if function.name in ("__init__", "__new__", "__post_init__") else "method"
+    return "outside"
+
+
+def frame_of(source: Source, statement: ast.stmt, frames: Sequence[FrameView]) -> FrameView | None:
+    """The live frame whose function the statement belongs to."""
+    for view in frames:
+        if view.is_user and view.frame.f_code.co_filename == source.filename:
+            scope = scope_of(source, view.frame.f_code)
+            if scope is not None and _own_scope(source, statement) is scope:
+                return view
+    return None
+
+
+def _own_scope(source: Source, statement: ast.stmt) -> ast.AST | None:
+    return next((above for above in source.ancestors(statement) if isinstance(above, FUNCTIONS)), source.tree)
+
+
+def classes_of(owner: Any) -> Iterator[tuple[Source, ast.ClassDef]]:
+    """The class statements of an object's class and of the user's classes it derives from."""
+    kinds = owner.__mro__ if isinstance(owner, type) else type(owner).__mro__
+    for kind in kinds:
+        code = next((code for member in vars(kind).values() if (code := _code_of(member)) is not None and code.co_qualname.startswith(kind.__qualname__)), None) \
+            if sys.version_info >= (3, 11) else next((code for member in vars(kind).values() if (code := _code_of(member)) is not None), None)  # fmt: skip
+        source = None if code is None else load(code.co_filename)
+        if source is None:
+            continue
+        for scope in source.scopes:
+            if isinstance(scope, ast.ClassDef) and source.qualname(scope) == kind.__qualname__:
+                yield source, scope
+
+
+def _code_of(member: Any) -> CodeType | None:
+    function = getattr(member, "__func__", None) or getattr(member, "fget", None) or member
+    code = getattr(function, "__code__", None)
+    return code if isinstance(code, CodeType) else None
+
+
+def view_of(frame: FrameType | None, frames: Sequence[FrameView]) -> FrameView | None:
+    """The view of a live frame."""
+    return next((view for view in frames if view.frame is frame), None)

@@ -1,0 +1,178 @@
+"""Custom `autograd.Function`s: from the name in an error text to the class, its forward's signature and its backward's returns."""
+
+from __future__ import annotations
+
+import ast
+import gc
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from gradguard.callsite import USER_FILES
+from gradguard.diagnosis import Role, SourceSpan
+from gradguard.evidence.graph import walk
+from gradguard.evidence.source import assignments_to
+from gradguard.evidence.syntax import header_range
+from gradguard.rules.contract.dataflow import Spot, returns_of
+from gradguard.rules.contract.scopes import Scope, code_of, function_scope, peek
+from gradguard.rules.incident import Incident
+
+
+@dataclass(eq=False)
+class FunctionView:
+    """A custom Function's class with the sources of its two methods, as far as they are to be had."""
+
+    cls: type
+    forward: Scope | None
+    backward: Scope | None
+
+    @property
+    def name(self) -> str:
+        return self.cls.__name__
+
+    @property
+    def inputs(self) -> list[str]:
+        """Forward's arguments without ctx, `*args` as `args[...]` left out."""
+        names = [] if self.forward is None else self.forward.parameters()
+        return names if takes_no_context(self.cls) else names[1:]
+
+    @property
+    def context(self) -> str | None:
+        """What forward calls its context object."""
+        scope = self.forward
+        if takes_no_context(self.cls):
+            scope = _method(self.cls, "setup_context")
+        names = [] if scope is None else scope.parameters()
+        return names[0] if names else None
+
+    def signature(self, method: str = "forward") -> str:
+        """`forward(ctx, x, weight)`, as written."""
+        scope = self.forward if method == "forward" else self.backward
+        if scope is None or scope.function is None:
+            return method
+        return f"{scope.function.name}({ast.unparse(scope.function.args)})"
+
+    def header(self, method: str, label: str | None, role: Role = "declared") -> SourceSpan | None:
+        """The `def` line of forward or backward."""
+        scope = self.forward if method == "forward" else self.backward
+        return None if scope is None or scope.function is None else def_span(scope, label, role)
+
+    def returned(self, count: int | None = None) -> ast.expr | None:
+        """What backward returns; of several returns the last that fits the number of gradients."""
+        values = [] if self.backward is None else returns_of(self.backward)
+        fitting = [value for value in values if count is None or count_of(value) in (count, None)]
+        return (fitting or values or [None])[-1]
+
+
+def def_span(scope: Scope, label: str | None, role: Role) -> SourceSpan:
+    """A function's header as a span."""
+    assert scope.function is not None
+    return scope.source.span(header_range(scope.function), label, role, scope.qualname)
+
+
+def count_of(value: ast.expr) -> int | None:
+    """How many gradients a return expression gives; None when the source does not tell."""
+    if isinstance(value, (ast.Tuple, ast.List)):
+        return None if any(isinstance(element, ast.Starred) for element in value.elts) else len(value.elts)
+    if isinstance(value, (ast.Name, ast.Call, ast.Subscript, ast.Attribute, ast.IfExp)):
+        return None if not isinstance(value, ast.Name) else 1
+    return 1
+
+
+def takes_no_context(cls: type) -> bool:
+    """Whether forward is in the newer style, with a `setup_context` of its own and no ctx."""
+    return peek(cls, "setup_context") is not peek(torch.autograd.Function, "setup_context")
+
+
+def view_of(cls: type) -> FunctionView:
+    """The view of a Function's class."""
+    return FunctionView(cls, _method(cls, "forward"), _method(cls, "backward") or _method(cls, "vjp"))
+
+
+def _method(cls: type, name: str) -> Scope | None:
+    code, _, names = code_of(peek(cls, name))
+    return None if code is None else function_scope(code, names=names)
+
+
+def find_function(incident: Incident, name: str) -> FunctionView | None:
+    """The custom Function of this name: in the graph, among the tensors of the failing call, else among all that exist."""
+    found: list[type] = [cls for cls in classes_in_graph(incident) if cls.__name__ == name]
+    if not found:
+        known = [cls for cls in user_functions() if cls.__name__ == name]
+        visible = [cls for cls in known if any(cls in view.globals.values() or cls in _values(view.locals) for view in incident.user_frames)]
+        found = visible or known
+    return view_of(found[-1]) if found else None
+
+
+def _values(names: dict[str, Any]) -> list[Any]:
+    return [value for value in names.values() if isinstance(value, type)]
+
+
+def classes_in_graph(incident: Incident) -> list[type]:
+    """The custom Functions in the graphs at hand, each once, the newest use first."""
+    nodes = list(incident.root_nodes)
+    for value in (*incident.args, *incident.kwargs.values()):
+        if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+            nodes.append(value.grad_fn)
+    found: dict[type, None] = {}
+    for node, _ in walk(nodes, limit=20_000):
+        cls = getattr(node, "_forward_cls", None)
+        if isinstance(cls, type):
+            found.setdefault(cls)
+    return list(found)
+
+
+def user_functions() -> Iterator[type]:
+    """Every custom Function of the user's that exists in this process."""
+    stack: list[type] = [torch.autograd.Function]
+    seen: set[type] = set()
+    while stack:
+        for cls in type.__subclasses__(stack.pop()):
+            if cls in seen:
+                continue
+            seen.add(cls)
+            stack.append(cls)
+            if any(_is_users(value) for value in vars(cls).values()):
+                yield cls
+
+
+def _is_users(value: Any) -> bool:
+    value = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+    value = getattr(value, "__wrapped__", value)
+    return isinstance(value, FunctionType) and USER_FILES[value.__code__.co_filename]
+
+
+def element_spot(view: FunctionView, index: int, count: int | None = None) -> tuple[Spot | None, Spot | None]:
+    """What backward returned at an index: (the expression that made it, the return's element)."""
+    value = view.returned(count)
+    if view.backward is None or value is None:
+        return None, None
+    element: ast.expr = value
+    if isinstance(value, ast.Name):
+        assigned = assignments_to(view.backward.tree, value.id)
+        if assigned and isinstance(assigned[-1], ast.Assign) and isinstance(assigned[-1].value, ast.Tuple):
+            value = assigned[-1].value
+    if isinstance(value, (ast.Tuple, ast.List)):
+        if any(isinstance(item, ast.Starred) for item in value.elts[: index + 1]) or index >= len(value.elts):
+            return Spot(view.backward, value), Spot(view.backward, value)
+        element = value.elts[index]
+    returned = Spot(view.backward, element, element.id if isinstance(element, ast.Name) else None)
+    made = returned
+    if isinstance(element, ast.Name):
+        for statement in assignments_to(view.backward.tree, element.id)[::-1]:
+            single = isinstance(statement, ast.Assign) and any(isinstance(t, ast.Name) and t.id == element.id for t in statement.targets)
+            if isinstance(statement, ast.Assign) and single and not isinstance(statement.value, ast.Constant):
+                made = Spot(view.backward, statement.value, element.id)
+                break
+            if isinstance(statement, ast.AugAssign):
+                made = Spot(view.backward, statement, element.id)
+                break
+    return made, returned
+
+
+def alive(kind: type) -> list[Any]:
+    """Every object of this very kind or a subclass that the garbage collector knows."""
+    return [obj for obj in gc.get_objects() if isinstance(type(obj), type) and kind in type(obj).__mro__]

@@ -1,0 +1,150 @@
+"""# GG403 gradient-count-mismatch
+
+## What it is
+A custom Function's backward returned another number of gradients than forward has inputs, or takes another number of
+gradients than forward has outputs.
+
+## Why it is wrong
+PyTorch hands the returned values to forward's inputs by position, tensors or not. An input that needs no gradient (a flag, a
+size) still needs a `None` in its place.
+
+## Example
+    @staticmethod
+    def forward(ctx, x, training): ...
+
+    @staticmethod
+    def backward(ctx, grad_out):
+        return grad_out
+
+## Use instead
+        return grad_out, None
+
+## Fix safety
+Manual; adding `None` for an argument that is not a tensor cannot change a result.
+
+## When it speaks, what silences it
+When PyTorch counts the gradients, or when backward cannot be called with as many gradients as there are outputs.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.rules.base import Rule
+from gradguard.rules.contract.dataflow import Spot
+from gradguard.rules.contract.edits import replaced
+from gradguard.rules.contract.functions import FunctionView, classes_in_graph, def_span, find_function, view_of
+from gradguard.rules.contract.words import count_word
+from gradguard.rules.incident import Incident
+
+_COUNT = re.compile(r"function (\w+?)(?:Backward)? returned an incorrect number of gradients \(expected (\d+), got (\d+)\)")
+_ARITY = re.compile(r"(?:[\w.<>]*\.)?(\w+)\.backward\(\) (?:takes (\d+) positional arguments? but (\d+) were given|missing (\d+) required positional arguments?: (.+))")
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    count = _COUNT.search(incident.message)
+    if count is not None:
+        view = find_function(incident, count[1])
+        return None if view is None else _returned(incident, view, int(count[2]), int(count[3]))
+    arity = _ARITY.search(incident.message)
+    if arity is not None and isinstance(incident.error, TypeError) and incident.where in ("backward", "grad", "escape"):
+        view = find_function(incident, arity[1])
+        if view is not None and (view.cls in classes_in_graph(incident) or incident.where == "escape"):
+            return _taken(incident, view, arity)
+    return None
+
+
+def _returned(incident: Incident, view: FunctionView, expected: int, got: int) -> Diagnosis:
+    inputs = view.inputs
+    value = view.returned(got)
+    culprit = None
+    patch = None
+    missing = inputs[got:expected] if got < expected else []
+    surplus = got - expected
+    if value is not None and view.backward is not None:
+        label = f"{count_word(got, 'gradient')} for {count_word(expected, 'input')}" + (f" ({', '.join(inputs)})" if len(inputs) == expected else "")
+        culprit = Spot(view.backward, value).span(label, "culprit")
+        if missing and all(_needs_none(view, name) for name in missing):
+            patch = _padded(view, value, len(missing))
+    related = [span for span in (view.header("forward", f"forward has {count_word(expected, 'input')} beside ctx"),) if span is not None]
+    related += _call_spans(incident)
+    names = ", ".join(f"`{name}`" for name in missing)
+    if got < expected:
+        none = all(_needs_none(view, name) for name in missing) and bool(missing)
+        title = f"return a value for {names or count_word(expected - got, 'more input')} too" + (": `None`, as it needs no gradient" if none else "; `None` where no gradient is needed")
+    else:
+        title = f"return {expected} instead of {count_word(got, 'value')}: one for each input of forward, in order"
+    return Diagnosis(
+        code="GG403", name="gradient-count-mismatch",
+        headline=f"The `backward` of `{view.name}` returns {count_word(got, 'gradient')}, but its forward has {count_word(expected, 'input')}"
+                 + (f": nothing is returned for {names}." if names else "."),
+        culprit=culprit, related=related,
+        explanation=f"Backward returns one value for each input of `{view.signature()}` (ctx not counted), in the same order, with `None` for those that need no gradient.",
+        notes=[f"{count_word(surplus, 'surplus value')} would be accepted if it were `None`."] if surplus == 1 else [],
+        fixes=[Fix(title=title, safety="safe" if patch else "manual", patch=patch)],
+    )  # fmt: skip
+
+
+def _needs_none(view: FunctionView, name: str) -> bool:
+    """Whether an input is evidently no tensor, or one without a gradient: its name is used as a flag, a number or a size in forward."""
+    if view.forward is None or view.forward.function is None:
+        return False
+    arguments = view.forward.function.args
+    annotated = next((a.annotation for a in (*arguments.posonlyargs, *arguments.args) if a.arg == name), None)
+    if isinstance(annotated, ast.Name) and annotated.id in ("int", "float", "bool", "str"):
+        return True
+    for node in ast.walk(view.forward.tree):
+        if isinstance(node, (ast.If, ast.IfExp)) and any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(node.test)):
+            return True
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id == name:
+            if any(isinstance(t, ast.Attribute) and isinstance(t.value, ast.Name) and t.value.id == view.context for t in node.targets):
+                return True
+    return False
+
+
+def _padded(view: FunctionView, value: ast.expr, missing: int) -> str | None:
+    if view.backward is None:
+        return None
+    source = view.backward.source
+    text = source.segment(value)
+    if text is None or (isinstance(value, ast.Tuple) and text.startswith("(")):
+        if not isinstance(value, ast.Tuple) or not value.elts:
+            return None
+        last = value.elts[-1]
+        return replaced(source, [(last, f"{source.segment(last)}{', None' * missing}")])
+    return replaced(source, [(value, f"{text}{', None' * missing}")])
+
+
+def _taken(incident: Incident, view: FunctionView, found: re.Match[str]) -> Diagnosis:
+    """Backward's own parameters do not fit the number of forward's outputs."""
+    scope = view.backward
+    culprit = None if scope is None or scope.function is None else def_span(scope, "takes another number of gradients than forward has outputs", "culprit")
+    parameters = [] if scope is None else scope.parameters()
+    given = int(found[3]) - 1 if found[3] else len(parameters) - 1 - int(found[4] or 0)
+    static = len(parameters) > 1 and parameters[0] == "self"
+    title = f"give it a parameter for each output of forward: ctx and {count_word(given, 'gradient')}"
+    if static:
+        title = "make it a `@staticmethod` with `ctx` as its first parameter, without `self`"
+    related = _call_spans(incident)
+    header = view.header("forward", "its outputs decide how many gradients backward gets")
+    if header is not None:
+        related.insert(0, header)
+    return Diagnosis(
+        code="GG403", name="gradient-count-mismatch",
+        headline=f"The `backward` of `{view.name}` is called with {count_word(given, 'gradient')}, one for each output of forward, but is written as `{view.signature('backward')}`.",
+        culprit=culprit, related=related, explanation="PyTorch calls backward with ctx and one gradient for each tensor that forward returned, also for those that were not used further.",
+        fixes=[Fix(title=title, safety="manual")],
+    )  # fmt: skip
+
+
+def _call_spans(incident: Incident) -> list[SourceSpan]:
+    place = incident.place
+    return [place.span("backward was called here", "backward")] if place is not None and incident.where in ("backward", "grad") else []
+
+
+RULE = Rule(
+    code="GG403", name="gradient-count-mismatch", summary="a custom backward's gradients do not match forward's inputs or outputs in number", recognise=recognise,
+    priority=50, messages=("returned an incorrect number of gradients", "backward() takes", "backward() missing"),
+)  # fmt: skip

@@ -1,0 +1,187 @@
+"""# GG402 gradient-shape-mismatch
+
+## What it is
+A gradient does not have the shape of the thing it is the gradient of: a custom Function's backward returned one of another
+shape than forward's input, or `backward(gradient=...)` was given one of another shape than the output.
+
+## Why it is wrong
+The gradient of a number with respect to a tensor has one entry for each entry of the tensor. PyTorch sums a gradient over
+dimensions that were broadcast, and refuses everything else.
+
+## Example
+    @staticmethod
+    def backward(ctx, grad_out):
+        x, weight = ctx.saved_tensors
+        grad_x = grad_out.reshape(-1, grad_out.shape[-1]) @ weight
+        return grad_x, None
+
+## Use instead
+        return grad_x.view(x.shape), None
+
+## Fix safety
+Manual: whether to reshape, to sum over a broadcast dimension or to correct the product depends on the mathematics.
+
+## When it speaks, what silences it
+When PyTorch rejects the gradient. The culprit is the expression in backward that was returned at the index PyTorch names, or
+the place where the `gradient=` argument was made.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import torch
+
+from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
+from gradguard.evidence.syntax import range_of
+from gradguard.rules.base import Rule
+from gradguard.rules.contract.dataflow import Spot, operands_of, trace
+from gradguard.rules.contract.functions import FunctionView, element_spot, find_function
+from gradguard.rules.contract.scopes import Scope, frame_scopes
+from gradguard.rules.incident import Incident
+
+_INVALID = re.compile(r"[Ff]unction (\w+?)(?:Backward)? returned an invalid gradient at index (\d+) - (?:got (\[[^\]]*\]) but expected shape compatible with (\[[^\]]*\])|(.*))")
+_MISMATCH = re.compile(r"grad_output\[(\d+)\] has a shape of torch\.Size\((\[[^\]]*\])\) and output\[\d+\] has a shape of torch\.Size\((\[[^\]]*\])\)")
+_RESHAPES = {"reshape", "view", "flatten", "permute", "transpose", "t", "unsqueeze", "squeeze", "expand", "sum", "mean", "expand_as", "repeat"}
+_ASSIGN = re.compile(r"assign a gradient of size '(\[[^\]]*\])' to a tensor of size '(\[[^\]]*\])'")
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    found = _INVALID.search(incident.message)
+    if found is not None:
+        view = find_function(incident, found[1])
+        return None if view is None else _from_function(incident, view, int(found[2]), found[3], found[4])
+    mismatch = _MISMATCH.search(incident.message)
+    if mismatch is not None:
+        return _from_argument(incident, int(mismatch[1]), mismatch[2], mismatch[3])
+    assigned = _ASSIGN.search(incident.message)
+    return None if assigned is None else _from_assignment(incident, assigned[1], assigned[2])
+
+
+def _from_function(incident: Incident, view: FunctionView, index: int, got: str | None, expected: str | None) -> Diagnosis | None:
+    inputs = view.inputs
+    argument = inputs[index] if index < len(inputs) else None
+    of = f"`{argument}`" if argument else f"input {index}"
+    made, returned = element_spot(view, index, len(inputs) or None)
+    related = []
+    culprit = None
+    what = f"`{made.name}`" if made is not None and made.name else "this"
+    if made is not None:
+        culprit = made.span(f"{what} is returned as the gradient of {of}: shape {got}, wanted {expected}" if got else f"{what} is returned as the gradient of {of}", "culprit")
+        if returned is not None and returned.node is not made.node:
+            related.append(returned.span(f"returned at index {index}, for {of}", "context"))
+    related += _reshapes(view, argument)
+    header = view.header("forward", f"forward's inputs: {', '.join(inputs)}" if inputs else None)
+    if header is not None:
+        related.append(header)
+    place = incident.place
+    if place is not None and incident.where in ("backward", "grad"):
+        related.append(place.span("backward was called here", "backward"))
+    shapes = f"of shape {got}, but {of} has shape {expected}" if got else "that PyTorch rejects"
+    fixes = []
+    title = f"give {what} the shape of {of} before it is returned"
+    detail = "Reshape it where forward flattened the input, or sum it over the dimensions that were broadcast."
+    if got and expected and _elements(got) == _elements(expected) and made is not None:
+        title = f"view {what} back to the shape of {of}: `{made.name or 'grad'}.view({argument or 'x'}.shape)`"
+        detail = f"Both have the same number of elements; keep {of}'s shape on ctx in forward (`ctx.shape = {argument or 'x'}.shape`) or take it from the saved tensor."
+    elif got and expected:
+        title = f"sum {what} over the broadcast dimensions, or correct its product, so that it has shape {expected}"
+    fixes.append(Fix(title=title, safety="manual", detail=detail))
+    return Diagnosis(
+        code="GG402", name="gradient-shape-mismatch",
+        headline=f"The backward of `{view.name}` returns for {of} (index {index}) a gradient {shapes}.",
+        culprit=culprit, related=related,
+        tensors=[TensorFacts(name=made.name or made.text if made else None, shape=_sizes(got)), TensorFacts(name=argument, shape=_sizes(expected))] if got else [],
+        explanation=f"The gradients that backward returns belong, in order, to forward's inputs `{view.signature()}`, and each has the shape of its input. "
+                    "PyTorch sums over broadcast dimensions by itself, and refuses every other difference.",
+        notes=[] if made is not None else ["The source of this backward is not to be had, so the returned expression is not named."],
+        fixes=fixes, confidence="certain",
+    )  # fmt: skip
+
+
+def _reshapes(view: FunctionView, argument: str | None) -> list[SourceSpan]:
+    """Where forward changes that input's shape, which is what backward forgot to undo."""
+    if view.forward is None or argument is None:
+        return []
+    for node in ast.walk(view.forward.tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _RESHAPES:
+            if any(isinstance(part, ast.Name) and part.id == argument for part in operands_of(node, view.forward)):
+                return [Spot(view.forward, node).span(f"forward changes the shape of `{argument}` here", "context")]
+    return []
+
+
+def _from_argument(incident: Incident, index: int, got: str, expected: str) -> Diagnosis | None:
+    place = incident.place
+    scopes = frame_scopes(incident.frames)
+    call = None if place is None else place.call
+    if place is None:
+        return None
+    root = incident.names.tensor(incident.roots[index]) if index < len(incident.roots) and isinstance(incident.roots[index], torch.Tensor) else None
+    given = _gradient_argument(call, index, incident.where) if call is not None else None
+    culprit = place.span(f"gradient of shape {got} for an output of shape {expected}", "culprit")
+    related = []
+    name = None
+    if given is not None and scopes:
+        name = place.source.flat(given) if place.source is not None else None
+        way = trace(scopes[0], given, lambda value: str(list(value.shape)) == got if isinstance(value, torch.Tensor) else None, _makes)
+        if way.origin is not None and way.origin.node is not given and range_of(way.origin.node) is not None:
+            related.append(place.span(f"passed as the gradient of an output of shape {expected}", "backward"))
+            culprit = way.origin.span(f"made here with shape {got}", "culprit")
+    out = f"`{root}`" if root else f"output {index}"
+    return Diagnosis(
+        code="GG402", name="gradient-shape-mismatch",
+        headline=f"The gradient passed in for {out}{f', `{name}`,' if name else ''} has shape {got}, but {out} has shape {expected}.",
+        culprit=culprit, related=related, tensors=[TensorFacts(name=name, shape=_sizes(got)), TensorFacts(name=root, shape=_sizes(expected))],
+        explanation="The starting gradient weighs each element of the output, so it has exactly the output's shape; it is not broadcast.",
+        fixes=[Fix(title=f"make it like the output: `torch.ones_like({root or 'output'})`", safety="unsafe"),
+               Fix(title="leave it out where the output is a single number", safety="manual")],
+        confidence="certain",
+    )  # fmt: skip
+
+
+def _makes(expr: ast.expr, scope: Scope) -> bool | None:
+    return True if isinstance(expr, (ast.Call, ast.BinOp)) else None
+
+
+def _gradient_argument(call: ast.Call, index: int, where: str) -> ast.expr | None:
+    named = next((k.value for k in call.keywords if k.arg in ("gradient", "grad_tensors", "grad_outputs")), None)
+    method = isinstance(call.func, ast.Attribute) and call.func.attr == "backward" and not ast.unparse(call.func.value).endswith("autograd")
+    if named is None:
+        position = 2 if where == "grad" else 0 if method else 1
+        named = call.args[position] if len(call.args) > position else None
+    if isinstance(named, (ast.Tuple, ast.List)):
+        return named.elts[index] if index < len(named.elts) else None
+    return named
+
+
+def _from_assignment(incident: Incident, got: str, expected: str) -> Diagnosis | None:
+    place = incident.place
+    if place is None:
+        return None
+    target = place.targets[0] if place.targets else None
+    owner = target.removesuffix(".grad") if target else "the tensor"
+    return Diagnosis(
+        code="GG402", name="gradient-shape-mismatch", headline=f"A gradient of shape {got} is assigned to `{owner}.grad`, but `{owner}` has shape {expected}.",
+        culprit=place.statement_span(f"shape {got} for a tensor of shape {expected}", "culprit"),
+        tensors=[TensorFacts(name=owner, shape=_sizes(expected)), TensorFacts(name=target, shape=_sizes(got))],
+        explanation="A gradient has one entry for each entry of its tensor.",
+        fixes=[Fix(title=f"reshape or reduce the gradient to {expected} before it is assigned", safety="manual")],
+    )  # fmt: skip
+
+
+def _sizes(text: str | None) -> list[int] | None:
+    return None if text is None else [int(n) for n in re.findall(r"\d+", text)]
+
+
+def _elements(text: str) -> int:
+    total = 1
+    for n in _sizes(text) or []:
+        total *= n
+    return total
+
+
+RULE = Rule(
+    code="GG402", name="gradient-shape-mismatch", summary="a gradient does not have the shape of its tensor", recognise=recognise, priority=50,
+    messages=("returned an invalid gradient at index", "mismatch in shape: grad_output", "assign a gradient of size"),
+)  # fmt: skip

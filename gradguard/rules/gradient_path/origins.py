@@ -1,0 +1,127 @@
+"""Where a value lost its path to the graph, from the journal's memories: the candidates, and which one an expert would name."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from gradguard.evidence.source import ResolvedSite, resolve
+from gradguard.journal import Cut
+from gradguard.rules.gradient_path import switches
+from gradguard.rules.gradient_path.switches import Switch
+from gradguard.rules.incident import Incident
+
+DISCRETE = frozenset({
+    "argmax", "argmin", "argsort", "long", "int", "short", "bool", "char", "byte", "eq", "ne", "gt", "ge", "lt", "le", "__eq__", "__ne__", "__gt__",
+    "__ge__", "__lt__", "__le__", "greater", "less", "greater_equal", "less_equal", "not_equal", "multinomial", "bincount", "histc", "isclose", "nonzero",
+    "one_hot", "searchsorted", "bucketize", "logical_and", "logical_or", "logical_not", "unique", "sign_bit", "topk", "max", "min", "sort", "mode",
+    "median", "kthvalue", "cummax", "cummin", "to", "type",
+})  # fmt: skip
+
+
+@dataclass
+class Origin:
+    """A place where the path was lost.
+
+    Attributes:
+        kind: a `gradguard.journal.CutKind`.
+        func: the operation, as torch or the source calls it.
+        place: where it stands.
+        switch: for values computed with grad mode off, what had switched it off.
+        outer: the user's next frame out, as far as known.
+        made: where the value that was cut off had been made.
+        leaves: the leaves that were cut off directly.
+        certain: seen happening, not only read in the source.
+    """
+
+    kind: str
+    func: str
+    place: ResolvedSite | None
+    switch: Switch | None = None
+    outer: ResolvedSite | None = None
+    made: ResolvedSite | None = None
+    leaves: list[torch.Tensor] = field(default_factory=list)
+    certain: bool = True
+    inner: str | None = None
+
+    @property
+    def discrete(self) -> bool:
+        return self.kind in ("nondiff", "cast")
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        place = self.place
+        return ("?", self.func) if place is None else (place.file, place.line, place.column, place.end_column)
+
+
+def of_cut(incident: Incident, cut: Cut) -> Origin:
+    """A memory of the journal as an origin."""
+    kind: str = cut.kind
+    switch = switches.of_cut(incident.journal, cut) if kind in ("no_grad", "inference", "sample", "escape") and (kind != "escape" or cut.mode) else None
+    place = resolve(cut.site)
+    if kind == "no_grad" and switch is not None and switch.how == "library" and callee_name(place) == "sample":
+        kind = "sample"
+    made = None
+    for seq in cut.sources:
+        made = incident.place_of_node(seq) if seq >= 0 else None
+        if made is not None:
+            break
+    leaves = [leaf for leaf in (ref() for ref in cut.leaves) if leaf is not None]
+    return Origin(kind, cut.func, place, switch, resolve(cut.outer), made, leaves, True, receiver_text(place))
+
+
+def callee_name(place: ResolvedSite | None) -> str:
+    callee = place.callee if place is not None else None
+    return callee.rpartition(".")[2] if callee else ""
+
+
+def receiver_text(place: ResolvedSite | None) -> str | None:
+    """What the cutting expression was applied to, as written."""
+    if place is None or place.source is None or place.node is None:
+        return None
+    node = place.node
+    if isinstance(node, ast.Compare):
+        return place.source.flat(node.left)
+    if isinstance(node, ast.Call) and not isinstance(node.func, ast.Attribute):
+        return place.source.flat(node.args[0]) if node.args else None
+    return place.receiver
+
+
+def of_tensor(incident: Incident, tensor: torch.Tensor) -> list[Origin]:
+    """Every place where this gradless value, or what it was made of, lost its path; in the order of the arguments."""
+    cut = incident.journal.cut_of(tensor)
+    if cut is None or cut.guess:
+        return []
+    return merged(of_cut(incident, origin) for origin in cut.roots())
+
+
+def merged(origins: Iterable[Origin]) -> list[Origin]:
+    """One origin a place: a forward under no_grad cuts at every layer, and is one bug."""
+    found: dict[tuple[object, ...], Origin] = {}
+    for origin in origins:
+        span = origin.switch.span if origin.switch is not None and origin.switch.how != "library" else None
+        key = ("switch", span.file, span.line, span.column) if span is not None else origin.key
+        known = found.setdefault(key, origin)
+        if known is not origin:
+            known.leaves += origin.leaves
+    return list(found.values())
+
+
+def ranked(incident: Incident, origins: Sequence[Origin]) -> list[Origin]:
+    """The likeliest bug first: values before masks and indices, what an optimizer trains before what none does, then in argument order."""
+    if len(origins) < 2:
+        return list(origins)
+    trained = trained_ids(incident)
+    return sorted(origins, key=lambda origin: (_untrained(origin, trained), origin.kind == "sample", origin.discrete, not origin.certain))
+
+
+def trained_ids(incident: Incident) -> set[int]:
+    """The ids of the parameters that live optimizers hold."""
+    return {id(p) for optimizer in incident.names.optimizers() for group in optimizer.param_groups for p in group["params"]}
+
+
+def _untrained(origin: Origin, trained: set[int]) -> bool:
+    return bool(origin.leaves) and bool(trained) and not any(id(leaf) in trained for leaf in origin.leaves)

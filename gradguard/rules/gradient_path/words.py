@@ -1,0 +1,183 @@
+"""What is said about one origin: headline, label, explanation, fixes. No evidence is gathered here."""
+
+from __future__ import annotations
+
+import ast
+
+from gradguard.diagnosis import Fix
+from gradguard.rules.gradient_path.origins import Origin, callee_name
+from gradguard.rules.gradient_path.places import function_word, quoted, short
+
+_LEAVES = {"escape": "a Python number or an array", "rewrap": "a new tensor"}
+
+
+def rule_of(origin: Origin) -> str:
+    """The code of the rule whose cause this is."""
+    if origin.kind == "no_grad":
+        return "GG301"
+    if origin.kind == "inference":
+        return "GG305"
+    if origin.kind in ("nondiff", "cast", "sample"):
+        return "GG304"
+    if origin.kind == "escape" and origin.switch is not None and origin.switch.how != "library":
+        return "GG301"
+    return "GG302"
+
+
+def operation(origin: Origin) -> str:
+    """The cutting operation as the user wrote it: `.detach()`, `torch.tensor(...)`, `x > threshold`."""
+    place = origin.place
+    node = None if place is None else place.node
+    if isinstance(node, ast.Call):
+        name = callee_name(place) or origin.func
+        if isinstance(node.func, ast.Attribute) and (place is None or place.receiver is not None) and not _is_library(place):
+            return f".{name}()" if not node.args and not node.keywords else f".{name}(...)"
+        return f"{short(place.callee if place is not None else None, 40) or origin.func}(...)"
+    if isinstance(node, ast.Attribute):
+        return f".{node.attr}"
+    if isinstance(node, ast.Compare) and place is not None:
+        return short(place.text, 40)
+    return origin.func
+
+
+def _is_library(place: object) -> bool:
+    full = getattr(place, "callee_full_name", None)
+    return bool(full) and str(full).startswith(("torch.", "numpy."))
+
+
+def result_name(origin: Origin) -> str | None:
+    """The variable that the cut value went to."""
+    place = origin.place
+    return place.targets[0] if place is not None and place.targets else None
+
+
+def label(origin: Origin) -> str:
+    """Beside the carets."""
+    name = result_name(origin)
+    result = f"`{name}`" if name else "the result"
+    inner = f"`{short(origin.inner, 32)}`" if origin.inner else "its input"
+    if origin.kind in ("no_grad", "inference"):
+        return f"{result} is computed here with grad mode off" if origin.place is not None else "computed with grad mode off"
+    if origin.kind == "sample":
+        return f"`sample()` draws under no_grad: {result} has no path to the distribution's parameters"
+    if origin.kind == "nondiff":
+        return f"no derivative leads through this: {result} has no path to {inner}"
+    if origin.kind == "cast":
+        return f"the cast ends the path: {result} cannot require grad"
+    if origin.kind == "data":
+        return f"`.data` gives the bare values of {inner}: {result} has no path"
+    if origin.kind == "escape":
+        return f"{inner} leaves autograd here as {'a numpy array' if origin.func in ('numpy', '__array__') else 'a Python number'}"
+    if origin.kind == "rewrap":
+        return f"copies the values into a new tensor: {result} has no path"
+    if origin.func in ("autograd.grad", "grad"):
+        return f"without create_graph=True {result} has no graph of its own"
+    return f"the path ends here: {result} has no path to {inner}"
+
+
+def switch_label(origin: Origin) -> str:
+    switch = origin.switch
+    assert switch is not None
+    name = result_name(origin)
+    what = f"`{name}`" if name else "what is computed"
+    if switch.how == "left_on":
+        return "switches grad mode off, and nothing switches it on again"
+    if switch.how == "yield":
+        return f"the generator `{switch.owner}` yields inside this block, so its caller runs with grad mode off"
+    if switch.how == "decorator":
+        return f"everything that `{switch.owner}` computes has no graph"
+    return f"everything inside has no graph: {what} loses its path here"
+
+
+def why(origin: Origin, root: str) -> str:
+    """The cause in one clause, for the headline."""
+    name = result_name(origin)
+    function = function_word(origin.place)
+    switch = origin.switch
+    if rule_of(origin) in ("GG301", "GG305") and switch is not None and switch.how != "library":
+        text = short(switch.text, 48)
+        if switch.how == "left_on":
+            return f"grad mode was switched off by `{text}`" + (f" in `{switch.owner}`" if switch.owner else "") + " and never on again"
+        if switch.how == "yield":
+            return f"`{switch.owner}` yields inside its `{text}` block, so the loop that uses it runs without grad"
+        if switch.how == "decorator":
+            return f"`{switch.owner}` runs under `{text}`"
+        return f"{f'`{name}`' if name and name != root else 'it'} is computed under `{text}`{function}"
+    if rule_of(origin) in ("GG301", "GG305"):
+        return f"{f'`{name}`' if name and name != root else 'it'} is computed with grad mode off{function}"
+    done = f"`{operation(origin)}`"
+    if origin.kind == "sample":
+        return f"{f'`{name}`' if name else 'a value'} is drawn with {done}{function}, which gives no gradient to the distribution"
+    if origin.discrete:
+        return f"{done}{function} has no derivative"
+    if origin.func in ("autograd.grad", "grad") and origin.kind == "detach":
+        return f"the gradient{f' `{name}`' if name else ''} was taken without `create_graph=True`{function}"
+    inner = short(origin.inner, 32) if origin.inner else ""
+    if origin.kind == "escape":
+        return f"{done} turns {f'`{inner}`' if inner else 'the value'} into {'a numpy array' if origin.func in ('numpy', '__array__') else 'a plain number'}{function}"
+    if origin.kind == "rewrap":
+        return f"{done}{function} copies values and leaves the graph behind"
+    return f"{done} takes {f'`{name}`' if name and name != root else f'`{inner}`' if inner else 'the value'} out of the graph{function}"
+
+
+def explanation(origin: Origin, root: str) -> str:
+    """Why this is wrong, in a few sentences."""
+    rule = rule_of(origin)
+    if rule == "GG301" and origin.switch is not None and origin.switch.how == "yield":
+        return ("A `with` block inside a generator stays open while the generator is suspended at a `yield`, and grad mode belongs to the thread: "
+                "so the caller's own forward pass ran with grad mode off, and nothing it computed has a graph.")
+    if rule == "GG301" and origin.switch is not None and origin.switch.how == "left_on":
+        return "Grad mode is a state of the thread: a call (unlike a `with` block) holds until another one undoes it. Everything computed since has no graph."
+    if rule == "GG301":
+        return (f"Inside `no_grad` PyTorch records nothing, also for inputs that require grad. `{root}` was computed from such a result, "
+                "so backward() has no graph to follow. Freezing a module's parameters does not need no_grad: gradients must still flow through it to what comes before.")
+    if rule == "GG305":
+        return "In inference mode PyTorch records nothing, and the tensors made there can never take part in autograd afterwards."
+    if origin.kind == "sample":
+        return "`sample()` draws its value under no_grad: the parameters of the distribution get no gradient through it. `rsample()` draws reparametrized samples with a path."
+    if rule == "GG304":
+        return ("Comparisons, argmax, casts to integers and the like jump between values: they have no derivative (it would be zero almost everywhere), "
+                "so autograd stops there and what is computed from the result does not require grad.")
+    if origin.func in ("autograd.grad", "grad"):
+        return "autograd.grad gives gradients as plain values unless it is told to record their own graph with `create_graph=True`."
+    if origin.kind == "escape":
+        return "A Python number or a numpy array holds values only. A tensor made from it later starts anew, without the graph behind the value."
+    if origin.kind == "rewrap":
+        return "Building a new tensor (`torch.tensor`, `Variable(...)`, `nn.Parameter(...)`) copies values; the graph of what they were computed from stays behind."
+    return "A detached tensor shares the values but not the graph: whatever is computed from it has no path back to the parameters."
+
+
+def fix(origin: Origin, root: str) -> Fix:
+    """The change an expert would make, in words; the patch is added elsewhere."""
+    rule = rule_of(origin)
+    name = result_name(origin)
+    what = f"`{name}`" if name else "this"
+    inner = short(origin.inner, 40)
+    if rule in ("GG301", "GG305") and origin.switch is not None:
+        text = short(origin.switch.text, 40)
+        if origin.switch.how == "left_on":
+            return Fix(title=f"Use `with {text}:` around the part that needs it, or switch grad mode on again after it", safety="manual")
+        if origin.switch.how == "yield":
+            return Fix(title=f"Leave the `{text}` block before the `yield`", safety="manual", detail="Collect inside the block, yield after it.")
+        if origin.switch.how == "decorator":
+            return Fix(title=f"Remove `@{text}` from `{origin.switch.owner}`, or call an undecorated version for training", safety="manual")
+        return Fix(title=f"Compute {what} outside `{text}`", safety="manual",
+                   detail="To freeze a module, use `module.requires_grad_(False)`: gradients still flow through it to its inputs.")
+    if rule in ("GG301", "GG305"):
+        return Fix(title=f"Compute {what} with grad mode on", safety="manual")
+    if origin.kind == "sample":
+        return Fix(title="Draw with `rsample()`, or use the score function: `-(dist.log_prob(action) * reward)`", safety="unsafe")
+    if rule == "GG304":
+        return Fix(title=f"Compute the loss from {f'`{inner}`' if inner else 'the scores'} themselves; keep {quoted(operation(origin))} for metrics", safety="manual",
+                   detail="Cross entropy for classes, probabilities (sigmoid, softmax) for masks, a straight-through estimator where a hard value is needed.")
+    if origin.func in ("autograd.grad", "grad"):
+        return Fix(title="Pass `create_graph=True`", safety="unsafe", detail="The gradients then have a graph, so that a loss on them can be differentiated.")
+    if origin.kind == "rewrap":
+        place = origin.place
+        node = place.node if place is not None else None
+        if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], (ast.List, ast.ListComp, ast.GeneratorExp, ast.Name)):
+            return Fix(title=f"Use `torch.stack(...)` in place of `{operation(origin)}`", safety="unsafe", detail="`torch.stack` keeps the graph of every element.")
+        return Fix(title=f"Call backward on {f'`{inner}`' if inner else 'the computed value'} itself, without `{operation(origin)}`", safety="unsafe")
+    if origin.kind == "escape":
+        return Fix(title=f"Stay in torch: use {f'`{inner}`' if inner else 'the tensor'} without `{operation(origin)}`, and keep numbers for logging", safety="manual")
+    return Fix(title=f"Drop `{operation(origin)}`{f' from {what}' if name else ''}", safety="unsafe", detail="Keep it for what is only logged or used as a fixed target.")

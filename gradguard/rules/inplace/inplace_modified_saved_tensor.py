@@ -1,0 +1,204 @@
+"""# GG101 inplace-modified-saved-tensor
+
+## What it is
+An in-place operation (`x += 1`, `x.relu_()`, `x[i] = v`, `out=`, `nn.ReLU(inplace=True)`, a numpy write) changed a value that
+another operation had saved for its backward pass.
+
+## Why it is wrong
+Many derivatives are computed from values of the forward pass: sigmoid's from its own output, a product's from the other
+factor. When those values are overwritten before `backward()`, the gradient can no longer be computed. PyTorch notices by a
+counter that every in-place operation raises and refuses. It does not notice writes by numpy into shared memory
+(`x.detach().numpy()`): there the gradient is silently wrong, and gradguard compares the contents instead.
+
+## Example
+    probs = torch.sigmoid(logits)   # saves its result
+    probs[probs < 0.1] = 0.1        # writes over it
+    loss = criterion(probs, labels)
+    loss.backward()                 # RuntimeError here, three lines too late
+
+## Use instead
+    probs = torch.sigmoid(logits).clamp(min=0.1)
+
+An operation that makes a new tensor instead of writing into the old one. `detach()`, views and slices share memory: take a
+`clone()` (or `.copy()` in numpy) before writing into them.
+
+## Fix safety
+Replacing `x += y` by `x = x + y` is unsafe where other code relies on seeing the change through another name.
+
+## When it speaks, what silences it
+For the exception: always. For numpy writes: in traced steps, before backward, when the contents of memory that numpy can
+write differ from what was saved. The boundary to GG109: a write by numpy into a saved value is GG101; a write through `.data`
+is GG109, as is one whose writer cannot be told. Optimizer steps and updates of parameters are GG102, buffers of modules GG108.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.evidence.source import ResolvedSite
+from gradguard.rules.base import Rule
+from gradguard.rules.incident import Incident
+from gradguard.rules.inplace import tell
+from gradguard.rules.inplace.classify import kind_of
+from gradguard.rules.inplace.flags import Flag, flag_argument, flag_of, holder_of
+from gradguard.rules.inplace.repairs import drop_argument, out_of_place, patch
+from gradguard.rules.inplace.story import DETACHED, MODIFIED, Story, Write, story_of
+from gradguard.rules.inplace.tell import Target, short
+
+CODE, NAME = "GG101", "inplace-modified-saved-tensor"
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    """The saved value, the op that saved it and the write that broke it."""
+    story = story_of(incident)
+    if story is None or kind_of(story) != "value":
+        return None
+    first = story.first
+    return _told(story, first) if first is not None else None
+
+
+def _told(story: Story, write: Write) -> Diagnosis:
+    incident = story.incident
+    target = Target(story, write)
+    place = write.place
+    flag = _flag(story, write)
+    culprit, labels = _culprit(story, write, target, flag)
+    module = None
+    if write.module is not None:
+        word, path = tell.module_word(write.module, incident)
+        module = path
+        subject = f"{word}" + (f" at `{path}`" if path else "")
+    else:
+        subject = f"`{short(place.text if place else write.func)}`"
+    headline = f"{subject} writes over {target.phrase}, which `{story.op_word}` had saved for its backward pass"
+    facts = tell.tensor_facts(story, target.name)
+    related = tell.compact([
+        tell.saved_span(story), *target.spans(), tell.helper_span(write, target.chain), *labels, tell.backward_span(story),
+    ])  # fmt: skip
+    written_to = f"`{target.name}`" if target.name else "that value"
+    explanation = (
+        f"{_sentence(tell.why(story))}. It was saved at version {story.mismatch.expected} of {written_to}, "
+        f"and the write made it version {write.version if write.version is not None else story.mismatch.expected + 1}: the value that backward needs is gone."
+    )
+    return Diagnosis(
+        code=CODE, name=NAME, headline=headline, culprit=culprit, related=[span for span in related if not _same(span, culprit)],
+        tensors=[facts.model_copy(update={"module": module})], explanation=explanation, notes=tell.other_writes(story),
+        fixes=_fixes(story, write, target, flag), avoid=[tell.NO_DATA],
+    )  # fmt: skip
+
+
+def _sentence(clause: str) -> str:
+    return clause[:1].upper() + clause[1:]
+
+
+def _same(span: SourceSpan, other: SourceSpan | None) -> bool:
+    return other is not None and (span.file, span.line, span.column, span.end_column) == (other.file, other.line, other.column, other.end_column)
+
+
+def _flag(story: Story, write: Write) -> Flag | None:
+    if write.module is None:
+        return None
+    names = story.incident.names
+    files = [view.frame.f_code.co_filename for view in story.incident.user_frames]
+    if write.place is not None:
+        files.append(write.place.file)
+    return flag_of(write.module, [root for _, root in names.modules], files)
+
+
+def _culprit(story: Story, write: Write, target: Target, flag: Flag | None) -> tuple[SourceSpan | None, list[SourceSpan]]:
+    """The culprit's span, and further spans on the way to it."""
+    place = write.place
+    if place is None:
+        return (None, []) if flag is None else (flag.span.model_copy(update={"role": "culprit"}), [])
+    label = f"writes over `{target.name}`" if target.name else "writes over the saved value"
+    if target.written and target.written != target.name:
+        label += f" through `{target.written}`"
+    if write.version is not None:
+        label += f": version {write.version - 1} becomes {write.version}"
+    if write.module is None:
+        return place.span(label, "culprit"), []
+    word, path = tell.module_word(write.module, story.incident)
+    if flag is not None and flag.sure and not _called_by_name(story, write, place):
+        # the line that calls the container says nothing about which of its children is to blame
+        culprit = flag.span.model_copy(update={"role": "culprit", "label": f"{word} works in place: {label}"})
+        return culprit, [place.span(f"runs it as `{path}`" if path else "runs it here", "changed")]
+    return place.span(f"{word} {label}", "culprit"), [] if flag is None else [flag.span]
+
+
+def _called_by_name(story: Story, write: Write, place: ResolvedSite) -> bool:
+    """Whether the line calls this very module (`self.dropout(h)`), not a container of it."""
+    held = holder_of(write.module, [root for _, root in story.incident.names.modules])
+    called = (place.callee or "").rpartition(".")[2]
+    return held is not None and not held[1].isdigit() and called == held[1]
+
+
+def _fixes(story: Story, write: Write, target: Target, flag: Flag | None) -> list[Fix]:
+    place = write.place
+    fixes: list[Fix] = []
+    if write.module is not None:
+        fixes.append(_without_flag(write, flag))
+    elif place is not None:
+        fixes += _new_tensor(place, target)
+    saved = story.saved_at
+    if story.mismatch.slot not in ("result", "output", "result0") and saved is not None and write.module is None:
+        fixes.append(Fix(title=f"or give `{story.op_word}` a copy of its own at line {saved.line}: `{target.name or 'x'}.clone()`", safety="safe",
+                         detail="it then saves the copy, which nothing writes over; costs the memory of one copy"))
+    if any(link.call in ("detach", "data") for link in target.chain):
+        link = next(link for link in target.chain if link.call in ("detach", "data"))
+        text = link.text if link.text.endswith(")") or link.call == "data" else f"{link.base}.detach()"
+        fixes.append(Fix(title=f"or copy before writing: `{short(text, 50)}.clone()`", safety="safe", detail="`detach()` and `.data` cut the graph but share the memory"))
+    return fixes
+
+
+def _without_flag(write: Write, flag: Flag | None) -> Fix:
+    kind = type(write.module).__name__
+    if flag is None:
+        return Fix(title=f"build this `nn.{kind}` without `inplace=True`", safety="safe", detail="what it computes stays the same, it only takes a new tensor to do so")
+    diff = None
+    if isinstance(flag.node, ast.Call):
+        argument = flag_argument(flag.node, type(write.module))
+        edit = None if argument is None else drop_argument(flag.node, argument)
+        diff = None if edit is None else patch(flag.source, [edit])
+        return Fix(title=f"take `inplace=True` off the `nn.{kind}` at line {flag.span.line}", safety="safe", patch=diff,
+                   detail="what it computes stays the same, it only takes a new tensor to do so")
+    return Fix(title=f"do not set `{short(flag.span.text)}` (line {flag.span.line}) on this `nn.{kind}`", safety="safe",
+               detail="an in-place module may only follow an operation that does not need its own output in backward")
+
+
+def _new_tensor(place: ResolvedSite, target: Target) -> list[Fix]:
+    made = out_of_place(place)
+    if made is not None:
+        text, diff = made
+        local = target.written is not None and not target.chain and "." not in target.written
+        return [Fix(title=f"make a new tensor instead: `{short(text, 90)}`", safety="safe" if local else "unsafe", patch=diff,
+                    detail=None if local else "other names of the same memory no longer see the change")]
+    return [_for_assignment(place, target)]
+
+
+def _for_assignment(place: ResolvedSite, target: Target) -> Fix:
+    """Advice for `x[i] = v` and its like, which have no mechanical counterpart."""
+    name = target.name or target.written or "x"
+    written = target.written or name
+    node = place.node
+    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript) and place.source is not None:
+        index, value = node.targets[0].slice, place.source.flat(node.value)
+        if isinstance(index, (ast.Compare, ast.BoolOp)) or (isinstance(index, ast.UnaryOp) and isinstance(index.op, ast.Invert)):
+            mask = place.source.flat(index)
+            new = f"{name} = torch.where({mask.replace(written, name)}, {value}, {name})"
+            diff = None
+            if name == written and "torch" in place.source.imports and isinstance(node.value, (ast.Constant, ast.Name, ast.UnaryOp)):
+                whole = (node.lineno, node.col_offset, node.end_lineno or node.lineno, node.end_col_offset or 0)
+                diff = patch(place.source, [(whole, new)])
+            return Fix(title=f"make a new tensor instead: `{short(new, 90)}`", safety="unsafe", patch=diff)
+        if place.enclosing_loops:
+            return Fix(title=f"collect the pieces in a Python list and join them after the loop (`torch.stack(pieces)`) instead of writing them into `{name}`",
+                       safety="manual", detail=f"within the loop use the piece itself, not a view of `{name}`")
+        return Fix(title=f"build the changed `{name}` as a new tensor (`torch.cat`, `torch.stack`, `torch.where`) instead of assigning into it", safety="manual")
+    return Fix(title=f"write into a copy: `{name}.clone()`, or use an operation that returns a new tensor", safety="manual")
+
+
+RULE = Rule(
+    code=CODE, name=NAME, summary="A value saved for backward was changed in place.", recognise=recognise,
+    moments=frozenset({"error"}), priority=10, messages=(MODIFIED, DETACHED),
+)  # fmt: skip

@@ -1,0 +1,146 @@
+"""# GG102 inplace-optimizer-step
+
+## What it is
+Parameters were updated (by `optimizer.step()`, a moving average, a hand-written update, weight clipping) between the forward
+pass that used them and the backward pass of it.
+
+## Why it is wrong
+An update writes into the parameters in place. The graph of an earlier forward pass has saved them; its backward then would
+mix old activations with new weights, so PyTorch refuses. The message names neither the optimizer nor the parameter.
+
+## Example
+    fake_score = critic(fake)                 # uses the critic's weights
+    critic_loss.backward(retain_graph=True)
+    critic_optimizer.step()                   # changes them
+    generator_loss = -fake_score.mean()       # still hangs on the old ones
+    generator_loss.backward()                 # RuntimeError
+
+## Use instead
+Run the forward pass again after the step (`fake_score = critic(fake)`), or do all backward passes before the first step, or
+cut the path with `.detach()` where no gradient shall flow through the updated network.
+
+## Fix safety
+Manual: which of the three is right depends on what the second loss is meant to train.
+
+## When it speaks, what silences it
+Only for PyTorch's exception, when the overwritten value is a parameter and what wrote it was an optimizer or an update
+outside the forward pass.
+"""
+
+from __future__ import annotations
+
+from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.evidence.names import short_list
+from gradguard.evidence.source import resolve
+from gradguard.rules.base import Rule
+from gradguard.rules.incident import Incident
+from gradguard.rules.inplace import tell
+from gradguard.rules.inplace.carried import Carried, carried_over
+from gradguard.rules.inplace.classify import kind_of
+from gradguard.rules.inplace.story import MODIFIED, Story, Write, story_of
+
+CODE, NAME = "GG102", "inplace-optimizer-step"
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    """The update, the parameter and the forward pass that had used it."""
+    story = story_of(incident)
+    if story is None or kind_of(story) != "step":
+        return None
+    first = story.first
+    return _told(story, first) if first is not None else None
+
+
+def _told(story: Story, write: Write) -> Diagnosis:
+    incident = story.incident
+    parameter = story.state.full if story.state is not None else "a parameter"
+    boundary = _boundary(story, write)
+    carried = None if boundary is None else carried_over(incident, story.mismatch.node, boundary)
+    place = write.place
+    if write.kind == "step":
+        name = incident.names.optimizer(write.optimizer) if write.optimizer is not None else write.type_name
+        subject = f"`{name}.step()`"
+        label = f"{subject} changes `{parameter}` in place, before the backward pass that needs its old value"
+    else:
+        name = None
+        subject = f"`{tell.short(place.text if place else write.func)}`"
+        label = f"updates `{parameter}` in place, before the backward pass that needs its old value"
+    culprit = None if place is None else place.span(label, "culprit")
+    through = f" of `{carried.name}`" if carried is not None and carried.name else ""
+    headline = f"{subject} changed `{parameter}` between the forward pass{through} and its backward pass"
+    if write.kind != "step" and write.caller is not None and place is not None:
+        headline = f"`{place.function.rpartition('.')[2]}` updates `{parameter}` in place between the forward pass{through} and its backward pass"
+    used = story.saved_at
+    spans = [
+        None if used is None else used.span(f"the forward pass used `{parameter}` here (`{story.op_word}` saved it, version {story.mismatch.expected})", "saved"),
+        None if carried is None else carried.made, tell.helper_span(write, []), None if carried is None else carried.used, tell.backward_span(story),
+    ]  # fmt: skip
+    related = [span for span in tell.compact(spans) if culprit is None or (span.file, span.line, span.column) != (culprit.file, culprit.line, culprit.column)]
+    return Diagnosis(
+        code=CODE, name=NAME, headline=headline, culprit=culprit, related=related, tensors=[tell.tensor_facts(story, parameter)],
+        explanation=_explanation(story, write, carried, subject), notes=_notes(story, write), fixes=_fixes(story, write, carried, subject),
+        avoid=["`retain_graph=True`: it keeps the graph, not the old weights" if write.kind == "step" else tell.NO_RETAIN,
+               "`.data` or a deep copy of the weights to get past the check: the gradient would mix old activations with new weights"],
+    )  # fmt: skip
+
+
+def _boundary(story: Story, write: Write) -> int | None:
+    facts = [fact for fact in (*story.incident.journal.steps, *story.incident.journal.writes) if fact.clock == write.clock]
+    return facts[0].seq if facts else None
+
+
+def _explanation(story: Story, write: Write, carried: Carried | None, subject: str) -> str:
+    parameter = story.state.full if story.state is not None else "the parameter"
+    text = f"`{story.op_word}` saved `{parameter}` at version {story.mismatch.expected}; the update made it version {story.mismatch.found}. "
+    if carried is not None and carried.name and not carried.is_root:
+        text += f"`{carried.name}` was computed with the old weights and is used again after the update, so this backward runs through the old forward pass. "
+    elif carried is not None:
+        text += "The loss was computed with the old weights, but its backward runs only after the update. "
+    return text + "A gradient from old activations and new weights would be wrong, so PyTorch refuses."
+
+
+def _notes(story: Story, write: Write) -> list[str]:
+    notes = []
+    storages = {item.storage for item in story.incident.mismatches}
+    names = [state.path for storage in storages if storage is not None and (state := story.incident.names.state(storage=storage)) is not None]
+    if len(names) > 1:
+        notes.append(f"the same update changed {len(names)} parameters that this backward needs: {short_list(sorted(names))}")
+    later = [item for item in story.writes[1:] if item.place is not None and item.place.line != (write.place.line if write.place else None)]
+    for item in later[:2]:
+        assert item.place is not None  # filtered above
+        notes.append(f"changed again, later, at line {item.place.line}: `{tell.short(item.place.text)}`")
+    return notes
+
+
+def _fixes(story: Story, write: Write, carried: Carried | None, subject: str) -> list[Fix]:
+    root = story.state.variable if story.state is not None else None
+    network = f"`{root}`" if root else "the network"
+    name = carried.name if carried is not None else None
+    if write.kind != "step":
+        called = write.caller or write.place
+        line = called.line if called is not None else None
+        what = f"`{tell.short(called.text)}`" if called is not None else "the update"
+        return [Fix(title=f"move {what}{f' (line {line})' if line else ''} to after `backward()` and the optimizer's step", safety="manual",
+                    detail="an update of the weights belongs after every backward pass that used them")]
+    if carried is not None and name and not carried.is_root:
+        return [
+            Fix(title=f"compute `{name}` again after {subject}, so that the second loss is built with the updated {network}", safety="manual"),
+            Fix(title=f"use `{name}.detach()` in the second loss, if it is not meant to send a gradient through {network}", safety="manual"),
+            Fix(title=f"or call both backward passes before {subject}", safety="manual"),
+        ]
+    return [
+        Fix(title=f"call this backward before {subject}", safety="manual", detail="first all backward passes of one forward pass, then the steps"),
+        Fix(title=f"or compute the loss again after {subject}, with the updated {network}", safety="manual"),
+    ]
+
+
+def _unused(span: SourceSpan) -> SourceSpan:
+    return span
+
+
+_ = resolve
+
+RULE = Rule(
+    code=CODE, name=NAME, summary="Parameters were updated between a forward pass and its backward pass.", recognise=recognise,
+    moments=frozenset({"error"}), priority=20, messages=(MODIFIED,),
+)  # fmt: skip

@@ -1,0 +1,185 @@
+"""What the in-place rules say in common: names, places, labels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from gradguard.diagnosis import SourceSpan, TensorFacts
+from gradguard.evidence.names import StateName
+from gradguard.evidence.source import ResolvedSite
+from gradguard.rules.incident import Incident
+from gradguard.rules.inplace.aliases import Alias, aliases, written_name
+from gradguard.rules.inplace.story import Story, Write
+from gradguard.rules.inplace.words import times, why_needed
+
+UNSEEN = (
+    "this step was not traced, so the write was looked for in the source; `level: strict` (or GRADGUARD_LEVEL=strict) traces every step and names the line for certain"
+)
+NO_DATA = (
+    "writing through `.data`, `.detach()` or numpy instead: the error goes away because PyTorch can no longer see the write, and the gradient is silently wrong"
+)
+NO_RETAIN = "`retain_graph=True`: the graph is not what is missing; the overwritten value is"
+
+
+def short(text: str | None, limit: int = 70) -> str:
+    """An expression on one line, cut where it is long."""
+    flat = " ".join((text or "").split())
+    return flat if len(flat) <= limit else flat[: limit - 3].rstrip() + "..."
+
+
+def module_word(module: nn.Module, incident: Incident) -> tuple[str, str | None]:
+    """A module in words and its path: ("`nn.Dropout(inplace=True)`", "model.blocks.0.dropout")."""
+    kind = type(module).__name__
+    flag = "inplace=True" if getattr(module, "inplace", False) is True else ""
+    prefix = "nn." if type(module).__module__.startswith("torch.nn.") else ""
+    return f"`{prefix}{kind}({flag})`", incident.names.module_path(module)
+
+
+class Target:
+    """The written variable, and whose memory it is."""
+
+    def __init__(self, story: Story, write: Write) -> None:
+        self.write = write
+        by_module = write.module is not None
+        self.written = written_name(write.place, by_module)
+        self.chain: list[Alias] = aliases(write.place, write.caller, by_module) if write.place is not None else []
+        self.state: StateName | None = story.state
+        incident = story.incident
+        storage = story.mismatch.storage
+        self.around = incident.names.of_storage(storage) if storage is not None else []
+
+    @property
+    def name(self) -> str | None:
+        """The name a reader would know the value by."""
+        if self.state is not None:
+            return self.state.full
+        if self.chain:
+            return self.chain[-1].base
+        return self.written or (self.around[0] if self.around else None)
+
+    @property
+    def phrase(self) -> str:
+        """`disp` (through `flat`, a view of it)."""
+        name = f"`{self.name}`" if self.name else "a tensor"
+        if self.written and self.name != self.written and (self.chain or self.state is not None):
+            if self.chain and self.chain[0].call == "argument" and len(self.chain) == 1:
+                return f"{name} (which is `{self.written}` here)"
+            if self.state is not None and self.name is not None and self.name.endswith(self.written.removeprefix("self")):
+                return name
+            view = "which shares its memory" if self.chain and self.chain[0].call in ("detach", "data", "argument") else "a view of it"
+            return f"{name} (through `{self.written}`, {view if self.chain else 'which is it'})"
+        return name
+
+    def spans(self) -> list[SourceSpan]:
+        """The places that made the aliases."""
+        found = []
+        for link in self.chain:
+            if link.call == "argument":
+                label = f"`{link.base}` is passed here as `{link.name}`"
+            elif link.call == "for":
+                label = f"each `{link.name}` is a view of `{link.base}`"
+            elif link.call in ("detach", "data"):
+                label = f"`{short(link.text, 40)}` shares its memory with `{link.base}`: it is not a copy"
+            else:
+                label = f"`{link.name}` is a view of `{link.base}`: both are the same memory"
+            found.append(link.span.model_copy(update={"label": label, "role": "made"}))
+        return found
+
+
+def saved_span(story: Story) -> SourceSpan | None:
+    """Where the value was saved."""
+    place = story.saved_at
+    if place is None:
+        return None
+    what = "its result" if story.mismatch.slot in ("result", "output", "result0") else "an input of it"
+    return place.span(f"`{story.op_word}` saved {what} here for its backward (version {story.mismatch.expected})", "saved")
+
+
+def backward_span(story: Story) -> SourceSpan | None:
+    """Where backward was called."""
+    place = story.incident.place
+    if place is None:
+        return None
+    return place.span(f"backward needed version {story.mismatch.expected}, found version {story.mismatch.found}", "backward")
+
+
+def tensor_facts(story: Story, name: str | None) -> TensorFacts:
+    """The saved value in figures."""
+    tensor, state = story.mismatch.tensor, story.state
+    return TensorFacts(
+        name=state.full if state is not None else name,
+        kind="tensor" if state is None else "buffer" if state.is_buffer else "parameter",
+        shape=shape_of(tensor), dtype=None if tensor is None else str(tensor.dtype).removeprefix("torch."),
+        device=None if tensor is None else str(tensor.device), version_saved=story.mismatch.expected, version_found=story.mismatch.found,
+    )  # fmt: skip
+
+
+def shape_of(tensor: torch.Tensor | None) -> list[int] | None:
+    """A tensor's shape; None for nested ones."""
+    try:
+        return None if tensor is None else [int(size) for size in tensor.shape]
+    except Exception:
+        return None
+
+
+def why(story: Story) -> str:
+    """Why backward needs the value, as a sentence without an end."""
+    from gradguard.evidence.graph import op_name
+
+    return why_needed(story.op_word, op_name(story.mismatch.node), story.mismatch.slot)
+
+
+def other_writes(story: Story) -> list[str]:
+    """A note on the writes after the first."""
+    writes = story.writes
+    if not writes:
+        return []
+    first, counts = writes[0], dict[tuple[str, int], list[Write]]()
+    for write in writes[1:]:
+        if write.place is not None:
+            counts.setdefault((write.place.file, write.place.line), []).append(write)
+    notes, same = [], 0
+    if first.place is not None:
+        same = len(counts.pop((first.place.file, first.place.line), []))
+    if same and first.place is not None and first.kind != "step":
+        notes.append(f"line {first.place.line} wrote {times(same + 1)} after the value was saved")
+    for group in list(counts.values())[:4]:
+        place = group[0].place
+        assert place is not None  # only those were counted
+        often = "" if len(group) == 1 else f" ({times(len(group))})"
+        notes.append(f"also written at line {place.line}{often}, later: `{short(place.text)}`")
+    return notes
+
+
+def helper_span(write: Write, chain: list[Alias]) -> SourceSpan | None:
+    """The line that called the helper in which the write stands, unless an alias already shows it."""
+    caller = write.caller
+    if caller is None or write.place is None or write.kind == "step":
+        return None
+    if any(link.span.file == caller.file and caller.line <= link.span.line <= caller.end_line for link in chain):
+        return None
+    if (caller.file, caller.line) == (write.place.file, write.place.line):
+        return None
+    return caller.span(f"calls `{write.place.function.rpartition('.')[2]}`, which writes", "context")
+
+
+def inside_forward(place: ResolvedSite | None) -> bool:
+    """Whether the place stands in a `forward` (or `__call__`) method."""
+    return place is not None and place.function.rpartition(".")[2] in ("forward", "__call__")
+
+
+def is_parameter(value: Any) -> bool:
+    """Whether it is a leaf that trains."""
+    return isinstance(value, torch.Tensor) and value.requires_grad and value.grad_fn is None
+
+
+def compact(spans: list[SourceSpan | None]) -> list[SourceSpan]:
+    """The spans there are, each place once."""
+    found: dict[tuple[str, int, int | None, int | None], SourceSpan] = {}
+    for span in spans:
+        if span is not None:
+            found.setdefault((span.file, span.line, span.column, span.end_column), span)
+    return list(found.values())
