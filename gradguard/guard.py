@@ -177,6 +177,8 @@ class Guard:
             diagnosis = self.diagnose((rule,), incident)
             if diagnosis is None or self._suppressed(diagnosis, incident):
                 continue
+            if not incident.traced:
+                self.run.depth.incident()
             action = self.run.policy.action_for(diagnosis, raised=False)
             if action == "raise":
                 raise GradGuardError(self._record(diagnosis), diagnosis)

@@ -186,6 +186,8 @@ class Prints:
     seq_to: int
     offset: int
     shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
     version: int
     mark: int
     clock: int
@@ -217,6 +219,7 @@ class Journal:
         self.numpy_storages: OrderedDict[int, int] = OrderedDict()  # storage key -> clock at which numpy got hold of it
         self.step = 0
         self.backward_count = 0
+        self.grad_reads = 0  # how often the user's code read a `.grad`, in traced steps
         self.untraced_ops = True  # whether some graph nodes may have been made with no op probe on
 
     # -- cut paths ----------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from gradguard.depth import Depth
 from gradguard.diagnosis import Diagnosis
 from gradguard.policy import Policy
 from gradguard.rules.base import Moment, Rule
+from gradguard.rules.protocol.ledger import Ledger
 from gradguard.rules.registry import rules_for
 from gradguard.settings import Settings
 from gradguard.speak import Speaker
@@ -37,7 +38,8 @@ class Run:
         self.depth = Depth(settings)
         self.speaker = Speaker()
         self.suppressions = Suppressions()
-        self.memory: dict[str, Any] = {}
+        self.ledger = Ledger()
+        self.memory: dict[str, Any] = {"ledger": self.ledger}
         self.diagnoses: list[Diagnosis] = []
         self._told = 0  # repeats that were summed up already
         self._finished = False

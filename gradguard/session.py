@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gradguard import step_protocol
 from gradguard.callsite import USER_FILES, CallSite, user_frame, user_stack
 from gradguard.errors import GradGuardError, GradGuardWarning
 from gradguard.evidence.frames import FrameView, live_frames
 from gradguard.journal import BackwardFact, Cut, StepFact, current_journal
 from gradguard.probes.hub import set_listener
 from gradguard.probes.ops import OpProbe
-from gradguard.rules.base import Moment
+from gradguard.rules.base import Moment, Rule
 from gradguard.rules.incident import Incident
 from gradguard.run import Run
 from gradguard.torch_internals import can_trace_ops, insert_mode, mode_is_active, node_sequence, remove_mode, sequence_number
@@ -166,6 +167,8 @@ class Session:
             self.trace(True)
         try:
             call = self._record_backward(kind, frame, args, kwargs)
+            if not self._depth and kind == "backward":
+                step_protocol.tell(self, "before_backward", frame)
             self.moment("before_backward", kind, frame, roots=_tensors(args, kwargs, 0, ("tensors", "outputs")), call=call)
         except (GradGuardError, GradGuardWarning):
             raise
@@ -195,6 +198,8 @@ class Session:
             if kind == "grad" and self.tracing and call is not None and not call.create_graph:
                 self._gradients(call, result)
             if not self._depth and kind == "backward":
+                if call is not None:
+                    step_protocol.tell(self, "after_backward", frame, call)
                 self._backwards += 1
                 if self._backwards > _BACKWARDS_PER_STEP:  # a loop without optimizers still has steps
                     self.begin_step()
@@ -265,6 +270,7 @@ class Session:
 
     def before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
+            self.guards[0].run.ledger.before_step(optimizer)
             self.moment("before_step", "optimizer", sys._getframe(2), optimizer=optimizer, args=args, kwargs=kwargs)
             if self.tracing and not _has_closure(args, kwargs):
                 # most torch calls of a small model's step are its optimizer's own (TORCH_FACTS 29), and none of them is a clue
@@ -291,6 +297,7 @@ class Session:
                     type(optimizer).__name__,
                 )
             )
+            step_protocol.tell(self, "after_step", sys._getframe(2), optimizer, journal.steps[-1].site)
             self.moment("after_step", "optimizer", sys._getframe(2), optimizer=optimizer, args=args, kwargs=kwargs)
             self.begin_step()
         except (GradGuardError, GradGuardWarning):
@@ -305,6 +312,12 @@ class Session:
             raise
         except Exception as fault:
             self.fault(fault)
+
+    def zeroed(self, owner: Any, frame: FrameType) -> None:
+        step_protocol.tell(self, "zeroed", frame, owner, step_protocol.site_of(frame))
+
+    def optimizer_made(self, optimizer: Any, frame: FrameType) -> None:
+        step_protocol.tell(self, "made", frame, optimizer, step_protocol.site_of(frame))
 
     # -- incidents ----------------------------------------------------------------------------------------------------
 
@@ -357,12 +370,22 @@ class Session:
 
     def moment(self, moment: Moment, where: str, frame: FrameType, **facts: Any) -> None:
         """Lets the rules that look at this moment look."""
-        rules = self.guards[0].run.silent_rules(moment, self.tracing)
+        run = self.guards[0].run
+        rules = run.silent_rules(moment, self.tracing)
         if not rules:
             return
-        incident = self.incident(moment, where, lambda: live_frames(frame), **facts)
-        with self.untraced():
-            self.guard.check(rules, incident)
+        if self.tracing:
+            with self.untraced():
+                self._look(rules, run.memory, moment, where, frame, facts)
+        else:
+            self._look(rules, run.memory, moment, where, frame, facts)
+
+    def _look(self, rules: tuple[Rule, ...], memory: dict[str, Any], moment: Moment, where: str, frame: FrameType, facts: dict[str, Any]) -> None:
+        asked = tuple([rule for rule in rules if rule.screen is None or rule.screen(memory, moment, facts, self.tracing)])
+        if asked:
+            incident = self.incident(moment, where, lambda: live_frames(frame), **facts)
+            with self.untraced():
+                self.guard.check(asked, incident)
 
 
 def _inner_frames(error: BaseException) -> list[FrameView]:

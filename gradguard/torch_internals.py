@@ -208,6 +208,15 @@ def _slot_data(slot: Any) -> Any:
         return None
 
 
+def parametrization_cache() -> list[torch.Tensor]:
+    """The tensors that an open `torch.nn.utils.parametrize.cached()` keeps."""
+    import sys
+
+    module = sys.modules.get("torch.nn.utils.parametrize")
+    kept = getattr(module, "_cache", None)
+    return [value for value in list(kept.values()) if isinstance(value, torch.Tensor)] if isinstance(kept, dict) else []
+
+
 _hash_tensor: Callable[[torch.Tensor], torch.Tensor] | None = _lookup("hash_tensor", None)
 
 

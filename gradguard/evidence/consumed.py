@@ -3,13 +3,20 @@
 A call of backward() uses up everything below its root: the saved values there are let go, and that can be read from the
 nodes. Nodes that save nothing (an addition, a view) do not show it; they count as used up when something above them is, or
 when an earlier call is known to have begun at them (TORCH_FACTS 20).
+
+The failing call itself has let go of what it went through before it failed. The engine takes the newest node first, so that is
+told apart by age: a node newer than the roots of all earlier calls was not used up by any of them; and where an earlier root is
+still alive, its graph says exactly what it used up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import gc
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from gradguard.evidence.graph import is_accumulate, walk
 from gradguard.journal import BackwardFact, Journal
@@ -100,6 +107,7 @@ def consumed(roots: Sequence[Any], journal: Journal, call: BackwardFact | None =
     state = Consumed(list(roots))
     earlier = [fact for fact in journal.backwards if fact is not call and (call is None or fact.index < call.index)]
     begun = {seq for fact in earlier if retained or not fact.retain_graph for seq in fact.root_seqs if seq >= 0}
+    past = _Past([fact for fact in earlier if not fact.retain_graph])
     edges = {}
     for node, outgoing in walk(roots):
         state.order.append(node)
@@ -108,20 +116,65 @@ def consumed(roots: Sequence[Any], journal: Journal, call: BackwardFact | None =
             state.users.setdefault(edge.source, []).append((node, edge.output))
         if is_accumulate(node):
             continue
-        if saved_state(node) == "freed":
+        if saved_state(node) == "freed" and past.can_have_freed(node):
             state.freed.append(node)
             state.used.add(node)
         elif node_sequence(node) in begun:
             state.used.add(node)
-    freed = set(state.freed)
     for node in state.order:  # newest first: what a used-up node was made from is used up as well
         if node in state.used:
             state.used.update(edge.source for edge in edges[node] if not is_accumulate(edge.source))
-    targets = state.used if retained else freed
+    targets = state.used if retained else set(state.freed)
     for node in reversed(state.order):
         if node in targets or any(edge.source in state.tainted for edge in edges[node]):
             state.tainted.add(node)
     return state
+
+
+class _Past:
+    """What the earlier calls can have used up."""
+
+    def __init__(self, calls: Sequence[BackwardFact]) -> None:
+        self.calls = calls
+        self._live: dict[int, Any] | None = None
+        self._below: dict[int, set[Any]] = {}
+
+    def can_have_freed(self, node: Any) -> bool:
+        """Whether any earlier call can have gone through the node; with no call known, whatever freed it came before the guard."""
+        if not self.calls:
+            return True
+        seq = node_sequence(node)
+        return any(fact.seq > seq and max(fact.root_seqs, default=-1) >= seq and self._reaches(fact, node) is not False for fact in reversed(self.calls))
+
+    def _reaches(self, fact: BackwardFact, node: Any) -> bool | None:
+        """Whether a call's roots lead to the node; None where some of them are gone."""
+        if self._live is None:
+            wanted = {seq for call in self.calls for seq in call.root_seqs}
+            self._live = {node_sequence(tensor.grad_fn): tensor.grad_fn for tensor in tensors_made_at(wanted)}
+        known = True
+        for seq in fact.root_seqs:
+            if seq not in self._live:
+                known = False
+                continue
+            if seq not in self._below:
+                self._below[seq] = {found for found, _ in walk([self._live[seq]])}
+            if node in self._below[seq]:
+                return True
+        return False if known else None
+
+
+def tensors_made_at(seqs: Collection[int]) -> list[torch.Tensor]:
+    """The tensors alive whose graph node has one of these sequence numbers."""
+    found = []
+    for obj in gc.get_objects():
+        if torch.Tensor in getattr(type(obj), "__mro__", ()):
+            try:
+                node = obj.grad_fn
+            except Exception:
+                continue
+            if node is not None and node_sequence(node) in seqs:
+                found.append(obj)
+    return found
 
 
 def freeing_call(journal: Journal, seq: int, call: BackwardFact | None, *, nested: bool | None = None) -> BackwardFact | None:

@@ -87,8 +87,10 @@ class _Exposed:
         elif isinstance(statement, ast.AnnAssign):
             self.expression(statement.value)
         elif isinstance(statement, (ast.For, ast.AsyncFor)):
+            # taken to run at least once: what an inner loop leaves behind is from this turn
             self.expression(statement.iter)
-            self.branch(statement.body, statement, targets_of(statement))
+            self.definite.update(name for target in targets_of(statement) if (name := dotted(target)))
+            self.block(statement.body)
             self.branch(statement.orelse)
             return
         elif isinstance(statement, ast.While):
@@ -133,10 +135,8 @@ class _Exposed:
             self.expression(statement)
         self.store(statement, targets_of(statement))
 
-    def branch(self, statements: Iterable[ast.stmt], statement: ast.stmt | None = None, targets: Iterable[ast.expr] = ()) -> None:
+    def branch(self, statements: Iterable[ast.stmt]) -> None:
         before = set(self.definite)
-        if statement is not None:
-            self.definite.update(name for target in targets if (name := dotted(target)))
         self.block(statements)
         self.definite = before
 

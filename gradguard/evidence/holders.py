@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CellType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -40,6 +40,7 @@ class Holding:
     frame: FrameType | None
     through: tuple[str, ...]
     tensor: torch.Tensor
+    wrapper: Any = None  # the memoized function, where a cache of functools holds it
 
     @property
     def owner_type(self) -> str | None:
@@ -73,8 +74,10 @@ def holdings(tensor: torch.Tensor, frames: Sequence[FrameView], ignore: Collecti
     found: list[Holding] = []
     seen = {id(tensor), id(frames), *ignore}
     level: list[tuple[Any, tuple[str, ...]]] = [(tensor, ())]
+    reached: list[tuple[Any, tuple[str, ...]]] = []
     for _ in range(_DEPTH):
         following: list[tuple[Any, tuple[str, ...]]] = []
+        reached = level
         for obj, through in level:
             for holding in _variables(obj, through, tensor, frames):
                 if not any(holding.name == known.name and holding.owner is known.owner for known in found):
@@ -93,6 +96,9 @@ def holdings(tensor: torch.Tensor, frames: Sequence[FrameView], ignore: Collecti
                     following.append((referrer, (type(referrer).__name__, *through)))
         level = following
         if found:
+            wrappers = [obj for obj, _ in reached if "lru_cache" in type(obj).__name__]
+            if wrappers:
+                found = [replace(holding, wrapper=wrappers[0]) for holding in found]
             break  # the nearest holders name it best; what holds them in turn adds nothing
     return found
 
@@ -142,6 +148,8 @@ def _attributes(referrer: Any, obj: Any, through: tuple[str, ...], tensor: torch
             return [Holding(str(key), str(key), None, None, through, tensor) for key, value in list(referrer.items()) if value is obj and isinstance(key, str)
                     and not key.startswith("__")]  # fmt: skip
         for owner in gc.get_referrers(referrer):
+            if isinstance(owner, type) and owner.__dict__.get("__module__") == referrer.get("__module__") and _is_users(owner):
+                return [Holding(f"{owner.__name__}.{key}", key, owner, None, through, tensor) for key, value in list(referrer.items()) if value is obj]
             if getattr(owner, "__dict__", None) is referrer and not isinstance(owner, (FrameType, dict)):
                 return _of_instance(owner, referrer, obj, through, tensor)
         return []
@@ -168,6 +176,9 @@ def _of_instance(owner: Any, attributes: dict[str, Any], obj: Any, through: tupl
     if not names or not _is_users(owner):
         return []
     kind = owner.__name__ if isinstance(owner, (type, ModuleType)) else "self"
+    if names in (["_buffers"], ["_parameters"]) and isinstance(obj, dict):
+        names = [key for key, value in obj.items() if value is tensor]
+        through = through[1:]
     return [Holding(f"{kind}.{name}", name, owner, None, through, tensor) for name in names]
 
 

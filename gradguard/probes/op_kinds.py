@@ -15,6 +15,7 @@ DATA = 32  # `.data`
 REWRAP = 64  # builds a tensor from Python numbers or arrays
 ADDEND = 128  # its operands are summands of its result
 TOGGLE = 256  # sets requires_grad of a leaf
+GRAD = 512  # `.grad` is read
 
 _ESCAPES = {"item", "tolist", "numpy", "__float__", "__int__", "__index__", "__array__", "__complex__", "__bool__"}
 _REWRAPS = {"tensor", "as_tensor", "asarray", "from_numpy", "new_tensor", "scalar_tensor"}
@@ -109,6 +110,8 @@ def classify(func: Any) -> int:
         attribute = getattr(getattr(func, "__self__", None), "__name__", "")
         if attribute == "data":
             return DATA
+        if attribute == "grad":
+            return GRAD
         return PLAIN if attribute in _PROPERTY_VIEWS else SKIP
     if name == "requires_grad_" or (name == "__set__" and getattr(getattr(func, "__self__", None), "__name__", "") == "requires_grad"):
         return TOGGLE

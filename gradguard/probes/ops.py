@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from gradguard.callsite import USER_FILES, CallSite, user_frame
 from gradguard.journal import Cut, EscapeFact, Journal, ModeFact, Prints, WriteFact
-from gradguard.probes.op_kinds import ADDEND, DATA, DETACH, ESCAPE, MODE, PLAIN, REWRAP, SKIP, TOGGLE, WRITE, Kinds
+from gradguard.probes.op_kinds import ADDEND, DATA, DETACH, ESCAPE, GRAD, MODE, PLAIN, REWRAP, SKIP, TOGGLE, WRITE, Kinds
 from gradguard.torch_internals import fingerprint, numpy_reachable, sequence_number, storage_key, version_of
 
 _is_compiling = torch.compiler.is_compiling
@@ -64,6 +64,10 @@ class OpProbe(TorchFunctionMode):
         kind = _KINDS[func]
         if kind == SKIP:
             return func(*args, **kwargs) if kwargs else func(*args)
+        if kind == GRAD:
+            if USER_FILES[sys._getframe(1).f_code.co_filename]:
+                self.journal.grad_reads += 1
+            return func(*args)
         before = sequence_number()
         watched = None
         if kind & WRITE or (kwargs and "out" in kwargs):
@@ -82,10 +86,13 @@ class OpProbe(TorchFunctionMode):
                     frame = frame.f_back
                 if frame is not None:
                     self._append((before, after, frame.f_code, frame.f_lasti, func, self._tick()))
+                numpy_storages = self.journal.numpy_storages
                 for arg in args:
                     if isinstance(arg, _Tensor):
                         if not arg.requires_grad:
                             self._gradless_operand(kind, before, after, arg)
+                        elif numpy_storages and storage_key(arg) in numpy_storages:
+                            self._fingerprint(arg, before, after)
                     elif kind & ADDEND and isinstance(arg, float):
                         if self._escaped_in == self.journal.step and before not in self.journal.partial:
                             self.journal.remember_partial(before, ())  # a number that may be a loss term: told from the source
@@ -384,7 +391,10 @@ class OpProbe(TorchFunctionMode):
         mark = fingerprint(tensor)
         if mark is not None:
             self.journal.prints.append(
-                Prints(storage, before, after, tensor.storage_offset(), tuple(tensor.shape), version, mark, self._tick())
+                Prints(
+                    storage, before, after, tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, version, mark,
+                    self._tick(),
+                )
             )
 
 

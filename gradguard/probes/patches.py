@@ -42,6 +42,7 @@ def install() -> None:
         _replace(torch.autograd.Function, "apply", _apply, as_classmethod=True)
         _replace(torch.optim.Optimizer, "zero_grad", _zero_grad)
         _replace(torch.nn.Module, "zero_grad", _zero_grad)
+        _replace(torch.optim.Optimizer, "__init__", _optimizer_init)
         _replace(torch.overrides, "has_torch_function", _has_torch_function)
         _hooks.append(register_optimizer_step_pre_hook(_before_step))
         _hooks.append(register_optimizer_step_post_hook(_after_step))
@@ -118,8 +119,24 @@ def _zero_grad(original: Callable[..., Any]) -> Callable[..., Any]:
         if not is_compiling():
             session = listener()
             if session is not None:
-                session.zeroing(self, sys._getframe(1))
+                frame = sys._getframe(1)
+                session.zeroing(self, frame)
+                result = original(self, *args, **kwargs)
+                session.zeroed(self, frame)
+                return result
         return original(self, *args, **kwargs)
+
+    return guarded
+
+
+def _optimizer_init(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def guarded(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if not is_compiling():
+            session = listener()
+            if session is not None:
+                session.optimizer_made(self, sys._getframe(1))
 
     return guarded
 

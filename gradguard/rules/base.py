@@ -11,14 +11,15 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from gradguard.diagnosis import Diagnosis, Severity
     from gradguard.rules.incident import Incident
 
 # "error": PyTorch (or Python) raised. The others are moments of a step at which silent bugs are looked for.
-Moment = Literal["error", "before_backward", "after_backward", "before_step", "after_step", "zero_grad", "step_end", "close"]
+# "suspicion": the ledger of the step protocol (`rules/protocol/ledger.py`) found something for one rule to judge.
+Moment = Literal["error", "before_backward", "after_backward", "before_step", "after_step", "zero_grad", "step_end", "close", "suspicion"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,9 @@ class Rule:
             asked). Both wordings stand here where releases differ.
         severity: of the diagnosis, unless the rule says otherwise.
         traced_only: for silent checks: needs the evidence of a traced step.
+        screen: for silent checks that are asked at every step: a cheap look that comes before anything else. Gets the guard's
+            memory, the moment, its facts (`roots`, `call`, `optimizer` ...) and whether the step is traced; only where it says
+            True is an incident made and the rule asked. No op probe is on.
     """
 
     code: str
@@ -47,6 +51,7 @@ class Rule:
     messages: tuple[str, ...] = ()
     severity: Severity = "error"
     traced_only: bool = False
+    screen: Callable[[dict[str, Any], Moment, dict[str, Any], bool], bool] | None = field(default=None, repr=False)
 
     @property
     def family(self) -> str:

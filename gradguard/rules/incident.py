@@ -35,6 +35,7 @@ class Incident:
         call: this backward call's fact.
         func, args, kwargs: the torch call that failed ("forward"), or what the moment is about.
         traced: whether the op probe has seen the current step.
+        suspicion: what the ledger found, at the moment "suspicion".
         memory: a dict a rule may keep from moment to moment, of the guard's session (never tensors).
     """
 
@@ -55,6 +56,7 @@ class Incident:
     models: tuple[nn.Module, ...] = ()
     memory: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
+    suspicion: Any = None
 
     @cached_property
     def frames(self) -> Sequence[FrameView]:

@@ -46,6 +46,8 @@ class Origin:
     leaves: list[torch.Tensor] = field(default_factory=list)
     certain: bool = True
     inner: str | None = None
+    sure: bool = True
+    """Read in the source: whether what was cut off is known to have had a path."""
 
     @property
     def discrete(self) -> bool:
@@ -106,8 +108,15 @@ def merged(origins: Iterable[Origin]) -> list[Origin]:
         key = ("switch", span.file, span.line, span.column) if span is not None else origin.key
         known = found.setdefault(key, origin)
         if known is not origin:
-            known.leaves += origin.leaves
+            if lingers(origin) and not lingers(known):  # the block's own content and what ran after it: the latter is the trouble
+                found[key] = origin
+            found[key].leaves = known.leaves + origin.leaves
     return list(found.values())
+
+
+def lingers(origin: Origin) -> bool:
+    """Whether grad mode was off because nothing switched it on again."""
+    return origin.switch is not None and origin.switch.how in ("left_on", "yield")
 
 
 def ranked(incident: Incident, origins: Sequence[Origin]) -> list[Origin]:
@@ -115,7 +124,8 @@ def ranked(incident: Incident, origins: Sequence[Origin]) -> list[Origin]:
     if len(origins) < 2:
         return list(origins)
     trained = trained_ids(incident)
-    return sorted(origins, key=lambda origin: (_untrained(origin, trained), origin.kind == "sample", origin.discrete, not origin.certain))
+    off = not torch.is_grad_enabled()
+    return sorted(origins, key=lambda origin: (off and not lingers(origin), _untrained(origin, trained), origin.kind == "sample", origin.discrete, not origin.certain))
 
 
 def trained_ids(incident: Incident) -> set[int]:

@@ -18,7 +18,7 @@ VIEWS = frozenset({
     "view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "ravel", "squeeze", "unsqueeze", "transpose", "permute", "t", "T", "mT", "H", "mH", "swapaxes", "swapdims",
     "movedim", "moveaxis", "expand", "expand_as", "broadcast_to", "narrow", "select", "diagonal", "unfold", "as_strided", "detach", "data", "real", "imag", "unbind",
     "chunk", "split", "tensor_split", "split_with_sizes", "hsplit", "vsplit", "dsplit", "contiguous", "view_as_real", "view_as_complex", "alias", "to", "float", "numpy", "cpu",
-    "requires_grad_", "as_tensor", "from_numpy", "asarray", "broadcast_tensors", "atleast_1d", "atleast_2d", "atleast_3d", "rearrange", "values", "items", "parameters", "buffers",
+    "requires_grad_", "as_tensor", "from_numpy", "asarray", "broadcast_tensors", "atleast_1d", "atleast_2d", "atleast_3d", "rearrange",
 })  # fmt: skip
 MULTI = frozenset({"unbind", "chunk", "split", "tensor_split", "split_with_sizes", "hsplit", "vsplit", "dsplit"})
 OVERLAPPING = frozenset({"expand", "expand_as", "broadcast_to", "broadcast_tensors", "as_strided", "unfold"})
@@ -127,10 +127,9 @@ def aliases(place: ResolvedSite | None, caller: ResolvedSite | None = None, by_m
             if link is None:
                 break
             where = caller
-        if link is None or any(link.base == known.name for known in found):
+        if any(link.base == known.name and where is not caller for known in found):
             break
-        if link.base != link.name or link.call == "argument":
-            found.append(link)
+        found.append(link)
         name = link.base
     return found
 

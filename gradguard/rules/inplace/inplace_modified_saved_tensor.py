@@ -36,12 +36,16 @@ from __future__ import annotations
 import ast
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.evidence.bindings import dotted
 from gradguard.evidence.source import ResolvedSite
+from gradguard.evidence.syntax import range_of
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace import tell
+from gradguard.rules.inplace.aliases import peel
 from gradguard.rules.inplace.classify import kind_of
 from gradguard.rules.inplace.flags import Flag, flag_argument, flag_of, holder_of
+from gradguard.rules.inplace.numpy_write import numpy_written, told
 from gradguard.rules.inplace.repairs import drop_argument, out_of_place, patch
 from gradguard.rules.inplace.story import DETACHED, MODIFIED, Story, Write, story_of
 from gradguard.rules.inplace.tell import Target, short
@@ -51,6 +55,9 @@ CODE, NAME = "GG101", "inplace-modified-saved-tensor"
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """The saved value, the op that saved it and the write that broke it."""
+    if incident.moment == "before_backward":
+        found = numpy_written(incident)
+        return told(incident, CODE, NAME) if found is not None and found[1].writes else None
     story = story_of(incident)
     if story is None or kind_of(story) != "value":
         return None
@@ -76,13 +83,14 @@ def _told(story: Story, write: Write) -> Diagnosis:
     related = tell.compact([
         tell.saved_span(story), *target.spans(), tell.helper_span(write, target.chain), *labels, tell.backward_span(story),
     ])  # fmt: skip
-    written_to = f"`{target.name}`" if target.name else "that value"
+    saved = f"`{target.name}`" if target.name else "It"
+    made = write.version if write.version is not None else story.mismatch.found
     explanation = (
-        f"{_sentence(tell.why(story))}. It was saved at version {story.mismatch.expected} of {written_to}, "
-        f"and the write made it version {write.version if write.version is not None else story.mismatch.expected + 1}: the value that backward needs is gone."
+        f"{_sentence(tell.why(story))}. {saved} was saved at version {story.mismatch.expected}; the write made it version {made}, "
+        "and the value that backward needs is gone."
     )
     return Diagnosis(
-        code=CODE, name=NAME, headline=headline, culprit=culprit, related=[span for span in related if not _same(span, culprit)],
+        code=CODE, name=NAME, headline=headline, culprit=culprit, related=tell.without(related, culprit),
         tensors=[facts.model_copy(update={"module": module})], explanation=explanation, notes=tell.other_writes(story),
         fixes=_fixes(story, write, target, flag), avoid=[tell.NO_DATA],
     )  # fmt: skip
@@ -90,10 +98,6 @@ def _told(story: Story, write: Write) -> Diagnosis:
 
 def _sentence(clause: str) -> str:
     return clause[:1].upper() + clause[1:]
-
-
-def _same(span: SourceSpan, other: SourceSpan | None) -> bool:
-    return other is not None and (span.file, span.line, span.column, span.end_column) == (other.file, other.line, other.column, other.end_column)
 
 
 def _flag(story: Story, write: Write) -> Flag | None:
@@ -140,15 +144,37 @@ def _fixes(story: Story, write: Write, target: Target, flag: Flag | None) -> lis
         fixes.append(_without_flag(write, flag))
     elif place is not None:
         fixes += _new_tensor(place, target)
-    saved = story.saved_at
-    if story.mismatch.slot not in ("result", "output", "result0") and saved is not None and write.module is None:
-        fixes.append(Fix(title=f"or give `{story.op_word}` a copy of its own at line {saved.line}: `{target.name or 'x'}.clone()`", safety="safe",
-                         detail="it then saves the copy, which nothing writes over; costs the memory of one copy"))
+    if write.module is None:
+        fixes += _copy_for_the_op(story, target)
     if any(link.call in ("detach", "data") for link in target.chain):
         link = next(link for link in target.chain if link.call in ("detach", "data"))
         text = link.text if link.text.endswith(")") or link.call == "data" else f"{link.base}.detach()"
-        fixes.append(Fix(title=f"or copy before writing: `{short(text, 50)}.clone()`", safety="safe", detail="`detach()` and `.data` cut the graph but share the memory"))
+        fixes.append(Fix(title=f"copy before writing: `{short(text, 50)}.clone()`", safety="safe", detail="`detach()` and `.data` cut the graph but share the memory"))
     return fixes
+
+
+def _copy_for_the_op(story: Story, target: Target) -> list[Fix]:
+    """A copy as the saving op's input: nothing writes over that."""
+    saved = story.saved_at
+    if story.mismatch.slot in ("result", "output", "result0") or saved is None or saved.source is None or saved.call is None:
+        return []
+    names = {name for name in (target.name, target.written) if name}
+    read = [item for item in saved.call.args if dotted(peel(item)[0]) in names]
+    receiver = saved.call.func.value if isinstance(saved.call.func, ast.Attribute) else None
+    if not read and receiver is not None and dotted(peel(receiver)[0]) in names:
+        read = [receiver]
+    if len(read) != 1:
+        return []
+    text, where = saved.source.flat(read[0]), range_of(read[0])
+    alone = all(item.seq == story.mismatch.seq or _line_of(story, item.seq) == saved.line for item in story.incident.mismatches)
+    diff = patch(saved.source, [((where[2], where[3], where[2], where[3]), ".clone()")]) if where is not None and alone else None
+    return [Fix(title=f"give `{story.op_word}` a copy of its own at line {saved.line}: `{short(text, 50)}.clone()`", safety="safe", patch=diff,
+                detail="it then saves the copy, which nothing writes over" + ("" if alone else "; other lines that read it need the same"))]
+
+
+def _line_of(story: Story, seq: int) -> int | None:
+    place = story.incident.place_of_node(seq)
+    return None if place is None else place.line
 
 
 def _without_flag(write: Write, flag: Flag | None) -> Fix:
@@ -200,5 +226,5 @@ def _for_assignment(place: ResolvedSite, target: Target) -> Fix:
 
 RULE = Rule(
     code=CODE, name=NAME, summary="A value saved for backward was changed in place.", recognise=recognise,
-    moments=frozenset({"error"}), priority=10, messages=(MODIFIED, DETACHED),
+    moments=frozenset({"error", "before_backward"}), priority=10, messages=(MODIFIED, DETACHED), traced_only=True,
 )  # fmt: skip

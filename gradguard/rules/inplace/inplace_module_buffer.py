@@ -67,7 +67,7 @@ def _told(story: Story, write: Write) -> Diagnosis:
     return Diagnosis(
         code=CODE, name=NAME,
         headline=f"`{tell.short(place.text if place else write.func)}` writes into the buffer `{state.full}`, which `{story.op_word}` had saved for its backward pass",
-        culprit=culprit, related=[span for span in related if culprit is None or (span.line, span.column) != (culprit.line, culprit.column)],
+        culprit=culprit, related=tell.without(related, culprit),
         tensors=[tell.tensor_facts(story, state.full)],
         explanation=f"The buffer itself gets no gradient, but {tell.why(story)}, and that is `{state.full}` as it was at version {story.mismatch.expected}. "
         "`no_grad` does not help: the write changes the memory that the graph refers to.",
@@ -82,7 +82,7 @@ def _fixes(story: Story, write: Write) -> list[Fix]:
     fixes = [fix for fix in (_replaced(write, attribute), _cloned(story, attribute)) if fix is not None]
     if len(fixes) == 2 and story.saved_at is not None and write.place is not None and story.saved_at.function == write.place.function:
         fixes.reverse()  # within one function the copy is the smaller change
-    return [*fixes, Fix(title=f"or update `{state.full}` after `optimizer.step()`", safety="manual")]
+    return [*fixes, Fix(title=f"update `{state.full}` after `optimizer.step()`", safety="manual")]
 
 
 def _replaced(write: Write, attribute: str) -> Fix | None:

@@ -29,9 +29,8 @@ outside the forward pass.
 
 from __future__ import annotations
 
-from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.names import short_list
-from gradguard.evidence.source import resolve
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace import tell
@@ -75,7 +74,7 @@ def _told(story: Story, write: Write) -> Diagnosis:
         None if used is None else used.span(f"the forward pass used `{parameter}` here (`{story.op_word}` saved it, version {story.mismatch.expected})", "saved"),
         None if carried is None else carried.made, tell.helper_span(write, []), None if carried is None else carried.used, tell.backward_span(story),
     ]  # fmt: skip
-    related = [span for span in tell.compact(spans) if culprit is None or (span.file, span.line, span.column) != (culprit.file, culprit.line, culprit.column)]
+    related = tell.without(tell.compact(spans), culprit)
     return Diagnosis(
         code=CODE, name=NAME, headline=headline, culprit=culprit, related=related, tensors=[tell.tensor_facts(story, parameter)],
         explanation=_explanation(story, write, carried, subject), notes=_notes(story, write), fixes=_fixes(story, write, carried, subject),
@@ -126,19 +125,13 @@ def _fixes(story: Story, write: Write, carried: Carried | None, subject: str) ->
         return [
             Fix(title=f"compute `{name}` again after {subject}, so that the second loss is built with the updated {network}", safety="manual"),
             Fix(title=f"use `{name}.detach()` in the second loss, if it is not meant to send a gradient through {network}", safety="manual"),
-            Fix(title=f"or call both backward passes before {subject}", safety="manual"),
+            Fix(title=f"call both backward passes before {subject}", safety="manual"),
         ]
     return [
         Fix(title=f"call this backward before {subject}", safety="manual", detail="first all backward passes of one forward pass, then the steps"),
-        Fix(title=f"or compute the loss again after {subject}, with the updated {network}", safety="manual"),
+        Fix(title=f"compute the loss again after {subject}, with the updated {network}", safety="manual"),
     ]
 
-
-def _unused(span: SourceSpan) -> SourceSpan:
-    return span
-
-
-_ = resolve
 
 RULE = Rule(
     code=CODE, name=NAME, summary="Parameters were updated between a forward pass and its backward pass.", recognise=recognise,

@@ -151,7 +151,12 @@ def _out_name(name: str) -> str | None:
 def under_no_grad(place: ResolvedSite) -> str | None:
     """The diff that puts the place's statement under `with torch.no_grad():`."""
     source, statement = place.source, place.statement
-    if source is None or statement is None or isinstance(statement, (ast.If, ast.For, ast.While, ast.With, ast.FunctionDef)):
+    if source is None or statement is None:
+        return None
+    loop = source.parents.get(statement)
+    if isinstance(loop, (ast.For, ast.While)) and loop.body == [statement] and not loop.orelse:
+        statement = loop  # the whole loop, where it does nothing else
+    elif isinstance(statement, (ast.If, ast.For, ast.While, ast.With, ast.FunctionDef)):
         return None
     first, last = statement.lineno, statement.end_lineno or statement.lineno
     line = source.lines[first - 1]

@@ -75,18 +75,25 @@ class Target:
 
     def spans(self) -> list[SourceSpan]:
         """The places that made the aliases."""
-        found = []
-        for link in self.chain:
-            if link.call == "argument":
-                label = f"`{link.base}` is passed here as `{link.name}`"
-            elif link.call == "for":
-                label = f"each `{link.name}` is a view of `{link.base}`"
-            elif link.call in ("detach", "data"):
-                label = f"`{short(link.text, 40)}` shares its memory with `{link.base}`: it is not a copy"
-            else:
-                label = f"`{link.name}` is a view of `{link.base}`: both are the same memory"
-            found.append(link.span.model_copy(update={"label": label, "role": "made"}))
-        return found
+        return alias_spans(self.chain)
+
+
+def alias_spans(chain: list[Alias]) -> list[SourceSpan]:
+    """The places that made the aliases, each with its word."""
+    found = []
+    for link in chain:
+        if link.call == "argument":
+            if link.base == link.name:
+                continue
+            label = f"`{link.base}` is passed here as `{link.name}`"
+        elif link.call == "for":
+            label = f"each `{link.name}` is a view of `{link.base}`"
+        elif link.call in ("detach", "data", "numpy"):
+            label = f"`{short(link.text, 40)}` shares its memory with `{link.base}`: it is not a copy"
+        else:
+            label = f"`{link.name}` is a view of `{link.base}`: both are the same memory"
+        found.append(link.span.model_copy(update={"label": label, "role": "made"}))
+    return found
 
 
 def saved_span(story: Story) -> SourceSpan | None:
@@ -159,11 +166,18 @@ def helper_span(write: Write, chain: list[Alias]) -> SourceSpan | None:
     caller = write.caller
     if caller is None or write.place is None or write.kind == "step":
         return None
-    if any(link.span.file == caller.file and caller.line <= link.span.line <= caller.end_line for link in chain):
+    shown = [link for link in chain if link.call != "argument" or link.base != link.name]
+    if any(link.span.file == caller.file and caller.line <= link.span.line <= caller.end_line for link in shown):
         return None
     if (caller.file, caller.line) == (write.place.file, write.place.line):
         return None
-    return caller.span(f"calls `{write.place.function.rpartition('.')[2]}`, which writes", "context")
+    return caller.span(f"leads to `{function_word(write.place.function)}`, which writes", "context")
+
+
+def function_word(qualname: str) -> str:
+    """`forward` alone says little: `Net.forward`; other functions by their own name."""
+    parts = [part for part in qualname.split(".") if part != "<locals>"]
+    return ".".join(parts[-2:]) if parts[-1] in ("forward", "__call__") else parts[-1]
 
 
 def inside_forward(place: ResolvedSite | None) -> bool:
@@ -183,3 +197,11 @@ def compact(spans: list[SourceSpan | None]) -> list[SourceSpan]:
         if span is not None:
             found.setdefault((span.file, span.line, span.column, span.end_column), span)
     return list(found.values())
+
+
+def without(spans: list[SourceSpan], culprit: SourceSpan | None) -> list[SourceSpan]:
+    """The spans that are not the culprit's own."""
+    if culprit is None:
+        return spans
+    own = (culprit.file, culprit.line, culprit.column, culprit.end_column)
+    return [span for span in spans if (span.file, span.line, span.column, span.end_column) != own]

@@ -1,0 +1,355 @@
+"""What carries an old graph into a new one: the variable, attribute or container, where it is filled, and whether it is filled
+anew in every step or once.
+
+Used where a graph was freed too early, and where an old graph that was kept by retain_graph=True meets parameters that have
+been updated since (TORCH_FACTS 34): `find_carried_state` answers for both.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+
+from gradguard.evidence.consumed import Consumed, Link, consumed, same_place
+from gradguard.evidence.flow import Carried, loop_carried
+from gradguard.evidence.frames import FrameView
+from gradguard.evidence.graph import is_accumulate
+from gradguard.evidence.holders import Holding, holdings, live_tensors
+from gradguard.evidence.names import Names
+from gradguard.evidence.source import ResolvedSite, resolve
+from gradguard.evidence.stores import Store, relation_in, stores_of_attribute, stores_of_global, stores_of_variable, view_of
+from gradguard.journal import BackwardFact, Journal, OpFact
+from gradguard.torch_internals import node_sequence
+
+How = Literal["variable", "attribute", "container", "overwritten", "unknown"]
+Renewal = Literal["each step", "once", "unknown"]
+
+
+@dataclass(eq=False)
+class Carrier:
+    """The tensor through which a new graph reaches into an old one.
+
+    Attributes:
+        link: the edge it stands on.
+        names: what holds it, as the user would write it; empty when nothing was found.
+        how: whether it is still held, and by what ("overwritten": only the graph holds it any more).
+        store: the statement that puts it there; the culprit where the value is carried.
+        stores: all of them.
+        renewal: whether that happens in each step or happened once.
+        made: where the tensor was made, if that step was traced.
+        holding: who holds it.
+        tensor: the tensor, or its successor in the same variable.
+    """
+
+    link: Link
+    names: list[str] = field(default_factory=list)
+    how: How = "unknown"
+    store: Store | None = None
+    stores: list[Store] = field(default_factory=list)
+    renewal: Renewal = "unknown"
+    made: ResolvedSite | None = None
+    holding: Holding | None = None
+    tensor: torch.Tensor | None = None
+    value: Any = None  # what the variable holds: the tensor, or a tuple or list of tensors
+    read: ast.expr | None = None
+
+    @property
+    def name(self) -> str | None:
+        return self.names[0] if self.names else None
+
+
+class Carriers:
+    """Finds the carriers of one graph. Holds tensors and frames: for the time of a diagnosis only."""
+
+    def __init__(self, graph: Consumed, journal: Journal, frames: Sequence[FrameView], names: Names, call: BackwardFact | None) -> None:
+        self.graph = graph
+        self.journal = journal
+        self.frames = [view for view in frames if view.is_user]
+        self.names = names
+        self.call = call
+        self.ignore = _own_objects(names, frames)
+
+    # -- facts --------------------------------------------------------------------------------------------------------
+
+    def op(self, node: Any) -> OpFact | None:
+        return None if is_accumulate(node) else self.journal.op_at(node_sequence(node))
+
+    def site(self, node: Any) -> ResolvedSite | None:
+        fact = self.op(node)
+        return None if fact is None else resolve(fact.site)
+
+    def made_again(self, node: Any, after: int) -> bool | None:
+        """Whether the place that made the node ran again after sequence number `after`; None if it was not traced."""
+        fact = self.op(node)
+        if fact is None:
+            return None
+        return any(op[0] >= after and op[2] is fact.code and op[3] == fact.lasti for op in self.journal.ops)
+
+    def alike(self, one: Any, other: Any) -> bool:
+        """Whether two nodes were made the same way: by the same line where that is known, by the same ops otherwise."""
+        if one.name() != other.name():
+            return False
+        first, second = self.op(one), self.op(other)
+        if first is not None and second is not None:
+            return first.code is second.code and first.lasti == second.lasti
+        return [_kind(source) for source, _ in one.next_functions] == [_kind(source) for source, _ in other.next_functions]
+
+    # -- search -------------------------------------------------------------------------------------------------------
+
+    def of(self, link: Link, border: int | None) -> Carrier:
+        """What carries the tensor on this edge.
+
+        Args:
+            border: the sequence number at which this turn (or what is left of this step after the call that freed) begins.
+        """
+        if border is not None:
+            link = replace(link, carriers=(link.source, *(node for node in link.carriers[1:] if node_sequence(node) < border)))
+        carrier = Carrier(link)
+        carrier.made = self.site(link.source)
+        for search in (self._in_loops, self._held, self._succeeded):
+            search(carrier, border)
+            if carrier.names:
+                break
+        if carrier.renewal == "unknown":
+            again = self.made_again(link.source, link.seq + 1 if border is None else border)
+            carrier.renewal = "unknown" if again is None else "each step" if again else "once"
+        return carrier
+
+    def _in_loops(self, carrier: Carrier, border: int | None) -> None:
+        """A variable that a loop around the call carries from turn to turn."""
+        above = self.graph.above(carrier.link.carriers)
+        best: tuple[int, int, FrameView, ResolvedSite, Carried, torch.Tensor] | None = None
+        others: list[str] = []
+        for depth, view in enumerate(self.frames):
+            place = resolve(view.site)
+            if place is None or place.source is None:
+                continue
+            for loop in place.enclosing_loops:
+                for carried in loop_carried(loop):
+                    value = _lookup(view, carried.name)
+                    ranked = max(((self._rank(tensor, carrier, above, border), tensor) for tensor in _tensors_in(value)), key=lambda pair: pair[0], default=(0, None))
+                    if not ranked[0] or ranked[1] is None:
+                        continue
+                    others.append(carried.name)
+                    if best is None or ranked[0] > best[0]:
+                        best = (ranked[0], depth, view, place, carried, ranked[1])
+        if best is None:
+            return
+        rank, _, view, place, carried, tensor = best
+        source = place.source
+        assert source is not None
+        stores = [Store(source, statement, relation_in(source, statement, place)) for statement in carried.stores]
+        carrier.names = [carried.name, *(name for name in dict.fromkeys(others) if name != carried.name)]
+        carrier.how = "variable" if rank == 3 else "overwritten"
+        carrier.stores, carrier.store = stores, self._best(stores, carrier, ("carried", "fresh"))
+        carrier.renewal = "each step"
+        carrier.tensor, carrier.value = tensor, _lookup(view, carried.name)
+        carrier.read = carried.read
+
+    def _rank(self, tensor: torch.Tensor, carrier: Carrier, above: set[Any], border: int | None) -> int:
+        """3: it is the very tensor; 2: it is made the same way; 1: it is made from it, on the way to the root."""
+        node = _node(tensor)
+        if node is None:
+            return 0
+        if node in carrier.link.carriers:
+            return 3
+        if node_sequence(node) >= (carrier.link.seq if border is None else border) and any(self.alike(node, old) for old in carrier.link.carriers):
+            return 2
+        return 1 if node in above else 0
+
+    def _held(self, carrier: Carrier, border: int | None) -> None:
+        """Something still holds the very tensor, or one made from it before this step."""
+        nodes = list(carrier.link.carriers)
+        found: list[Holding] = []
+        for tensor in self._oldest_first(live_tensors(nodes), nodes):
+            found.extend(holdings(tensor, self.frames, self.ignore))
+        rated = [(rating, holding, stores) for holding in found for rating, stores in [self._stores(holding)] if rating]
+        if not rated:
+            if found:
+                carrier.names = list(dict.fromkeys(holding.name for holding in found))
+                carrier.how, carrier.holding, carrier.tensor = "variable", found[0], found[0].tensor
+            return
+        rated.sort(key=lambda item: -item[0])
+        _, holding, stores = rated[0]
+        carrier.holding, carrier.tensor = holding, holding.tensor
+        carrier.names = list(dict.fromkeys([holding.name, *(other.name for _, other, _ in rated)]))
+        carrier.how = "container" if holding.through else "attribute" if holding.owner is not None else "variable"
+        carrier.stores = stores
+        self._judge(carrier, border)
+
+    def _judge(self, carrier: Carrier, border: int | None) -> None:
+        """Chooses the store that speaks for the carrier, and says whether it happens in each step."""
+        relations = {store.relation for store in carrier.stores}
+        if "cache" in relations:
+            carrier.store, carrier.renewal = self._best(carrier.stores, carrier, ("cache",)), "once"
+        elif "carried" in relations:
+            carrier.store, carrier.renewal = self._best(carrier.stores, carrier, ("carried",)), "each step"
+        elif "method" in relations:
+            carrier.store = self._best(carrier.stores, carrier, ("method",))
+            again = self._runs_each_turn(carrier.store, border)
+            carrier.renewal = "unknown" if again is None else "each step" if again else "once"
+        else:
+            carrier.store, carrier.renewal = self._best(carrier.stores, carrier, ("fresh", "outside", "init")), "once"
+
+    def _runs_each_turn(self, store: Store | None, border: int | None) -> bool | None:
+        """Whether a store in a method off the stack happens in each step."""
+        function = None if store is None else store.function
+        if store is None or not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return None
+        if border is not None:
+            lines = range(function.lineno, (function.end_lineno or function.lineno) + 1)
+            traced = [op for op in self.journal.ops if op[2].co_filename == store.file and op[2].co_firstlineno in lines]
+            if any(op[0] >= border for op in traced):
+                return True
+        if function.name in ("forward", "__call__"):
+            return True
+        called = self._called_around(store)
+        if function.name in called:
+            return True
+        return False if called else None
+
+    def _called_around(self, store: Store) -> set[str]:
+        """Names of what is called in the loops on the stack, and in the methods beside the store that are called there."""
+        called: set[str] = set()
+        for view in self.frames:
+            place = resolve(view.site)
+            for loop in () if place is None else place.enclosing_loops[:1]:
+                called |= _called_in(loop)
+        tree = store.source.tree
+        for _ in range(3):
+            more = {name for node in ast.walk(tree or ast.Module([], [])) if isinstance(node, ast.FunctionDef) and (node.name in called or node.name == "forward")
+                    for name in _called_in(node)}  # fmt: skip
+            if more <= called:
+                break
+            called |= more
+        return called
+
+    def _stores(self, holding: Holding) -> tuple[int, list[Store]]:
+        """Where the holding is filled, and how well that is known."""
+        if holding.frame is not None:
+            view = view_of(holding.frame, self.frames)
+            stores = [] if view is None else stores_of_variable(holding.name, view, container=bool(holding.through))
+            if stores:
+                return 4, stores
+            return 0, []  # a parameter: the caller's variable says more
+        if holding.owner is not None:
+            stores = stores_of_attribute(holding, self.frames)
+            return (3 if stores else 1), stores
+        files = list(dict.fromkeys(view.frame.f_code.co_filename for view in self.frames))
+        stores = stores_of_global(holding.name, files, container=bool(holding.through))
+        return (2 if stores else 1), stores
+
+    def _succeeded(self, carrier: Carrier, border: int | None) -> None:
+        """Nothing holds the old tensor any more: a tensor made the same way in this step stands in its place."""
+        border = carrier.link.seq + 1 if border is None else border
+        found = []
+        for tensor in _all_tensors():
+            node = _node(tensor)
+            if node is None or node_sequence(node) < border or not any(self.alike(node, old) for old in carrier.link.carriers):
+                continue
+            found.extend(holding for holding in holdings(tensor, self.frames, self.ignore) if holding.owner is not None)
+        for holding in found:
+            stores = stores_of_attribute(holding, self.frames)
+            if stores:
+                carrier.names = list(dict.fromkeys([holding.name, *(other.name for other in found)]))
+                carrier.how, carrier.holding, carrier.tensor = "overwritten", holding, holding.tensor
+                carrier.stores = stores
+                carrier.store = self._best(stores, carrier, ("carried", "method", "fresh"))
+                carrier.renewal = "each step"
+                return
+
+    def _best(self, stores: Sequence[Store], carrier: Carrier, wanted: tuple[str, ...]) -> Store | None:
+        """The store that made this very tensor where that is known, else the first of the wanted kinds."""
+        chosen = [store for kind in wanted for store in stores if store.relation == kind] or list(stores)
+        return next((store for store in chosen if store.covers(carrier.made)), chosen[0] if chosen else None)
+
+    def _oldest_first(self, tensors: list[torch.Tensor], nodes: list[Any]) -> list[torch.Tensor]:
+        return sorted(tensors, key=lambda tensor: nodes.index(_node(tensor)))
+
+
+def find_carried_state(
+    roots: Sequence[Any], journal: Journal, frames: Sequence[FrameView], names: Names, call: BackwardFact | None = None
+) -> Carrier | None:
+    """What carries a graph of an earlier step into this one, freed or kept by retain_graph=True; None if nothing is known to.
+
+    Args:
+        roots: graph nodes that backward was called on.
+        call: this backward call's fact.
+    """
+    previous = previous_turn(journal, call)
+    if previous is None:
+        return None
+    graph = consumed(roots, journal, call, retained=True)
+    older = [link for link in graph.links if link.user is not None and link.seq < previous.seq]
+    if not older:
+        # what an earlier call went through is known only from its root where nothing is freed: judge by age alone
+        older = [Link(user, source, output, (source,)) for source, uses in graph.users.items() if not is_accumulate(source) and node_sequence(source) < previous.seq
+                 for user, output in uses if not is_accumulate(user) and node_sequence(user) >= previous.seq]  # fmt: skip
+        older.sort(key=lambda link: -link.seq)
+    finder = Carriers(graph, journal, frames, names, call)
+    found = [finder.of(link, previous.seq) for link in older[:8]]
+    return next((carrier for carrier in found if carrier.names), found[0] if found else None)
+
+
+def previous_turn(journal: Journal, call: BackwardFact | None) -> BackwardFact | None:
+    """The last earlier time that the program came to this same backward call."""
+    if call is None:
+        return None
+    return next((fact for fact in reversed(journal.backwards) if fact.index < call.index and same_place(fact, call)), None)
+
+
+def _called_in(node: ast.AST) -> set[str]:
+    calls = (inner.func for inner in ast.walk(node) if isinstance(inner, ast.Call))
+    return {function.attr if isinstance(function, ast.Attribute) else function.id for function in calls if isinstance(function, (ast.Attribute, ast.Name))}
+
+
+def _kind(node: Any) -> str:
+    return "" if node is None else str(node.name())
+
+
+def _node(tensor: torch.Tensor) -> Any:
+    try:
+        return tensor.grad_fn
+    except Exception:
+        return None
+
+
+def _lookup(view: FrameView, name: str) -> Any:
+    first, *rest = name.split(".")
+    value = view.locals.get(first, view.globals.get(first))
+    for part in rest:
+        value = getattr(value, part, None) if not isinstance(value, type) else None
+    return value
+
+
+def _tensors_in(value: Any, depth: int = 3) -> Iterator[torch.Tensor]:
+    """The tensors in a value: itself, items of containers, attributes of small objects."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth and isinstance(value, (list, tuple)):
+        for item in value[:64]:
+            yield from _tensors_in(item, depth - 1)
+    elif depth and isinstance(value, dict):
+        for item in list(value.values())[:64]:
+            yield from _tensors_in(item, depth - 1)
+    elif depth and not isinstance(value, (torch.nn.Module, type, torch.optim.Optimizer)) and isinstance(getattr(value, "__dict__", None), dict):
+        yield from _tensors_in(vars(value), depth - 1)
+
+
+def _all_tensors() -> list[torch.Tensor]:
+    import gc
+
+    return [obj for obj in gc.get_objects() if torch.Tensor in getattr(type(obj), "__mro__", ())]
+
+
+def _own_objects(names: Names, frames: Sequence[FrameView]) -> set[int]:
+    """ids of what gradguard itself has made in looking around, which holds tensors too."""
+    own = {id(view._locals) for view in frames if view._locals is not None}
+    bindings = vars(names).get("bindings", ())
+    return own | {id(entry) for entry in bindings} | {id(bindings)}
+
+

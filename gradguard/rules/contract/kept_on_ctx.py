@@ -1,0 +1,247 @@
+"""Finds the missing term of a second derivative: a value that a custom forward computed and kept on ctx as an attribute.
+
+Two backward calls are needed to know it. At the first, made with `create_graph=True`, the custom Functions in the graph are
+looked through for such attributes; at the next, whether its graph has nodes that the first one recorded. What is
+remembered between the two is text and numbers, never a tensor.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
+from gradguard.evidence.graph import walk
+from gradguard.evidence.source import dotted, resolve
+from gradguard.journal import Cut
+from gradguard.rules.contract.dataflow import Spot, operands_of
+from gradguard.rules.contract.functions import FunctionView, view_of
+from gradguard.rules.incident import Incident
+from gradguard.torch_internals import ACCUMULATE_SEQ, sequence_number
+
+_KEY = "contract.kept_on_ctx"
+_MOST_NODES = 20_000
+_MOST_LOOKS = 8  # of an untraced run: the graph of a gradient penalty has the same Functions in every step
+
+# functions whose results do not change with their inputs, except in jumps: their derivative is zero, and nothing is missing
+_STEPS = {"gt", "lt", "ge", "le", "eq", "ne", "__gt__", "__lt__", "__ge__", "__le__", "__eq__", "__ne__", "greater", "less", "greater_equal", "less_equal",
+          "sign", "sgn", "round", "floor", "ceil", "trunc", "argmax", "argmin", "argsort", "isfinite", "isnan", "isinf", "logical_not", "logical_and",
+          "logical_or", "signbit", "heaviside", "zeros_like", "ones_like", "rand_like", "randn_like", "empty_like", "bernoulli", "searchsorted", "bucketize",
+          "new_zeros", "new_ones", "new_empty", "new_full", "full_like", "randint_like", "numel", "one_hot", "detach", "multinomial", "masked_fill"}  # fmt: skip
+
+
+@dataclass
+class _Suspect:
+    cls: type
+    attribute: str
+    shape: tuple[int, ...]
+    certain: bool
+
+
+@dataclass
+class _Recorded:
+    """A backward pass that was recorded, and what it went through."""
+
+    first: int  # sequence numbers of the nodes it made
+    last: int
+    suspects: list[_Suspect] = field(default_factory=list)
+    site: Any = None
+
+
+@dataclass
+class _State:
+    recorded: list[_Recorded] = field(default_factory=list)
+    open: _Recorded | None = None
+    looks: int = 0
+    said: set[tuple[type, str]] = field(default_factory=set)
+
+
+def watch(incident: Incident) -> Diagnosis | None:
+    """At each backward call: remembers recorded passes, and speaks when a recorded gradient is differentiated."""
+    call = incident.call
+    if call is None:
+        return None
+    state = incident.memory.get(_KEY)
+    if state is None:
+        if not call.create_graph:
+            return None
+        state = incident.memory[_KEY] = _State()
+    if state.open is not None:
+        # the window closed with the next backward call at the latest; nodes made by forward code in between do no harm,
+        # because only nodes that are reached over the suspects' own products count
+        state.open.last = min(state.open.last, call.seq)
+        state.open = None
+    diagnosis = _differentiated(incident, state) if state.recorded else None
+    if call.create_graph and (incident.traced or state.looks < _MOST_LOOKS):
+        state.looks += not incident.traced
+        suspects = _suspects(incident)
+        if suspects:
+            state.open = _Recorded(call.seq, ACCUMULATE_SEQ, suspects, call.site)
+            state.recorded = [*state.recorded[-7:], state.open]
+    return diagnosis
+
+
+def _suspects(incident: Incident) -> list[_Suspect]:
+    found: dict[tuple[type, str], _Suspect] = {}
+    for node, _ in walk(incident.root_nodes, limit=_MOST_NODES):
+        cls = getattr(node, "_forward_cls", None)
+        if not isinstance(cls, type) or not any(source is not None for source, _ in node.next_functions):
+            continue
+        for name, value in list(getattr(node, "__dict__", {}).items()):
+            if (cls, name) in found or not isinstance(value, torch.Tensor) or value.requires_grad:
+                continue
+            if not (value.is_floating_point() or value.is_complex()):
+                continue
+            verdict = _computed_from_inputs(incident, view_of(cls), name, value)
+            if verdict is not None:
+                found[cls, name] = _Suspect(cls, name, tuple(value.shape), verdict)
+    return list(found.values())
+
+
+def _computed_from_inputs(incident: Incident, view: FunctionView, name: str, value: torch.Tensor) -> bool | None:
+    """True: the trace saw it being computed from differentiable inputs; False: the source says so; None: neither, or a constant."""
+    spot = store_spot(view, name)
+    if spot is None or not _used_smoothly(view, name):
+        return None
+    cut = incident.journal.cut_of(value)
+    if cut is not None:
+        return True if _smooth(cut, spot) else None
+    return False if isinstance(spot.node, ast.expr) and _depends(view, spot.node) else None
+
+
+def _smooth(cut: Cut, spot: Spot) -> bool:
+    roots = cut.roots()
+    if all(root.func in _STEPS for root in roots):
+        return False
+    inside = [root for root in roots if root.site is not None and root.kind in ("no_grad", "detach", "nondiff", "rewrap")]
+    named = [root for root in inside if root.func not in _STEPS]
+    return bool(named) and all(not isinstance(node, ast.Compare) for node in [spot.node])
+
+
+def store_spot(view: FunctionView, name: str) -> Spot | None:
+    """`ctx.name = expression` in forward (or setup_context)."""
+    context = view.context
+    scope = view.forward
+    if scope is None or context is None:
+        return None
+    for node in ast.walk(scope.tree):
+        if isinstance(node, ast.Assign) and any(dotted(target) == f"{context}.{name}" for target in node.targets):
+            return Spot(scope, node.value, name)
+    return None
+
+
+def _depends(view: FunctionView, node: ast.expr, depth: int = 0) -> bool:
+    """Whether an expression computes smoothly from forward's inputs, by its source."""
+    if depth > 12 or view.forward is None:
+        return False
+    if isinstance(node, (ast.Compare, ast.Constant, ast.Attribute)):
+        return False
+    if isinstance(node, ast.Name):
+        from gradguard.evidence.source import assignments_to
+
+        if node.id in view.inputs:
+            # the bare input itself is no intermediate; inside an expression it is what the expression is computed from
+            return depth > 0
+        values = [s.value for s in assignments_to(view.forward.tree, node.id) if isinstance(s, (ast.Assign, ast.AugAssign))]
+        return any(_depends(view, value, depth + 1) for value in values if not isinstance(value, ast.Name))
+    if isinstance(node, ast.Call):
+        called = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
+        if called in _STEPS or called in ("float", "bool", "long", "int", "size", "item", "len", "to", "type", "contiguous", "clone"):
+            operand = next(iter(operands_of(node, view.forward)), None)
+            return called in ("float", "to", "contiguous", "type") and operand is not None and not isinstance(operand, ast.Name) and _depends(view, operand, depth + 1)
+    return any(_depends(view, operand, depth + 1) for operand in operands_of(node, view.forward))
+
+
+def _used_smoothly(view: FunctionView, name: str) -> bool:
+    """Whether backward computes with the attribute (not merely compares it or asks its shape)."""
+    scope = view.backward
+    parameters = [] if scope is None else scope.parameters()
+    if scope is None or not parameters:
+        return False
+    for node in ast.walk(scope.tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and dotted(node) == f"{parameters[0]}.{name}":
+            above = scope.source.parents.get(node)
+            if isinstance(above, (ast.Compare, ast.Attribute)) and not (isinstance(above, ast.Attribute) and isinstance(scope.source.parents.get(above), ast.Call)):
+                continue
+            return True
+    return False
+
+
+def _differentiated(incident: Incident, state: _State) -> Diagnosis | None:
+    """Speaks when this call's graph holds nodes that a remembered pass recorded."""
+    now = sequence_number()
+    live = [entry for entry in state.recorded if entry.first < now]
+    if not live:
+        return None
+    for node, _ in walk(incident.root_nodes, limit=_MOST_NODES):
+        seq = int(node._sequence_nr())
+        if seq >= ACCUMULATE_SEQ:
+            continue
+        for entry in live:
+            if entry.first <= seq < entry.last:
+                for suspect in entry.suspects:
+                    if (suspect.cls, suspect.attribute) not in state.said:
+                        state.said.add((suspect.cls, suspect.attribute))
+                        return _diagnosis(incident, entry, suspect)
+    return None
+
+
+def _diagnosis(incident: Incident, entry: _Recorded, suspect: _Suspect) -> Diagnosis | None:
+    view = view_of(suspect.cls)
+    spot = store_spot(view, suspect.attribute)
+    if spot is None:
+        return None
+    context = view.context or "ctx"
+    statement = spot.statement
+    culprit = Spot(spot.scope, statement or spot.node).span(f"`{suspect.attribute}` is kept on {context}: a constant for the second derivative", "culprit")
+    related: list[SourceSpan] = []
+    use = _use(view, suspect.attribute)
+    if use is not None:
+        related.append(use.span(f"backward computes with `{context}.{suspect.attribute}`", "context"))
+    made = resolve(entry.site)
+    if made is not None:
+        related.append(made.span("the gradient is recorded here (`create_graph=True`)", "made"))
+    place = incident.place
+    if place is not None and (made is None or place.line != made.line):
+        related.append(place.span("and differentiated again here", "backward"))
+    target = _target(incident)
+    result = f"`{target}`" if target else "the second derivative"
+    arguments = ", ".join(f"`{name}`" for name in view.inputs[:1]) or "the input"
+    return Diagnosis(
+        code="GG407", name="function-contract", severity="warning",
+        headline=f"`{view.name}` keeps `{suspect.attribute}` on {context} as a plain attribute, so {result} misses the term that comes from its dependence on {arguments}.",
+        culprit=culprit, related=related, tensors=[TensorFacts(name=f"{context}.{suspect.attribute}", shape=list(suspect.shape), requires_grad=False)],
+        explanation=f"Forward runs without recording, so what it computes and keeps as an attribute is a constant for autograd. The first derivative is right. "
+                    f"When the backward of `{view.name}` is itself differentiated, `{context}.{suspect.attribute}` has no path back to {arguments}, and its share of the second derivative is silently left out.",
+        notes=[] if suspect.certain else ["Read from the source; this step was not traced."],
+        fixes=[Fix(title=f"save {arguments} with `{context}.save_for_backward` and recompute `{suspect.attribute}` in backward from `{context}.saved_tensors`",
+                   detail=f"`{suspect.attribute} = {spot.text}` then stands in backward, where it is recorded."),
+               Fix(title=f"mark backward with `@once_differentiable` if no second derivative is meant: it then fails instead of being wrong")],
+        avoid=[f"Saving `{suspect.attribute}` itself with save_for_backward: it is neither input nor output, and stays a constant."],
+        confidence="certain" if suspect.certain else "likely",
+    )  # fmt: skip
+
+
+def _use(view: FunctionView, name: str) -> Spot | None:
+    scope = view.backward
+    parameters = [] if scope is None else scope.parameters()
+    for node in ast.walk(scope.tree) if scope is not None and parameters else ():
+        if isinstance(node, ast.Attribute) and scope is not None and dotted(node) == f"{parameters[0]}.{name}":
+            return Spot(scope, node)
+    return None
+
+
+def _target(incident: Incident) -> str | None:
+    """What the result of the second call goes to: the first assignment on the way out."""
+    for view in incident.user_frames:
+        place = resolve(view.site)
+        if place is None:
+            continue
+        if place.targets:
+            return place.targets[0]
+        if not place.returned:
+            return None
+    return None

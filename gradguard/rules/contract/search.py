@@ -1,0 +1,69 @@
+"""Looks for calls in the user's source: in the frames' functions, the methods of the modules alive, then the whole files."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from torch import nn
+
+from gradguard.callsite import USER_FILES
+from gradguard.evidence.syntax import Source, load
+from gradguard.rules.contract.dataflow import Spot
+from gradguard.rules.contract.scopes import Scope, class_scopes, frame_scopes
+from gradguard.rules.incident import Incident
+
+
+def user_sources(incident: Incident) -> list[Source]:
+    """The user's files that take part: those of the frames and those that the modules' classes are written in."""
+    files: dict[str, None] = {}
+    for view in incident.user_frames:
+        files.setdefault(view.frame.f_code.co_filename)
+    for module in live_modules(incident):
+        for cls in type(module).__mro__:
+            code = getattr(vars(cls).get("forward"), "__code__", None)
+            if code is not None and USER_FILES[code.co_filename]:
+                files.setdefault(code.co_filename)
+    return [source for source in map(load, files) if source is not None and source.tree is not None]
+
+
+def live_modules(incident: Incident) -> Iterator[nn.Module]:
+    """Every module at hand, those of the frames first, each once."""
+    seen: set[int] = set()
+    for _, root in incident.names.modules:
+        for module in root.modules():
+            if id(module) not in seen:
+                seen.add(id(module))
+                yield module
+
+
+def module_name(incident: Incident, module: nn.Module) -> str:
+    """A module by its dotted path, or its type."""
+    return incident.names.module_path(module) or type(module).__name__
+
+
+def called_name(call: ast.Call) -> str:
+    """The last part of what is called."""
+    return call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
+
+
+def calls_in_use(incident: Incident, name: str, module_types: tuple[str, ...] = ()) -> list[Spot]:
+    """Calls of a torch function by its last name, or of a live module of one of these types: those in code that runs first."""
+    scopes = [scope for scope in frame_scopes(incident.frames) if scope.function is not None]
+    seen_types: set[type] = set()
+    for module in live_modules(incident):
+        if type(module) not in seen_types:
+            seen_types.add(type(module))
+            scopes += class_scopes(module)
+    scopes += [Scope(source, source.tree) for source in user_sources(incident) if source.tree is not None]
+    found: list[Spot] = []
+    places: set[tuple[str, int, int]] = set()
+    for scope in scopes:
+        for node in ast.walk(scope.tree):
+            if not isinstance(node, ast.Call) or (scope.source.filename, node.lineno, node.col_offset) in places:
+                continue
+            value = scope.evaluate(node.func) if module_types else None
+            if called_name(node) == name or (isinstance(value, nn.Module) and type(value).__name__ in module_types):
+                places.add((scope.source.filename, node.lineno, node.col_offset))
+                found.append(Spot(scope, node))
+    return found

@@ -1,0 +1,241 @@
+"""The loss has no path: finds where it was lost and tells the story. Shared by GG301, GG302, GG304 and the silent forms of them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+
+import torch
+
+from gradguard.diagnosis import Diagnosis, SourceSpan, TensorFacts
+from gradguard.evidence.names import short_list
+from gradguard.evidence.source import ResolvedSite, resolve
+from gradguard.rules.gradient_path import follow, origins, patching, words
+from gradguard.rules.gradient_path.origins import Origin
+from gradguard.rules.gradient_path.places import same_place, short
+from gradguard.rules.incident import Incident
+
+MESSAGES = ("does not require grad and does not have a grad_fn",)
+NAMES = {"GG301": "no-grad-mode", "GG302": "detached", "GG304": "non-differentiable-op", "GG305": "inference-tensor"}
+_ELEMENT = re.compile(r"element (\d+) of tensors")
+
+
+@dataclass
+class LostPath:
+    """What is known of a root without a path: the origins, likeliest first, and whether backward ran nevertheless."""
+
+    root: torch.Tensor
+    root_name: str
+    origins: list[Origin]
+    silent: bool
+
+    @property
+    def code(self) -> str | None:
+        return words.rule_of(self.origins[0]) if self.origins else None
+
+
+def lost_path(incident: Incident) -> LostPath | None:
+    """Looks once an incident; None where this is another kind of incident."""
+    memo = incident.__dict__
+    if "_lost_path" not in memo:
+        memo["_lost_path"] = _silent(incident) if incident.error is None else _raised(incident)
+    found: LostPath | None = memo["_lost_path"]
+    return found
+
+
+def _raised(incident: Incident) -> LostPath | None:
+    if incident.where not in ("backward", "grad") or not incident.roots:
+        return None
+    match = _ELEMENT.search(incident.message)
+    index = int(match[1]) if match else 0
+    root = incident.roots[index] if index < len(incident.roots) else incident.roots[0]
+    if not isinstance(root, torch.Tensor):
+        return None
+    return LostPath(root, root_name(incident, root), find(incident, root), False)
+
+
+def _silent(incident: Incident) -> LostPath | None:
+    """A loss that was made a leaf by hand: backward runs, and fills its own .grad."""
+    for root in incident.roots:
+        if isinstance(root, torch.Tensor) and root.requires_grad and root.grad_fn is None and not isinstance(root, torch.nn.Parameter) and root.numel() == 1:
+            found = find(incident, root, leaf=True)
+            if found:
+                return LostPath(root, root_name(incident, root), found, True)
+    return None
+
+
+def root_name(incident: Incident, root: torch.Tensor) -> str:
+    """What the user calls the tensor that backward was called on."""
+    return incident.names.of(root) or root_text(incident) or "the loss"
+
+
+def root_text(incident: Incident) -> str | None:
+    """The root as written in the backward call."""
+    place = incident.place
+    if place is None or place.call is None or place.source is None:
+        return None
+    expression = follow.root_expression(place)
+    return None if expression is None else short(place.source.flat(expression), 40)
+
+
+def find(incident: Incident, root: torch.Tensor, leaf: bool = False) -> list[Origin]:
+    """The origins of a root without a path, likeliest first: as recorded, else as the source tells."""
+    recorded = origins.of_tensor(incident, root)
+    if recorded:
+        if len(recorded) > 1:
+            return follow.refined(incident, origins.ranked(incident, recorded))
+        return recorded
+    return follow.origins_of_root(incident, leaf)
+
+
+# -- the story ------------------------------------------------------------------------------------------------------------
+
+
+def recognise(incident: Incident, code: str) -> Diagnosis | None:
+    """The diagnosis, if the likeliest origin is this rule's cause."""
+    lost = lost_path(incident)
+    if lost is None or lost.code != code:
+        return None
+    return tell(incident, lost, code)
+
+
+def tell(incident: Incident, lost: LostPath, code: str) -> Diagnosis:
+    """The diagnosis of a lost path."""
+    origin = lost.origins[0]
+    root = lost.root_name
+    certain = origin.certain
+    culprit, related = story(origin)
+    toggled = _toggle(incident, lost)
+    if toggled is not None and not same_place(toggled, origin.place):
+        related.append(toggled.span(f"switches requires_grad on by hand: backward() then runs, but ends at `{root}` itself", "carried"))
+    called = _called(origin, incident)
+    if called is not None:
+        related.append(called.span("called from here", "context"))
+    if incident.place is not None:
+        related.append(incident.place.span("runs, and reaches no parameter" if lost.silent else f"`{root}` has no graph to follow", "backward"))
+    clause = words.why(origin, root)
+    if lost.silent:
+        headline = f"backward() runs, but no gradient can reach any parameter: `{root}` is a fresh leaf, since {clause}"
+    else:
+        headline = f"`{root}` has no gradient path: {clause}"
+    fixes = [patching.with_patch(words.fix(origin, root), origin)]
+    return Diagnosis(
+        code=code, name=NAMES[code], severity="warning" if lost.silent else "error", headline=headline, culprit=culprit, related=related,
+        tensors=[facts(root, lost.root)], explanation=words.explanation(origin, root), fixes=fixes, avoid=_avoid(lost, origin),
+        notes=_notes(incident, lost), confidence="certain" if certain and len(lost.origins) == 1 else "likely",
+    )  # fmt: skip
+
+
+def story(origin: Origin) -> tuple[SourceSpan | None, list[SourceSpan]]:
+    """The culprit and the places that belong to it."""
+    related: list[SourceSpan] = []
+    place = origin.place
+    switch = origin.switch
+    culprit: SourceSpan | None
+    if switch is not None and switch.how != "library" and words.rule_of(origin) in ("GG301", "GG305"):
+        culprit = switch.span.model_copy(update={"label": words.switch_label(origin), "role": "culprit"})
+        related += switch.also
+        if place is not None:
+            related.append(shown(place).model_copy(update={"label": words.label(origin), "role": "cut"}))
+    else:
+        culprit = None if place is None else shown(place).model_copy(update={"label": words.label(origin), "role": "culprit"})
+    if origin.made is not None and not same_place(origin.made, place):
+        name = origin.made.targets[0] if origin.made.targets else origin.inner
+        related.insert(0, origin.made.span(f"`{short(name, 32)}` still has its graph here" if name else "up to here there is a graph", "made"))
+    return culprit, related
+
+
+def shown(place: ResolvedSite) -> SourceSpan:
+    """The expression; its statement where that is one line and tells more."""
+    return place.span()
+
+
+def facts(name: str | None, tensor: torch.Tensor) -> TensorFacts:
+    """What can be told of a tensor, odd kinds included."""
+    try:
+        shape: list[int] | None = list(tensor.shape)
+    except Exception:  # nested tensors have no sizes
+        shape = None
+    return TensorFacts(name=name, shape=shape, dtype=str(tensor.dtype).removeprefix("torch."), device=str(tensor.device), requires_grad=tensor.requires_grad)
+
+
+def _called(origin: Origin, incident: Incident) -> ResolvedSite | None:
+    """The call that led into the culprit's function, when nothing else in the story shows it."""
+    outer = origin.outer
+    if outer is None or same_place(outer, incident.place) or same_place(outer, origin.place):
+        return None
+    if origin.place is not None and outer.function == origin.place.function and outer.line == origin.place.line:
+        return None
+    return outer
+
+
+def _toggle(incident: Incident, lost: LostPath) -> ResolvedSite | None:
+    if not lost.silent:
+        return None
+    known = incident.journal.toggle_of(lost.root)
+    return resolve(known[1]) if known is not None and known[0] else follow.toggle_in_source(incident)
+
+
+def _avoid(lost: LostPath, origin: Origin) -> list[str]:
+    root = lost.root_name
+    done = "That is what was done here" if lost.silent else "It silences the error"
+    return [f"`{root}.requires_grad_(True)` (or `Variable({root}, requires_grad=True)`) is no cure. {done}: `{root}` becomes a leaf of its own, "
+            "backward() fills `.grad` of it, and no parameter learns anything."]
+
+
+def _notes(incident: Incident, lost: LostPath) -> list[str]:
+    notes = []
+    others = [other for other in lost.origins[1:] if other.place is not None]
+    if others:
+        places = "; ".join(f"line {_line(other)} (`{short(words.operation(other) if other.switch is None else other.switch.text, 40)}`)" for other in others[:3])
+        notes.append(f"The path is cut at other places too: {places}. A target or a mask may stay cut; what is to be trained may not.")
+    if not lost.origins[0].certain:
+        notes.append("This step was not traced: the place was found by following the values through the source. "
+                     "`level: strict` (or GRADGUARD_LEVEL=strict) records every cut as it happens.")
+    if not lost.silent:
+        notes += second_problem(lost.root, lost.root_name, incident)
+    return notes
+
+
+def _line(origin: Origin) -> int:
+    if origin.switch is not None and origin.switch.how != "library":
+        return origin.switch.span.line
+    return origin.place.line if origin.place is not None else 0
+
+
+def second_problem(root: torch.Tensor, name: str, incident: Incident) -> list[str]:
+    """What backward() would complain of next."""
+    notes = []
+    try:
+        count = root.numel()
+    except Exception:
+        return []
+    if not (root.is_floating_point() or root.is_complex()):
+        notes.append(f"`{name}` is of dtype {str(root.dtype).removeprefix('torch.')}: only floating point values can have gradients.")
+    if count != 1 and not _gives_gradient(incident):
+        notes.append(f"A second problem waits behind this one: `{name}` has {count} elements (shape {list(root.shape)}), and backward() without `gradient=` "
+                     f"needs a single number. Reduce it: `{name}.mean().backward()` or `{name}.sum().backward()`.")
+    return notes
+
+
+def _gives_gradient(incident: Incident) -> bool:
+    place = incident.place
+    call = place.call if place is not None else None
+    if call is None:
+        return False
+    given = "grad_outputs" if incident.where == "grad" else "gradient"
+    if any(keyword.arg in (given, "grad_tensors") for keyword in call.keywords):
+        return True
+    return isinstance(call.func, ast.Attribute) and call.func.attr == "backward" and bool(call.args) and incident.where == "backward" and follow.is_method(call)
+
+
+def parameters_left(incident: Incident) -> str:
+    """The trainable parameters that live optimizers hold, a handful by name."""
+    named = []
+    for optimizer in incident.names.optimizers():
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                state = incident.names.state(p)
+                named.append(state.full if state is not None else incident.names.of(p) or "a tensor")
+    return short_list(dict.fromkeys(named), 4)

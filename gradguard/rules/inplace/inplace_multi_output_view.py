@@ -1,0 +1,127 @@
+"""# GG105 inplace-multi-output-view
+
+## What it is
+An in-place operation on one of several views that a single call returned: what `unbind`, `chunk`, `split` or a loop over a
+tensor gives; or on their base while they are in use. Also on a view that a custom `autograd.Function` returned, as a module
+with a full backward hook does.
+
+## Why it is wrong
+Autograd rewrites the history of a view that is changed in place. It can do so for a view that stands alone, not for one of
+many outputs of the same node, nor over a custom backward. PyTorch refuses.
+
+## Example
+    for row, length in zip(scores, lengths):
+        row[length:] = float("-inf")
+
+## Use instead
+    mask = torch.arange(scores.size(1)) >= lengths.unsqueeze(1)
+    scores = scores.masked_fill(mask, float("-inf"))
+
+One out-of-place operation on the whole tensor; or indexing (`scores[i, length:] = ...`) in place of the loop's views, where
+no operation has saved the tensor; or a new tensor for each piece.
+
+## Fix safety
+Manual: the change has to be written for the whole tensor.
+
+## When it speaks, what silences it
+Only for PyTorch's exception.
+"""
+
+from __future__ import annotations
+
+from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.rules.base import Rule
+from gradguard.rules.incident import Incident
+from gradguard.rules.inplace import tell
+from gradguard.rules.inplace.aliases import MULTI
+from gradguard.rules.inplace.multi_base import base_write, view_maker
+from gradguard.rules.inplace.refused import Refused
+from gradguard.rules.inplace.repairs import out_of_place
+from gradguard.rules.inplace.story import Write
+
+CODE, NAME = "GG105", "inplace-multi-output-view"
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    """The write, the call that made the views, and their base."""
+    if incident.says("its base or another view of its base has been modified"):
+        return _base_written(incident)
+    write = Refused(incident)
+    custom = incident.says("created inside a custom function")
+    link = next((item for item in write.chain if item.call in MULTI or item.call == "for"), None)
+    maker = None if link is not None else view_maker(incident)
+    base = link.base if link is not None else None
+    how = f"`{tell.short(link.text, 50)}`" if link is not None else maker.callee and f"`{maker.callee}`" if maker is not None else None
+    what = f"`{write.written}`" if write.written else "a view"
+    if custom:
+        headline = f"{write.text} changes {what} in place, which is a view returned by a custom autograd Function"
+        explanation = (
+            "A view that leaves a custom Function carries that Function's backward; rewriting its history for an in-place change would bypass it. "
+            "A module with a full backward hook (`register_full_backward_hook`) wraps its inputs and outputs in such a Function, so an in-place module right after it is refused."
+        )
+        fixes = [Fix(title=f"make a new tensor instead of changing {what} in place", safety="safe", detail="for a module: build it without `inplace=True`"),
+                 Fix(title="return a `clone()` from the custom Function", safety="manual")]
+    else:
+        looped = link is not None and link.call == "for"
+        of = f" of `{base}`" if base else ""
+        source = "the loop" if looped else how or "one call"
+        headline = f"{write.text} changes {what} in place, one of several views{of} that {source} returned" if not looped else (
+            f"{write.text} changes {what} in place, which is one of the views{of} that the loop runs over")
+        explanation = (
+            f"Looping over a tensor, like `unbind`, `chunk` and `split`, gives views that are all outputs of one node; autograd cannot rewrite the history of one of them. "
+            f"The write would go into the memory of `{base}`." if base else
+            "`unbind`, `chunk`, `split` and loops over a tensor give views that are all outputs of one node; autograd cannot rewrite the history of one of them."
+        )
+        fixes = _fixes(write, base)
+    culprit = write.culprit(f"changes {what} in place")
+    label = f"{what} is one of several views made here"
+    related = write.related(culprit, *write.alias_spans(), None if maker is None else maker.span(label, "made"), write.helper())
+    return Diagnosis(code=CODE, name=NAME, headline=headline, culprit=culprit, related=related, tensors=write.facts(), explanation=explanation, fixes=fixes)
+
+
+def _fixes(write: Refused, base: str | None) -> list[Fix]:
+    fixes = [Fix(title=f"change the whole of `{base}` out of place (`masked_fill`, `torch.where`), instead of its pieces one by one" if base else
+                 "change the whole tensor out of place (`masked_fill`, `torch.where`) instead of its pieces", safety="manual")]
+    made = None if write.place is None or write.module is not None else out_of_place(write.place)
+    if made is not None:
+        fixes.append(Fix(title=f"make a new tensor of the piece: `{tell.short(made[0], 90)}`", safety="unsafe", patch=made[1],
+                         detail="the base keeps its values; join the pieces again where they are needed"))
+    elif write.written:
+        fixes.append(Fix(title=f"work on a copy of the piece: `{write.written}.clone()`", safety="unsafe", detail="the base keeps its values"))
+    return fixes
+
+
+def _base_written(incident: Incident) -> Diagnosis | None:
+    """The error surfaces where a view is used; the bug is the write to its base before."""
+    use = incident.place
+    found = base_write(incident)
+    culprit: SourceSpan | None = None
+    text = "an in-place operation"
+    if found is not None and found.place is not None:
+        text = f"`{tell.short(found.place.text)}`"
+        culprit = found.place.span("changes the memory of views that are still in use", "culprit")
+    maker = view_maker(incident)
+    related = tell.without(tell.compact([
+        None if maker is None else maker.span("the views are made here", "made"), _caller(found),
+        None if use is None else use.span("a view is used here, after its memory was changed", "changed"),
+    ]), culprit)  # fmt: skip
+    return Diagnosis(
+        code=CODE, name=NAME, headline=f"{text} changes a tensor in place whose views, made by one call, are still in use", culprit=culprit, related=related,
+        explanation="`unbind`, `chunk`, `split` and loops over a tensor give views that are all outputs of one node. After their base was changed in place "
+        "autograd would have to rewrite the history of each of them, which it cannot.",
+        notes=[] if culprit is not None else [tell.UNSEEN],
+        fixes=[Fix(title="make a new tensor instead of changing the base in place", safety="unsafe"),
+               Fix(title="make the views after the change", safety="manual"), Fix(title="take views one by one (`x[i]`) instead of all in one call", safety="manual")],
+    )  # fmt: skip
+
+
+def _caller(write: Write | None) -> SourceSpan | None:
+    return None if write is None else tell.helper_span(write, [])
+
+
+
+RULE = Rule(
+    code=CODE, name=NAME, summary="One of several views made by one call was changed in place.", recognise=recognise, priority=10,
+    messages=("is a view and is being modified inplace", "is a view and its base or another view of its base has been modified inplace",
+              "is a view of a view which was created in"),
+)  # fmt: skip

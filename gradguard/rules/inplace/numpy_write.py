@@ -1,0 +1,86 @@
+"""A saved value that numpy overwrote: the silent form of GG101, and of GG109 where the line is not known."""
+
+from __future__ import annotations
+
+from gradguard.diagnosis import Confidence, Diagnosis, Fix, SourceSpan
+from gradguard.rules.incident import Incident
+from gradguard.rules.inplace import tell
+from gradguard.rules.inplace.arrays import ArrayStory, array_story
+from gradguard.rules.inplace.repairs import patch, range_of
+from gradguard.rules.inplace.unseen import Unseen, unseen_writes
+
+EXPLAINED = (
+    "A numpy array made with `.numpy()` or `torch.from_numpy` shares the tensor's memory. Numpy's writes do not raise the version counter, "
+    "so backward runs without an error and computes from the overwritten values."
+)
+
+
+def numpy_written(incident: Incident) -> tuple[Unseen, ArrayStory] | None:
+    """The first saved value whose memory numpy changed, with what the source tells of the array."""
+    cached = incident.__dict__.get("_inplace_arrays")
+    if cached is None:
+        cached = False
+        for item in unseen_writes(incident):
+            if item.mark is not None:
+                cached = (item, array_story(incident, item.tensor, item.mark.storage))
+                if cached[1].writes:
+                    break
+        incident.__dict__["_inplace_arrays"] = cached
+    return cached or None
+
+
+def told(incident: Incident, code: str, name: str) -> Diagnosis | None:
+    """The diagnosis, for the rule whose it is."""
+    found = numpy_written(incident)
+    if found is None:
+        return None
+    item, array = found
+    story = item.story(incident)
+    left = array.left
+    source = None
+    if left is not None:
+        from gradguard.evidence.bindings import dotted
+        from gradguard.rules.inplace.aliases import peel
+
+        source = dotted(peel(left.node)[0]) if left.node is not None and hasattr(left.node, "lineno") else None  # type: ignore[arg-type]
+    around = incident.names.of_storage(item.mark.storage) if item.mark is not None else []
+    value = story.state.full if story.state is not None else (around[0] if around else source)
+    shown = f"`{value}`" if value else "a tensor"
+    if source and value and source != value:
+        shown += f" (`{source}`)"
+    variable = array.writes[0].name if array.writes else array.name
+    via = f" through the array `{variable}`" if variable else ""
+    culprit: SourceSpan | None = None
+    notes = []
+    if array.writes:
+        culprit = array.writes[0].span(f"writes into the memory of `{value or 'the tensor'}`{via}")
+        notes += [f"also written at line {getattr(write.node, 'lineno', 0)}: `{tell.short(write.source.flat(write.node))}`" for write in array.writes[1:4]]
+    else:
+        notes.append("no statement that writes into the array was found in the functions around; the contents did change after they were saved")
+    text = f"`{tell.short(culprit.text)}`" if culprit is not None else "Something outside PyTorch"
+    related = tell.without(tell.compact([
+        None if left is None else left.span(f"shares its memory with `{source or value}`: it is not a copy", "made"), tell.saved_span(story),
+        None if incident.place is None else incident.place.span("backward computes from the overwritten values, without an error", "backward"),
+    ]), culprit)  # fmt: skip
+    return Diagnosis(
+        code=code, name=name, severity="warning",
+        headline=f"{text} overwrites {shown}{via}, which `{story.op_word}` had saved for its backward pass: the gradient is silently wrong",
+        culprit=culprit, related=related, tensors=[tell.tensor_facts(story, value)],
+        explanation=f"{EXPLAINED} Here {tell.why(story)}.", notes=notes, fixes=_fixes(array), confidence=_sure(array),
+    )  # fmt: skip
+
+
+def _sure(array: ArrayStory) -> Confidence:
+    """The contents did change; the line is certain where every candidate stands in one function, on one array."""
+    places = {(write.source.filename, write.source.qualname_around(write.node), write.name) for write in array.writes}
+    return "certain" if len(places) <= 1 else "likely"
+
+
+def _fixes(array: ArrayStory) -> list[Fix]:
+    left = array.left
+    if left is not None and left.source is not None and left.node is not None and left.callee is not None:
+        where = range_of(left.node)
+        diff = None if where is None else patch(left.source, [((where[2], where[3], where[2], where[3]), ".copy()")])
+        return [Fix(title=f"copy the array before writing into it: `{tell.short(left.text, 60)}.copy()`", safety="safe", patch=diff)]
+    return [Fix(title="copy what is handed to PyTorch: `torch.from_numpy(array.copy())` or `torch.tensor(array)`", safety="safe",
+                detail="or wait with re-using the buffer until backward has run")]

@@ -1,0 +1,95 @@
+"""Writes that PyTorch's version counter does not see, found before backward: through `.data`, and by numpy.
+
+The graph is walked only when the journal holds a `.data` write or a fingerprint that can concern it, and saved values are
+looked at only in nodes older than those.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gradguard.evidence.graph import Mismatch, walk
+from gradguard.journal import Prints, WriteFact
+from gradguard.rules.incident import Incident
+from gradguard.rules.inplace.story import Story, from_fact
+from gradguard.torch_internals import fingerprint, node_sequence, saved_data, saved_slots, storage_key, version_of
+
+
+@dataclass
+class Unseen:
+    """A saved value whose contents are not what was saved."""
+
+    node: Any
+    slot: str
+    tensor: torch.Tensor
+    writes: list[WriteFact]  # through `.data`, oldest first
+    mark: Prints | None  # the fingerprint that no longer fits
+
+    def story(self, incident: Incident) -> Story:
+        """As a story, with the writes that are known."""
+        version = version_of(self.tensor) or 0
+        mismatch = Mismatch(self.node, self.slot, self.tensor, version, version, "")
+        story = Story(incident, mismatch, incident.journal.op_at(mismatch.seq))
+        story.writes = [from_fact(fact) for fact in self.writes]
+        return story
+
+
+def unseen_writes(incident: Incident) -> list[Unseen]:
+    """Saved values of the graph about to be used that were changed behind PyTorch's back; once an incident."""
+    cached = incident.__dict__.get("_inplace_unseen")
+    if cached is None:
+        cached = incident.__dict__["_inplace_unseen"] = _find(incident)
+    return list(cached)
+
+
+def _find(incident: Incident) -> list[Unseen]:
+    journal = incident.journal
+    writes: dict[int, list[WriteFact]] = {}
+    for fact in journal.writes:
+        if fact.via == "data":
+            writes.setdefault(fact.storage, []).append(fact)
+    marks: dict[int, list[Prints]] = {}
+    # numpy memory of long ago is not looked at again in every step
+    since = journal.backwards[-16].clock if len(journal.backwards) >= 16 else 0
+    for item in journal.prints:
+        if item.clock > since:
+            marks.setdefault(item.storage, []).append(item)
+    if not writes and not marks:
+        return []
+    newest = max([fact.seq for facts in writes.values() for fact in facts] + [item.seq_to for items in marks.values() for item in items])
+    found: list[Unseen] = []
+    for node, _ in walk(incident.root_nodes):
+        seq = node_sequence(node)
+        if seq >= newest:
+            continue
+        for name, slot in saved_slots(node):
+            tensor = saved_data(slot)
+            storage = None if tensor is None else storage_key(tensor)
+            if tensor is None or storage is None or (storage not in writes and storage not in marks):
+                continue
+            later = [fact for fact in writes.get(storage, ()) if fact.seq > seq]
+            if later:
+                found.append(Unseen(node, name, tensor, later, None))
+                continue
+            mark = next((item for item in marks.get(storage, ()) if _concerns(item, seq) and _differs(item, tensor)), None)
+            if mark is not None:
+                found.append(Unseen(node, name, tensor, [], mark))
+    return found
+
+
+def _concerns(item: Prints, seq: int) -> bool:
+    """Whether the fingerprint shows what the node saved: taken with its op, or at a later `.numpy()`."""
+    return seq < item.seq_to if item.seq_from == 0 else item.seq_from <= seq < item.seq_to
+
+
+def _differs(item: Prints, tensor: torch.Tensor) -> bool:
+    """Whether the memory has other contents now, with no write that PyTorch knows of."""
+    if version_of(tensor) != item.version or tensor.dtype != item.dtype:
+        return False
+    with torch.no_grad():
+        seen = torch.empty(0, dtype=item.dtype, device=tensor.device).set_(tensor.untyped_storage(), item.offset, item.shape, item.stride)
+    now = fingerprint(seen)
+    return now is not None and now != item.mark

@@ -1,0 +1,64 @@
+"""Caches of torch's and of Python's own that keep a graph: `parametrize.cached()` and `functools.lru_cache`."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+
+from gradguard.diagnosis import SourceSpan
+from gradguard.evidence.bindings import full_name
+from gradguard.evidence.carried import Carrier
+from gradguard.evidence.source import function_def, resolve
+from gradguard.evidence.syntax import load, span_of
+from gradguard.rules.lifetime.study import Study
+from gradguard.torch_internals import parametrization_cache
+
+
+@dataclass(frozen=True)
+class CachedBlock:
+    """The `with parametrize.cached():` that stays open."""
+
+    code: str
+    span: SourceSpan
+
+    @property
+    def text(self) -> str:
+        return f"`{self.code}`"
+
+
+def cached_parametrization(study: Study) -> CachedBlock | None:
+    """The block that holds the old graph, when torch's own cache of parametrized tensors is what does."""
+    carriers = {node for carrier in study.carriers for node in carrier.link.carriers}
+    if not any(getattr(tensor, "grad_fn", None) in carriers for tensor in parametrization_cache()):
+        return None
+    for view in study.incident.user_frames:
+        place = resolve(view.site)
+        if place is None or place.source is None:
+            continue
+        for block in place.enclosing_withs():
+            called = block.node.func if isinstance(block.node, ast.Call) else block.node
+            name = place.source.flat(called)
+            if full_name(place.source, name).endswith("parametrize.cached"):
+                return CachedBlock(block.text, block.span.model_copy(update={"role": "culprit", "label": "held open over several steps: each parametrized tensor is computed once"}))
+    return None
+
+
+@dataclass(frozen=True)
+class Memoized:
+    """A function whose results are kept."""
+
+    name: str
+    span: SourceSpan
+
+
+def memoized(carrier: Carrier) -> Memoized | None:
+    """The `lru_cache` or `cache` function that holds the tensor."""
+    holding = carrier.holding
+    if holding is None or not any("lru_cache" in kind for kind in holding.through):
+        return None
+    wrapper = holding.wrapper
+    code = getattr(getattr(wrapper, "__wrapped__", None), "__code__", None)
+    node = None if code is None else function_def(code)
+    if code is None or node is None or load(code.co_filename) is None:
+        return None
+    return Memoized(code.co_name, span_of(code.co_filename, node, "its results are kept with their graph", "culprit"))

@@ -1,0 +1,132 @@
+"""# GG204 graph-freed-accumulated-loss
+
+## What it is
+A running sum of losses is backpropagated again and again: the sum contains the losses of earlier steps, whose graphs the
+earlier backward() calls have freed.
+
+## Why it is wrong
+Each backward would go through all losses so far: what has been counted is counted again. A sum for the log must not carry
+graphs, and a sum to train on is backpropagated once, at its end.
+
+## Example
+    total_loss = 0
+    for inputs, targets in loader:
+        total_loss += criterion(model(inputs), targets)
+        total_loss.backward()
+
+## Use instead
+    total_loss = 0.0
+    for inputs, targets in loader:
+        loss = criterion(model(inputs), targets)
+        loss.backward()
+        total_loss += loss.item()
+
+## Fix safety
+Backward on the step's own loss is what was meant, and frees nothing that is needed later. With `retain_graph=True` the
+gradients of early losses would be added again in every step (and optimizer.step() between them makes it fail all the same).
+
+## When it speaks, what silences it
+When backward() fails on a freed graph, and a loss that was backpropagated before is an addend of the new one: it is reached
+from the new root through sums alone.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.evidence.bindings import dotted, uses_of
+from gradguard.evidence.carried import Carrier
+from gradguard.evidence.source import ResolvedSite, resolve
+from gradguard.evidence.stores import Store
+from gradguard.rules.base import Rule
+from gradguard.rules.incident import Incident
+from gradguard.rules.lifetime import tell
+from gradguard.rules.lifetime.edits import after, patch, replaced
+from gradguard.rules.lifetime.study import MESSAGES, Study, study
+
+AVOID = ("retain_graph=True would count the earlier losses again in every step and keep all their graphs in memory; after optimizer.step() it fails with the "
+         "in-place error")  # fmt: skip
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    facts = study(incident)
+    if facts is None or facts.cause != "accumulated" or facts.carrier is None:
+        return None
+    carrier = facts.carrier
+    added = tell.entry_place(facts, carrier)
+    name = _name(facts, carrier, added)
+    culprit = _culprit(facts, carrier, added)
+    explanation = (
+        f"{name} adds this step's loss to losses that were backpropagated before. Their graphs were freed {tell.freed_words(facts)}, and backward() on the sum "
+        "goes through every addend."
+    )
+    return Diagnosis(
+        code=RULE.code, name=RULE.name, severity="error",
+        headline=f"{name} still contains losses of earlier steps, whose graphs are freed: backward() on the sum would go through them again",
+        culprit=culprit,
+        related=tell.without_repeats(culprit, [*tell.made_span(facts, carrier, "the earlier loss was made here"), *tell.freed_span(facts), *tell.backward_span(facts)]),
+        tensors=tell.tensor_facts(name.strip("`"), facts.incident.roots[0] if facts.incident.roots else None),
+        explanation=explanation, notes=tell.notes(facts), fixes=_fixes(facts, carrier, name), avoid=[AVOID],
+        confidence="certain" if added is not None else "likely",
+    )  # fmt: skip
+
+
+def _name(facts: Study, carrier: Carrier, added: ResolvedSite | None) -> str:
+    """What the sum is called: the variable it is added to, what backward is called on."""
+    if carrier.store is not None and isinstance(carrier.store.statement, ast.AugAssign):
+        return f"`{dotted(carrier.store.statement.target) or carrier.name}`"
+    root = facts.incident.roots[0] if facts.incident.roots else None
+    name = carrier.name or (facts.incident.names.tensor(root) if root is not None else None)
+    if name is None and added is not None and added.targets:
+        name = added.targets[0]
+    return f"`{name}`" if name else "the loss"
+
+
+def _culprit(facts: Study, carrier: Carrier, added: ResolvedSite | None) -> SourceSpan | None:
+    label = "adds to a sum whose earlier part has been backpropagated"
+    if carrier.store is not None:
+        if carrier.how == "container":
+            return carrier.store.span("is kept with its graph, and summed again in the next step")
+        return carrier.store.span(label)
+    return None if added is None else added.statement_span(label, "culprit")
+
+
+def _fixes(facts: Study, carrier: Carrier, name: str) -> list[Fix]:
+    plain = name.strip("`")
+    return [
+        Fix(title=f"call backward() on this step's own loss, and add its number to {name}: `{plain} += loss.item()`", safety="unsafe",
+            detail="the gradients become those of each loss once", patch=_patch(facts, carrier.store)),
+        Fix(title="if one update for all of them is meant, move backward() and optimizer.step() behind the loop", safety="manual"),
+    ]  # fmt: skip
+
+
+def _patch(facts: Study, store: Store | None) -> str | None:
+    """`total += value; total.backward()` becomes `loss = value; loss.backward(); total += loss.item()`, where the two stand in one block."""
+    call = facts.call
+    place = resolve(call.site) if call is not None else None
+    if store is None or place is None or place.source is not store.source or place.call is None or not isinstance(store.statement, ast.AugAssign):
+        return None
+    statement, backward = store.statement, place.statement
+    target = dotted(statement.target)
+    function = store.function or store.source.tree
+    if target is None or function is None or not isinstance(backward, ast.Expr) or place.receiver != target or not isinstance(statement.op, ast.Add):
+        return None
+    if store.source.parents.get(statement) is not store.source.parents.get(backward):
+        return None
+    receiver = place.call.func.value if isinstance(place.call.func, ast.Attribute) else None
+    value = dotted(statement.value)
+    loss = value or ("loss" if not uses_of(function, "loss") else "batch_loss")
+    if receiver is None or (value is None and uses_of(function, loss)):
+        return None
+    changes = replaced(receiver, loss)
+    if value is None:
+        changes += replaced(statement, f"{loss} = {store.source.flat(statement.value)}")
+        return patch(store.source, changes, [after(store.source, backward, f"{target} += {loss}.item()")])
+    return None
+
+
+RULE = Rule(
+    code="GG204", name="graph-freed-accumulated-loss", recognise=recognise, priority=50, messages=MESSAGES,
+    summary="a running sum of losses is backpropagated in every step, earlier losses included",
+)  # fmt: skip

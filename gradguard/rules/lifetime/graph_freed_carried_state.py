@@ -1,0 +1,159 @@
+"""# GG203 graph-freed-carried-state
+
+## What it is
+A tensor that an earlier step made (a recurrent state, a memory bank's entry, a running average) feeds this step with its
+graph still attached. That step's backward() has freed the graph, and this one would have to go through it again.
+
+## Why it is wrong
+Every step's graph hangs on the one before, so each backward would run through the whole history. PyTorch frees the saved
+values of a graph with its first backward and stops here.
+
+## Example
+    for tokens, targets in windows:
+        logits, state = model(tokens, state)
+        loss = criterion(logits, targets)
+        loss.backward()
+
+## Use instead
+    for tokens, targets in windows:
+        logits, state = model(tokens, state)
+        loss = criterion(logits, targets)
+        loss.backward()
+        state = state.detach()
+
+## Fix safety
+`.detach()` at the border of a step keeps the value and drops the history: truncated backpropagation through time. Gradients
+within a step do not change. `retain_graph=True` is no cure: the next backward needs the parameters as they were before
+optimizer.step() changed them, memory grows with every step, and each backward takes longer.
+
+## When it speaks, what silences it
+When backward() fails on a freed graph, the freed part was made before the last call of this same backward, and what carries
+it over is made anew in each step (a variable that the loop carries, an attribute or a container that a step fills).
+"""
+
+from __future__ import annotations
+
+import ast
+
+from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.evidence.bindings import dotted
+from gradguard.evidence.carried import Carrier
+from gradguard.evidence.source import resolve
+from gradguard.rules.base import Rule
+from gradguard.rules.incident import Incident
+from gradguard.rules.lifetime import tell
+from gradguard.rules.lifetime.edits import after, patch, replaced
+from gradguard.rules.lifetime.study import MESSAGES, Study, study
+
+AVOID = ("retain_graph=True would not repair this: the old graph needs the parameters as they were before optimizer.step() changed them, so the next "
+         "error is the in-place one, and memory and time would grow with every step")  # fmt: skip
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    facts = study(incident)
+    if facts is None or facts.cause != "carried" or facts.carrier is None:
+        return None
+    carrier = facts.carrier
+    name = tell.holder_name(carrier)
+    culprit = _culprit(facts, carrier, name)
+    put = "put there" if carrier.how == "container" else "made"
+    explanation = (
+        f"{name} still has the graph of the step that made it. That graph's saved values were freed {tell.freed_words(facts)}; "
+        f"this backward() reaches it again, because the value was {put} in one step and used in the next without being detached."
+    )
+    related = [*_entered(facts, carrier), *tell.made_span(facts, carrier, "the tensor that carries the old graph was made here"), *tell.freed_span(facts), *tell.backward_span(facts)]
+    return Diagnosis(
+        code=RULE.code, name=RULE.name, severity="error",
+        headline=f"{name} carries the graph of an earlier step into this one, and that step's backward() has already freed it",
+        culprit=culprit, related=tell.without_repeats(culprit, related),
+        tensors=tell.tensor_facts(carrier.name, carrier.tensor, carrier.link.source),
+        explanation=explanation, notes=tell.notes(facts, carrier), fixes=_fixes(facts, carrier, name), avoid=[AVOID],
+        confidence=tell.confidence(facts, carrier),
+    )  # fmt: skip
+
+
+def _culprit(facts: Study, carrier: Carrier, name: str) -> SourceSpan | None:
+    if carrier.store is not None:
+        what = "is stored here with its graph" if carrier.how == "container" else "keeps its graph from step to step"
+        return carrier.store.span(f"{name.replace('`', '')} {what}")
+    return None if carrier.made is None else carrier.made.statement_span("made here with its graph, used again in the next step", "culprit")
+
+
+def _entered(facts: Study, carrier: Carrier) -> list[SourceSpan]:
+    found = tell.entry_span(facts, carrier, "the old graph enters this step here")
+    if not found and carrier.read is not None and carrier.store is not None:
+        place = carrier.store.source
+        found = [place.span(r, "the value of the step before is read here", "carried") for r in [_range(carrier.read)] if r is not None]
+    return found
+
+
+def _range(node: ast.AST) -> tuple[int, int, int, int] | None:
+    from gradguard.evidence.syntax import range_of
+
+    return range_of(node)
+
+
+def _fixes(facts: Study, carrier: Carrier, name: str) -> list[Fix]:
+    plain = (carrier.name or "").strip()
+    if carrier.how == "container":
+        stored = _stored_names(carrier)
+        what = f"`{stored[0]}.detach()`" if stored else "the detached tensor"
+        return [Fix(title=f"store {what} in {name}: it keeps the value and not the history", safety="unsafe", patch=_patch_container(carrier, stored))]
+    detach = _detached(carrier, plain)
+    title = f"detach {name} between the steps: `{detach}` after `backward()`" if detach else f"detach {name} before the next step uses it"
+    fixes = [Fix(title=title, safety="unsafe", detail="truncated backpropagation through time: the value goes on, the history ends at the step",
+                 patch=_patch_variable(facts, carrier, detach))]  # fmt: skip
+    fixes.append(Fix(title="if the gradient through several steps is wanted, sum their losses and call backward() once for all of them", safety="manual"))
+    return fixes
+
+
+def _detached(carrier: Carrier, name: str) -> str | None:
+    """The line that detaches what the variable holds, by the kind of value it holds."""
+    import torch
+
+    if not name or carrier.tensor is None:
+        return None
+    if carrier.how == "unknown" or (carrier.holding is not None and carrier.holding.through):
+        through = carrier.holding.through if carrier.holding is not None else ()
+        return f"{name} = tuple(part.detach() for part in {name})" if through == ("tuple",) else f"{name} = [part.detach() for part in {name}]" if through == ("list",) else None
+    value = carrier.value
+    if isinstance(value, tuple) and type(value) is tuple and value and all(isinstance(part, torch.Tensor) for part in value):
+        return f"{name} = tuple(part.detach() for part in {name})"
+    if isinstance(value, list) and value and all(isinstance(part, torch.Tensor) for part in value):
+        return f"{name} = [part.detach() for part in {name}]"
+    return f"{name} = {name}.detach()" if value is None or isinstance(value, torch.Tensor) else None
+
+
+def _patch_variable(facts: Study, carrier: Carrier, detach: str | None) -> str | None:
+    """The detaching line after the backward statement, where both stand in one function."""
+    if detach is None or carrier.store is None or facts.call is None:
+        return None
+    place = resolve(facts.call.site)
+    if place is None or place.source is not carrier.store.source or not isinstance(place.statement, ast.Expr):
+        return None
+    if carrier.store.source.qualname_around(place.statement) != carrier.store.function_name:
+        return None
+    return patch(carrier.store.source, insert=[after(carrier.store.source, place.statement, detach)])
+
+
+def _stored_names(carrier: Carrier) -> list[str]:
+    value = carrier.store.value if carrier.store is not None else None
+    arguments = value.args if isinstance(value, ast.Call) else [value] if value is not None else []
+    flat = [part for argument in arguments for part in (argument.elts if isinstance(argument, (ast.Tuple, ast.List)) else [argument])]
+    return [written for part in flat if (written := dotted(part)) is not None]
+
+
+def _patch_container(carrier: Carrier, stored: list[str]) -> str | None:
+    """`.detach()` on the one name that is stored."""
+    if carrier.store is None or not stored:
+        return None
+    value = carrier.store.value
+    nodes = [node for node in ast.walk(value) if isinstance(node, (ast.Name, ast.Attribute)) and dotted(node) == stored[0]] if value is not None else []
+    nodes = [node for node in nodes if isinstance(node.ctx, ast.Load)]
+    return patch(carrier.store.source, replaced(nodes[0], f"{stored[0]}.detach()")) if len(nodes) == 1 else None
+
+
+RULE = Rule(
+    code="GG203", name="graph-freed-carried-state", recognise=recognise, priority=50, messages=MESSAGES,
+    summary="a tensor of an earlier step (hidden state, memory bank, running average) brings its freed graph into this one",
+)  # fmt: skip

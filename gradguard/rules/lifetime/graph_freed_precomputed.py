@@ -1,0 +1,128 @@
+"""# GG205 graph-freed-precomputed
+
+## What it is
+Something was computed from trainable parameters once (before the loop, in `__init__`, into a cache, outside a closure) and is
+used in every step. The first backward() that went through it freed its graph.
+
+## Why it is wrong
+The value is stale from the first optimizer.step() on: it belongs to parameters that are no more. And there is one graph for
+it, good for one backward.
+
+## Example
+    basis = torch.exp(log_width)
+    for inputs, targets in loader:
+        loss = criterion(head(inputs * basis), targets)
+        loss.backward()
+
+## Use instead
+    for inputs, targets in loader:
+        basis = torch.exp(log_width)
+        loss = criterion(head(inputs * basis), targets)
+        loss.backward()
+
+## Fix safety
+Computing it in each step is what training the parameters behind it means. If they are not to be trained, compute it once
+under `torch.no_grad()`. `retain_graph=True` would go on with values of old parameters, or fail with the in-place error.
+
+## When it speaks, what silences it
+When backward() fails on a freed graph that was made before the last call of this same backward, and what carries it is not
+made anew: an attribute set in a constructor or a cache, a variable set before the loop, a `parametrize.cached()` held open.
+"""
+
+from __future__ import annotations
+
+from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.evidence.carried import Carrier
+from gradguard.evidence.graph import leaves
+from gradguard.evidence.names import short_list
+from gradguard.rules.base import Rule
+from gradguard.rules.incident import Incident
+from gradguard.rules.lifetime import tell
+from gradguard.rules.lifetime.caching import CachedBlock, cached_parametrization, memoized
+from gradguard.rules.lifetime.study import MESSAGES, Study, study
+
+AVOID = ("retain_graph=True would keep using values made from parameters that optimizer.step() has changed since: the gradient would be that of old "
+         "parameters, or the next error the in-place one")  # fmt: skip
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    facts = study(incident)
+    if facts is None or facts.cause != "precomputed" or facts.carrier is None:
+        return None
+    carrier = facts.carrier
+    block = cached_parametrization(facts)
+    name = block.text if block is not None else _name(facts, carrier)
+    culprit, where = _culprit(facts, carrier, block)
+    behind = _parameters(facts, carrier)
+    used = (" used again" if facts.previous is not None else " used") + " by this backward()"
+    explanation = (
+        f"{name} was computed once, {where}, with its graph{behind}. The graph's saved values were freed {tell.freed_words(facts)}, and {'what it holds' if block else 'it'} is"
+        f"{used}. One graph is good for one backward; a new step needs a new one."
+    )
+    related = [*tell.made_span(facts, carrier, "the tensor was made here"), *tell.entry_span(facts, carrier, "used again here"), *tell.freed_span(facts), *tell.backward_span(facts)]
+    return Diagnosis(
+        code=RULE.code, name=RULE.name, severity="error",
+        headline=f"{name} {'keeps' if block else 'was computed once and keeps'} a graph that the first backward() through it has freed",
+        culprit=culprit, related=tell.without_repeats(culprit, related),
+        tensors=tell.tensor_facts(None if block else carrier.name, carrier.tensor, carrier.link.source),
+        explanation=explanation, notes=tell.notes(facts, carrier), fixes=_fixes(facts, carrier, block, name), avoid=[AVOID],
+        confidence=tell.confidence(facts, carrier),
+    )  # fmt: skip
+
+
+def _name(facts: Study, carrier: Carrier) -> str:
+    function = memoized(carrier)
+    return f"the cached result of `{function.name}`" if function is not None else tell.holder_name(carrier)
+
+
+def _culprit(facts: Study, carrier: Carrier, block: CachedBlock | None) -> tuple[SourceSpan | None, str]:
+    if block is not None:
+        return block.span, "and kept for all steps inside this block"
+    function = memoized(carrier)
+    if function is not None:
+        made = carrier.made.statement_span("made once, then taken from the cache", "culprit") if carrier.made is not None else function.span
+        return made, f"by the memoized function `{function.name}`"
+    store = carrier.store
+    where = {"cache": "into a cache", "init": "in the constructor", "outside": "before the loop", "fresh": "outside what is repeated"}.get(store.relation if store else "", "in an earlier step")
+    if store is not None and carrier.made is not None and carrier.holding is not None and carrier.holding.through and not store.covers(carrier.made) and _is_plain(carrier):
+        return carrier.made.statement_span(f"computed once, {where}, with its graph", "culprit"), where
+    if store is not None:
+        function_name = store.function_name
+        where += f" (`{function_name}`)" if store.relation in ("cache", "init") and function_name != "<module>" else ""
+        return store.span("computed once, with its graph, and used in every step"), where
+    if carrier.made is not None:
+        return carrier.made.statement_span("computed once, with its graph", "culprit"), "in an earlier step"
+    return None, "in an earlier step"
+
+
+def _is_plain(carrier: Carrier) -> bool:
+    """Whether the tensor was made by a statement of its own, not inside a module's forward."""
+    return carrier.made is not None and bool(carrier.made.targets) and not (carrier.made.function or "").endswith(".forward")
+
+
+def _parameters(facts: Study, carrier: Carrier) -> str:
+    names = []
+    for leaf in leaves([carrier.link.source]):
+        state = facts.incident.names.state(leaf)
+        name = state.full if state is not None else facts.incident.names.of(leaf)
+        if name is not None and name not in names:
+            names.append(name)
+    return f" (it leads to {short_list(names, 4)})" if names else ""
+
+
+def _fixes(facts: Study, carrier: Carrier, block: CachedBlock | None, name: str) -> list[Fix]:
+    if block is not None:
+        return [Fix(title=f"open `{block.code}` inside the loop, around one step's forward and backward", safety="manual")]
+    closure = next((view.code_name for view in facts.incident.user_frames[:1] if view.code_name != "<module>" and carrier.store is not None
+                    and carrier.store.relation == "fresh"), None)  # fmt: skip
+    title = f"compute {name} inside `{closure}`, which is called several times" if closure else f"compute {name} anew in each step, from the parameters as they are then"
+    return [
+        Fix(title=title, safety="manual"),
+        Fix(title=f"if the parameters behind {name} are not to be trained, compute it under `torch.no_grad()` or `.detach()` it", safety="unsafe"),
+    ]
+
+
+RULE = Rule(
+    code="GG205", name="graph-freed-precomputed", recognise=recognise, priority=50, messages=MESSAGES,
+    summary="a value computed once from parameters (before the loop, in __init__, in a cache) is used in every step",
+)  # fmt: skip

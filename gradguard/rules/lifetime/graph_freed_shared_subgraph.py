@@ -1,0 +1,215 @@
+"""# GG202 graph-freed-shared-subgraph
+
+## What it is
+Two backward() calls of one step go through a common part of the graph: a generator's batch that both losses use, a trunk under
+two heads, a custom Function whose own inner graph is differentiated for each.
+
+## Why it is wrong
+The first backward() frees the saved values of everything it goes through, the common part included.
+
+## Example
+    fake = generator(noise)
+    loss_d = criterion(discriminator(fake), zeros)
+    loss_d.backward()
+    loss_g = criterion(discriminator(fake), ones)
+    loss_g.backward()
+
+## Use instead
+    fake = generator(noise)
+    loss_d = criterion(discriminator(fake.detach()), zeros)
+    loss_d.backward()
+    loss_g = criterion(discriminator(fake), ones)
+    loss_g.backward()
+
+## Fix safety
+Where the first loss is not to train what lies behind the shared tensor, `.detach()` is right. Where both losses train it, add
+them up and call backward() once. `retain_graph=True` on the first call is right only where both calls must be separate and no
+optimizer.step() changes the parameters between them.
+
+## When it speaks, what silences it
+When backward() fails on a freed graph that was made in this same step, and that another loss's backward() has gone through.
+"""
+
+from __future__ import annotations
+
+from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.evidence.graph import op_name
+from gradguard.evidence.source import ResolvedSite, resolve
+from gradguard.journal import BackwardFact
+from gradguard.rules.base import Rule
+from gradguard.rules.incident import Incident
+from gradguard.rules.lifetime import tell
+from gradguard.rules.lifetime.edits import patch, replaced
+from gradguard.rules.lifetime.sharing import Entry, entry_into_first_loss, reaches_foreign_parameters
+from gradguard.rules.lifetime.study import MESSAGES, Study, study
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    facts = study(incident)
+    if facts is None or facts.cause != "shared":
+        return None
+    if facts.inner:
+        return _inner(facts)
+    if facts.carrier is None:
+        return _part_of_a_larger_loss(facts)
+    first = facts.freed_by
+    if first is not None and first.kind == "grad":
+        return _freed_by_grad(facts, first)
+    if reaches_foreign_parameters(facts, facts.carrier):
+        return _not_detached(facts)
+    return _two_losses(facts)
+
+
+def _not_detached(facts: Study) -> Diagnosis:
+    """The first loss was to train something else: the shared tensor went into it attached."""
+    carrier = facts.carrier
+    assert carrier is not None
+    name = tell.holder_name(carrier)
+    entry = entry_into_first_loss(facts, carrier)
+    first = _place(facts.freed_by)
+    culprit: SourceSpan | None = None
+    if entry is not None:
+        culprit = _statement_span(entry, f"{entry.name} goes into the first loss with its graph")
+    elif first is not None:
+        culprit = first.span("goes through the shared graph and frees it", "culprit")
+    text = (
+        f"{name} goes into two losses. The first backward(), {tell.call_words(facts.freed_by)}, ran through {name} into the parameters behind it, which its "
+        f"optimizer does not train, and freed that graph {tell.freed_words(facts)}. The second loss needs it."
+    )
+    written = entry.name if entry is not None else (carrier.name or "the tensor")
+    fix = Fix(
+        title=f"use `{written}.detach()` in the first loss", safety="unsafe", detail="the first loss then trains what its own optimizer holds, and the graph stays whole for the second",
+        patch=patch(entry.source, replaced(entry.read, f"{entry.name}.detach()")) if entry is not None else None,
+    )  # fmt: skip
+    avoid = "retain_graph=True would let it run, but the first loss would leave its gradient in the parameters behind it, and go through that graph for nothing"
+    return _diagnosis(facts, f"{name} goes into two losses with its graph, and the backward() of the first has freed it", culprit, text, [fix], [avoid])
+
+
+def _two_losses(facts: Study) -> Diagnosis:
+    """Both losses train the common part: one sum, one backward."""
+    carrier = facts.carrier
+    assert carrier is not None
+    name = tell.holder_name(carrier)
+    first = _place(facts.freed_by)
+    culprit = None if first is None else first.span("frees the part that both losses share", "culprit")
+    text = (
+        f"Both losses are computed from {name}. {tell.call_words(facts.freed_by)} freed the saved values of everything below its loss, the part behind {name} "
+        f"included (backward call {facts.freed_by.index if facts.freed_by else '?'}); {tell.call_words(facts.call)} has to go through that part again."
+    )
+    stepped = any(fact.seq >= facts.freed_by.seq for fact in facts.incident.journal.steps) if facts.freed_by is not None else False
+    fixes = [Fix(title="add the losses up and call backward() once on the sum", safety="unsafe", detail="gradients add up just the same, and the common part is gone through once")]
+    if not stepped:
+        fixes.append(Fix(title=f"or pass retain_graph=True to the first call, {tell.call_words(facts.freed_by)}, where the two must stay apart", safety="manual"))
+    fixes.append(Fix(title=f"or `.detach()` {name} in one of the losses, if that one is not to train what is behind it", safety="unsafe"))
+    avoid = ["retain_graph=True would not repair this: optimizer.step() between the two calls changes parameters that the shared graph has saved"] if stepped else []
+    return _diagnosis(facts, f"two losses share the graph of {name}, and the backward() of the first has freed it", culprit, text, fixes, avoid)
+
+
+def _freed_by_grad(facts: Study, first: BackwardFact) -> Diagnosis:
+    """An autograd.grad for a penalty or for the log took the graph with it."""
+    carrier = facts.carrier
+    assert carrier is not None
+    place = _place(first)
+    culprit = None if place is None else place.span("frees the graph that the loss still needs", "culprit")
+    name = tell.holder_name(carrier)
+    text = f"{tell.call_words(first)} freed the graph of {name} as backward() does; {tell.call_words(facts.call)} has to go through it again."
+    fixes = [
+        Fix(title=f"pass create_graph=True to {tell.call_words(first)} if its result goes into the loss, such as a gradient penalty", safety="manual"),
+        Fix(title="pass retain_graph=True to it if its result is only looked at", safety="safe"),
+    ]
+    return _diagnosis(facts, f"{tell.call_words(first)} has freed the graph of {name}, which backward() still needs", culprit, text, fixes, [])
+
+
+def _inner(facts: Study) -> Diagnosis:
+    """A custom Function differentiates a graph of its own in its backward, and is asked twice."""
+    first = _place(facts.freed_by)
+    here = _place(facts.call)
+    function = (first or here).function.rpartition(".")[0] if (first or here) is not None else ""  # type: ignore[union-attr]
+    name = f"`{function}`" if function else "a custom autograd.Function"
+    culprit = None if first is None else first.span("frees the Function's own inner graph", "culprit")
+    related = [] if here is None else [here.span("needs that inner graph again", "backward")]
+    outer = [fact for fact in (_outer(facts, facts.freed_by), _outer(facts, facts.call)) if fact is not None]
+    for fact, label in zip(outer, ("the first backward through it", "the second backward through it"), strict=False):
+        place = _place(fact)
+        if place is not None:
+            related.append(place.span(label, "backward"))
+    inner = facts.incident.names.tensor(facts.incident.roots[0]) if facts.incident.roots else None
+    what = f"the inner graph of `{inner}`" if inner else "the graph it keeps on ctx"
+    text = (
+        f"The backward of {name} differentiates {what}, and {tell.call_words(facts.freed_by)} lets its saved values go. The next backward through {name} needs it again. "
+        "retain_graph=True on the outer call does not reach an inner graph."
+    )
+    fix = Fix(title=f"pass retain_graph=True to {tell.call_words(facts.freed_by)}: the inner graph lives as long as ctx does", safety="safe", patch=_retaining(first))
+    alternative = Fix(title="or call backward() once, on the sum of the losses", safety="manual")
+    culprit_name = f"{name} frees its own inner graph in its backward, and a second backward goes through it"
+    return Diagnosis(
+        code=RULE.code, name=RULE.name, severity="error", headline=culprit_name, culprit=culprit, related=tell.without_repeats(culprit, related),
+        tensors=tell.tensor_facts(inner, facts.incident.roots[0] if facts.incident.roots else None), explanation=text, notes=tell.notes(facts), fixes=[fix, alternative],
+        avoid=["retain_graph=True on the outer backward() alone changes nothing here"],
+    )  # fmt: skip
+
+
+def _retaining(place: ResolvedSite | None) -> str | None:
+    call = None if place is None else place.call
+    if place is None or place.source is None or call is None or "retain_graph" in place.keywords or "create_graph" in place.keywords:
+        return None
+    text = place.source.segment(call)
+    if text is None or "\n" in text or not text.endswith(")"):
+        return None
+    separator = "" if not (call.args or call.keywords) else " " if text[:-1].rstrip().endswith(",") else ", "
+    return patch(place.source, replaced(call, f"{text[:-1]}{separator}retain_graph=True)"))
+
+
+def _outer(facts: Study, inner: BackwardFact | None) -> BackwardFact | None:
+    """The call of the program's within which an inner one ran."""
+    if inner is None:
+        return None
+    return next((fact for fact in reversed(facts.incident.journal.backwards) if fact.index < inner.index and not fact.nested), None)
+
+
+def _part_of_a_larger_loss(facts: Study) -> Diagnosis:
+    root = facts.incident.roots[0] if facts.incident.roots else None
+    name = facts.incident.names.tensor(root) if root is not None else None
+    shown = f"`{name}`" if name else f"the result of `{op_name(facts.graph.roots[0])}`"
+    place = _place(facts.call)
+    culprit = None if place is None else place.span("goes through a graph that an earlier call has used up", "culprit")
+    text = f"{shown} is part of a loss that was backpropagated before: its graph was freed {tell.freed_words(facts)}, with all that it was made from."
+    fixes = [
+        Fix(title=f"take the second call out: {tell.call_words(facts.freed_by)} has given its gradient already", safety="unsafe"),
+        Fix(title=f"or pass retain_graph=True to {tell.call_words(facts.freed_by)} if both gradients are wanted", safety="manual"),
+    ]
+    return _diagnosis(facts, f"{shown} is part of a loss whose backward() has already freed its graph", culprit, text, fixes, [])
+
+
+def _place(fact: BackwardFact | None) -> ResolvedSite | None:
+    return None if fact is None else resolve(fact.site)
+
+
+def _statement_span(entry: Entry, label: str) -> SourceSpan:
+    from gradguard.evidence.syntax import header_range
+
+    return entry.source.span(header_range(entry.statement), label, "culprit", entry.source.qualname_around(entry.statement))
+
+
+def _diagnosis(facts: Study, headline: str, culprit: SourceSpan | None, text: str, fixes: list[Fix], avoid: list[str]) -> Diagnosis:
+    carrier = facts.carrier
+    related: list[SourceSpan] = []
+    if carrier is not None:
+        if carrier.store is not None and carrier.store.value is not None:
+            related.append(carrier.store.span("the shared tensor is made here", "made"))
+        related += tell.made_span(facts, carrier, "the shared part ends here") if carrier.store is None or not carrier.store.covers(carrier.made) else []
+    related += tell.freed_span(facts)
+    if carrier is not None:
+        related += tell.entry_span(facts, carrier, "needed again from here")
+    related += tell.backward_span(facts)
+    tensors = tell.tensor_facts(carrier.name, carrier.tensor, carrier.link.source) if carrier is not None else []
+    return Diagnosis(
+        code=RULE.code, name=RULE.name, severity="error", headline=headline, culprit=culprit, related=tell.without_repeats(culprit, related), tensors=tensors,
+        explanation=text, notes=tell.notes(facts, carrier), fixes=fixes, avoid=avoid, confidence=tell.confidence(facts, carrier) if carrier is not None else "certain",
+    )  # fmt: skip
+
+
+RULE = Rule(
+    code="GG202", name="graph-freed-shared-subgraph", recognise=recognise, priority=50, messages=MESSAGES,
+    summary="two backward() calls of one step go through a common part of the graph, which the first has freed",
+)  # fmt: skip

@@ -1,0 +1,230 @@
+"""What the five rules of this family share: the facts of a second backward, and which of the five causes they show.
+
+PyTorch says the same words for all of them. What tells them apart: whether the root is one that was used before, whether the
+old graph came in as an addend of the root, whether it crossed from one turn of the loop to the next, and whether what
+carried it is made anew in each turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from gradguard.evidence.carried import Carrier, Carriers, previous_turn
+from gradguard.evidence.consumed import Consumed, Link, consumed, freeing_call, freeing_calls, tensors_made_at
+from gradguard.evidence.graph import is_accumulate, leaves
+from gradguard.journal import BackwardFact
+from gradguard.rules.incident import Incident
+from gradguard.torch_internals import node_sequence
+
+Cause = Literal["same root", "shared", "carried", "accumulated", "precomputed"]
+
+MESSAGES = ("backward through the graph a second time", "already been freed", "after they have already been freed")
+
+# ops through which a loss stays a sum of losses
+_SUMS = ("Add", "Sub", "Sum", "Mean", "Stack", "Cat", "Neg", "Unsqueeze", "Squeeze", "View", "Reshape", "Clone", "Select", "Unbind", "Expand", "ToCopy", "Alias",
+         "Mul", "Div", "Permute")  # fmt: skip
+
+
+@dataclass(eq=False)
+class Study:
+    """The facts of one second backward."""
+
+    incident: Incident
+    graph: Consumed
+    finder: Carriers
+    previous: BackwardFact | None  # the last time the program came to this same call
+    freed_by: BackwardFact | None = None
+    cause: Cause | None = None
+    inner: bool = False  # the freed graph is a custom Function's own
+    carrier: Carrier | None = None
+    carriers: list[Carrier] = field(default_factory=list)
+
+    @property
+    def call(self) -> BackwardFact | None:
+        return self.incident.call
+
+
+def study(incident: Incident) -> Study | None:
+    """The facts, worked out once an incident; None where the graph does not show a second backward."""
+    if "_lifetime" not in vars(incident):
+        vars(incident)["_lifetime"] = _study(incident)
+    found: Study | None = vars(incident)["_lifetime"]
+    return found
+
+
+def _study(incident: Incident) -> Study | None:
+    roots = [node for node in incident.root_nodes if not is_accumulate(node)]
+    if not roots or incident.where not in ("backward", "grad"):
+        return None
+    call, journal = incident.call, incident.journal
+    graph = consumed(roots, journal, call)
+    if not graph.freed:
+        return None
+    result = Study(incident, graph, Carriers(graph, journal, incident.frames, incident.names, call), previous_turn(journal, call))
+    if call is not None and call.nested:
+        _inner(result)
+    elif any(root in graph.used for root in roots):
+        _used_root(result, roots)
+    else:
+        _entered(result)
+    return result
+
+
+def _inner(result: Study) -> None:
+    """The failing call stands in a custom Function's backward."""
+    call = result.call
+    assert call is not None
+    result.inner = True
+    result.cause = "shared"
+    seqs = [node_sequence(node) for node in result.graph.freed]
+    result.freed_by = freeing_call(result.incident.journal, max(seqs), call, nested=True) or freeing_call(result.incident.journal, max(seqs), call)
+
+
+def _used_root(result: Study, roots: list[Any]) -> None:
+    journal, call = result.incident.journal, result.call
+    used = [root for root in roots if root in result.graph.used]
+    seqs = {node_sequence(root) for root in used}
+    earlier = [fact for fact in journal.backwards if fact is not call and not fact.retain_graph and seqs & set(fact.root_seqs)]
+    if earlier:
+        result.cause, result.freed_by = "same root", earlier[0]
+        return
+    newest = max(seqs)
+    result.freed_by = freeing_call(journal, newest, call)
+    # a freed root that no call is known to have begun at: begun at before the guard was there, or a part of a larger loss
+    result.cause = "same root" if result.freed_by is None else "shared"
+
+
+def _entered(result: Study) -> None:
+    """A new root that leads into an old graph."""
+    journal, call, graph = result.incident.journal, result.call, result.graph
+    links = graph.links
+    if not links:
+        return
+    begun = {seq for fact in journal.backwards if fact is not call for seq in fact.root_seqs}
+    sums = _summands(graph)
+    added = [link for link in links if _is_addend(link, sums, begun, graph, result.finder.alike)]
+    if added:
+        result.cause = "accumulated"
+        link = added[0]
+        exact = [fact for fact in journal.backwards if fact is not call and node_sequence(link.source) in fact.root_seqs and not fact.retain_graph]
+        result.freed_by = exact[-1] if exact else _freed_by(result, link)
+        result.carrier = result.finder.of(link, _border(result, link))
+        result.carriers = [result.carrier]
+        return
+    crossing = [link for link in links if result.previous is not None and link.seq < result.previous.seq]
+    chosen = crossing or links
+    result.carriers = [result.finder.of(link, _border(result, link)) for link in chosen[:6]]
+    carrier = result.carrier = _clearest(result.carriers)
+    result.freed_by = _freed_by(result, carrier.link)
+    roots = [node_sequence(root) for root in graph.roots]
+    if result.freed_by is not None and max(roots) < result.freed_by.seq:
+        result.cause = "shared"  # this loss was there already when the first one was backpropagated: two losses of one forward pass
+    elif not crossing:
+        result.cause = "precomputed" if carrier.store is not None and carrier.store.relation in ("cache", "init") else "shared"
+    elif carrier.renewal == "each step":
+        result.cause = "carried"
+    elif carrier.renewal == "once" or carrier.how != "unknown":
+        result.cause = "shared" if _belongs_to_another(result, carrier) else "precomputed"
+    else:
+        result.cause = "carried" if carrier.renewal == "unknown" and not result.incident.journal.ops else "precomputed"
+
+
+def _border(result: Study, link: Link) -> int | None:
+    """Where the present begins: at the last call of this place, or, for a tensor younger than that, at the call that freed it."""
+    if result.previous is not None and link.seq < result.previous.seq:
+        return result.previous.seq
+    freed_by = _freed_by(result, link)
+    return None if freed_by is None else freed_by.seq
+
+
+def _clearest(carriers: list[Carrier]) -> Carrier:
+    """The carrier that is best known; of equals the newest."""
+    return max(carriers, key=lambda carrier: (carrier.store is not None, bool(carrier.names), carrier.made is not None))
+
+
+def _freed_by(result: Study, link: Link) -> BackwardFact | None:
+    """Which earlier call let the values behind this edge go."""
+    below = [node for node in result.graph.freed if node in result.graph.below(link.source)]
+    newest = max((node_sequence(node) for node in below), default=link.seq)
+    candidates = freeing_calls(result.incident.journal, newest, result.call)
+    reached = [fact for fact in candidates if (verdict := _reaches(result, fact, link)) is not False or verdict is None]
+    return reached[0] if reached else candidates[0] if candidates else None
+
+
+def _reaches(result: Study, fact: BackwardFact, link: Link) -> bool | None:
+    """Whether an earlier call's root leads to the link's source; None when that root is gone."""
+    for tensor in live_roots(fact):
+        node = tensor.grad_fn
+        if node is not None:
+            return link.source in result.graph.below(node)
+    return None
+
+
+def live_roots(fact: BackwardFact) -> list[torch.Tensor]:
+    """The tensors an earlier call began at, as far as they are still alive."""
+    return tensors_made_at(set(fact.root_seqs))
+
+
+def _summands(graph: Consumed) -> set[Any]:
+    """The nodes reached from the roots through sums (and products with constants) of single numbers only."""
+    found = set(graph.roots)
+    stack = list(graph.roots)
+    while stack:
+        node = stack.pop()
+        name = node.name()
+        if not name.startswith(_SUMS):
+            continue
+        sources = [source for source, _ in node.next_functions if source is not None]
+        if name.startswith(("Mul", "Div")) and len(sources) > 1:
+            continue
+        for source in sources:
+            if source not in found and not is_accumulate(source):
+                found.add(source)
+                stack.append(source)
+    return found
+
+
+def _is_addend(link: Link, sums: set[Any], begun: set[int], graph: Consumed, alike: Callable[[Any, Any], bool]) -> bool:
+    """Whether the edge adds an earlier loss to this one: a single number, through sums alone, that a backward had begun at."""
+    if link.user not in sums or link.source not in sums or _size(link.source) != 1:
+        return False
+    if node_sequence(link.source) in begun:
+        return True
+    # a list of losses: the earlier root was a sum that held this one, and is gone itself; its successor stands beside it in the sum
+    above = (graph.above([link.source]) & sums) - {link.source}
+    if not all(_size(node) == 1 or node.name().startswith(("Stack", "Cat")) for node in above):
+        return False
+    return any(node not in graph.used and node not in above and _size(node) == 1 and alike(node, link.source) for node in sums)
+
+
+def _size(node: Any) -> int | None:
+    try:
+        size = 1
+        for length in node._input_metadata[0].shape:
+            size *= int(length)
+        return size
+    except Exception:
+        return None
+
+
+def _belongs_to_another(result: Study, carrier: Carrier) -> bool:
+    """Whether the old part belongs to parameters that another optimizer trains than the one that steps after this call: a batch
+    of a generator's in a critic's own loop."""
+    below = {id(leaf) for leaf in leaves([carrier.link.source])}
+    owners = [optimizer for optimizer in result.incident.names.optimizers() if below & parameters_of(optimizer)]
+    stepping = [fact.optimizer() for fact in result.incident.journal.steps if result.previous is not None and fact.seq >= result.previous.seq]
+    here = [optimizer for optimizer in stepping if optimizer is not None]
+    if not owners or not here or carrier.store is None:
+        return False
+    return not any(below & parameters_of(optimizer) for optimizer in here)
+
+
+def parameters_of(optimizer: Any) -> set[int]:
+    """ids of what an optimizer trains."""
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+
+

@@ -1,0 +1,262 @@
+"""What the numerics rules look at in every step, and what that costs.
+
+Before each backward: is the loss finite (`item()` of a scalar on the CPU, 1 µs). After it: is the gradient of one small
+parameter at the model's far end finite (3 µs): a NaN born anywhere on the way to it arrives there. All parameters are looked
+at in the first steps, in traced steps, and as often as this takes no more than a third of a percent of the time.
+Where the graph has ops whose derivative can be infinite (`risks`), what they saved is held until the backward has run: their
+places in the graph are found once and then followed, a few hops each.
+
+On a GPU nothing of this synchronises in an untraced step: the loss's flag travels behind the computation and is read a step
+later (`deferred`).
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from gradguard.callsite import CallSite
+from gradguard.diagnosis import Diagnosis
+from gradguard.evidence.footprint import Footprints
+from gradguard.evidence.graph import is_accumulate
+from gradguard.rules.numerics.deferred import Deferred
+from gradguard.rules.numerics.risks import RISKS, Held, hold
+from gradguard.evidence.recompute import node_kind
+
+_WALKS = 2  # of a backward call's graph, before its paths are trusted
+_MOST_SITES = 16
+_MOST_NODES = 4_096
+_MOST_HOPS = 96
+_MOST_HELD = 32
+_HISTORY = 64
+_FULL_SHARE = 300  # a look at all gradients may take 1/300 of the time
+DEAD_STEPS = 30  # gradients of exactly zero in so many backward calls in a row
+
+
+@dataclass
+class Plan:
+    """What is known of the backward calls at one line.
+
+    Attributes:
+        paths: ways from the root to risky nodes (positions in `next_functions`), with the type expected there.
+        sentinel: the small parameter at the far end.
+        leaves: every leaf of the graph.
+        losses, norms: recent values, newest last; the norm is the sentinel's gradient's.
+        zeros: backward calls in a row that gave the sentinel a gradient of exactly zero.
+    """
+
+    paths: list[tuple[tuple[int, ...], str]] = field(default_factory=list)
+    sentinel: weakref.ref[torch.Tensor] | None = None
+    leaves: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
+    norms: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
+    walks: int = 0
+    calls: int = 0
+    zeros: int = 0
+    misses: int = 0
+
+
+class Numbers:
+    """The memory of the numerics rules of one guard. Holds tensors and nodes only while a backward call runs."""
+
+    def __init__(self) -> None:
+        self.footprints = Footprints()
+        self.plans: dict[CallSite | None, Plan] = {}
+        self.call = -1
+        self.plan = Plan()
+        self.loss_bad = False
+        self.grads_bad = False
+        self.held: list[Held] = []
+        self.pending: Diagnosis | None = None  # a non-finite gradient that no optimizer has used yet
+        self.told: Diagnosis | None = None  # said already, and the run has not recovered since
+        self.deferred = Deferred()
+        self.step_norms: deque[float] = deque(maxlen=_HISTORY)
+        self._was_traced = False
+        self._full_at = 0.0
+        self._full_cost = 0.0
+
+    # -- before backward ----------------------------------------------------------------------------------------------
+
+    def before_backward(self, facts: dict[str, Any], traced: bool) -> None:
+        """Looks at the loss; notes where risky ops are."""
+        call = facts.get("call")
+        if call is None or call.index == self.call:
+            return
+        self.call = call.index
+        self.held = []
+        self.loss_bad = self.grads_bad = False
+        if call.nested:
+            return
+        plan = self.plans.get(call.site)
+        if plan is None:
+            if len(self.plans) >= _MOST_SITES:
+                self.plans.pop(next(iter(self.plans)))
+            plan = self.plans[call.site] = Plan()
+        self.plan = plan
+        plan.calls += 1
+        roots = facts["roots"]
+        for root in roots if len(roots) < 5 else roots[:4]:
+            value = self.read(root, traced)
+            if value is None:
+                continue
+            if math.isfinite(value):
+                plan.losses.append(value)
+            else:
+                self.loss_bad = True
+        if not self.loss_bad and self.told is not None and plan.losses and self.pending is None:
+            self.told = None  # it has recovered: a new one is news again
+        if self.loss_bad or call.kind != "backward" or len(roots) != 1:
+            return
+        node = getattr(roots[0], "grad_fn", None)
+        if node is None:
+            return
+        if plan.walks < _WALKS or (traced and not self._was_traced):
+            self._walk(plan, node, traced)
+        elif plan.paths:
+            self._follow(plan, node, traced)
+        self._was_traced = traced
+
+    def read(self, root: Any, traced: bool) -> float | None:
+        """A scalar root's value; None where it is no scalar or reading it would cost a synchronisation."""
+        try:
+            if root.numel() != 1 or not root.is_floating_point():
+                return None
+            if root.device.type != "cpu" and not traced:
+                return self.deferred.look(root)
+            return float(root.item())
+        except Exception:  # fake, functorch and meta tensors have no value
+            return None
+
+    def _walk(self, plan: Plan, root: Any, traced: bool) -> None:
+        plan.walks += 1
+        self._was_traced = traced
+        order: list[Any] = [root]
+        way: dict[Any, tuple[Any, int]] = {root: (None, 0)}
+        for node in order:  # grows while it is read: breadth first, so that paths are short
+            if len(order) > _MOST_NODES:
+                break
+            for position, (source, _) in enumerate(node.next_functions):
+                if source is not None and source not in way:
+                    way[source] = (node, position)
+                    order.append(source)
+        plan.paths = []
+        leaves: list[torch.Tensor] = []
+        hops = 0
+        for node in order:
+            if is_accumulate(node):
+                variable = getattr(node, "variable", None)
+                if variable is not None:
+                    leaves.append(variable)
+            elif node_kind(node) in RISKS:
+                held = hold(node)
+                if held is None:
+                    continue
+                if len(self.held) < _MOST_HELD:
+                    self.held.append(held)
+                path: list[int] = []
+                at = node
+                while way[at][0] is not None:
+                    at, position = way[at]
+                    path.append(position)
+                if hops + len(path) <= _MOST_HOPS and len(plan.paths) < _MOST_HELD:
+                    hops += len(path)
+                    plan.paths.append((tuple(reversed(path)), type(node).__name__))
+        plan.leaves = [weakref.ref(leaf) for leaf in leaves]
+        plan.sentinel = weakref.ref(min(leaves[-4:], key=lambda leaf: leaf.numel())) if leaves else None
+        if traced and len(order) <= _MOST_NODES:
+            self.footprints.add(order)
+
+    def _follow(self, plan: Plan, root: Any, traced: bool) -> None:
+        for path, kind in plan.paths:
+            node = root
+            for position in path:
+                edges = node.next_functions
+                node = edges[position][0] if position < len(edges) else None
+                if node is None:
+                    break
+            if node is None or type(node).__name__ != kind:
+                # the graph has another shape now: its paths are found again, but not for ever
+                plan.misses += 1
+                if plan.walks < 8 + plan.calls // 200:
+                    self.held = []
+                    self._walk(plan, root, traced)
+                return
+            held = hold(node)
+            if held is not None:
+                self.held.append(held)
+
+    # -- after backward -----------------------------------------------------------------------------------------------
+
+    def after_backward(self, facts: dict[str, Any], traced: bool) -> bool:
+        """Whether this backward call left a non-finite gradient. What is held must be let go by `release`."""
+        call = facts.get("call")
+        if call is None or call.index != self.call or self.loss_bad or call.kind != "backward":
+            return False
+        plan = self.plan
+        leaf = plan.sentinel() if plan.sentinel is not None else None
+        if leaf is not None:
+            norm = self.norm(leaf, traced)
+            if norm is not None:
+                if norm == 0.0:
+                    plan.zeros += 1
+                else:
+                    plan.zeros = 0
+                    plan.norms.append(norm)
+                if not math.isfinite(norm) and not self._is_finite(leaf):
+                    self.grads_bad = True
+        if not self.grads_bad:
+            now = perf_counter()
+            if traced or plan.calls <= _WALKS or (now - self._full_at) > self._full_cost * _FULL_SHARE:
+                self.grads_bad = any(self._bad(ref(), traced) for ref in plan.leaves)
+                self._full_at = perf_counter()
+                self._full_cost = self._full_at - now
+        return self.grads_bad
+
+    def release(self) -> None:
+        """Lets go of everything of the graph."""
+        self.held = []
+
+    @staticmethod
+    def norm(leaf: torch.Tensor, traced: bool) -> float | None:
+        """The norm of a leaf's gradient; None where there is none or reading it would cost a synchronisation."""
+        try:
+            grad = leaf.grad
+            if grad is None or (grad.device.type != "cpu" and not traced):
+                return None
+            if grad.layout != torch.strided:
+                grad = grad.coalesce().values()
+            return float(torch.linalg.vector_norm(grad.detach()).item())
+        except Exception:
+            return None
+
+    @classmethod
+    def _bad(cls, leaf: torch.Tensor | None, traced: bool) -> bool:
+        if leaf is None:
+            return False
+        norm = cls.norm(leaf, traced)
+        return norm is not None and not math.isfinite(norm) and not cls._is_finite(leaf)
+
+    @staticmethod
+    def _is_finite(leaf: torch.Tensor) -> bool:
+        """The exact answer: a norm overflows before its elements do."""
+        grad = leaf.grad
+        if grad is None:
+            return True
+        if grad.layout != torch.strided:
+            grad = grad.coalesce().values()
+        return bool(torch.isfinite(grad).all())
+
+
+def numbers(memory: dict[str, Any]) -> Numbers:
+    """The guard's `Numbers`, made on first use."""
+    found = memory.get("numerics")
+    if found is None:
+        found = memory["numerics"] = Numbers()
+    assert isinstance(found, Numbers)
+    return found

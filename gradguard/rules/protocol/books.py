@@ -1,0 +1,176 @@
+"""What the ledger writes into: suspicions, parts, followed parameters, and one book an optimizer."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from gradguard.callsite import CallSite
+from gradguard.journal import BackwardFact
+from gradguard.rules.protocol.rates import Rates
+
+_CLOSE_STEPS = 5  # of a book, in which every parameter is followed
+_FOLLOWED = 3  # parameters of an optimizer followed after that
+_MOST_FOLLOWED = 512
+
+
+@dataclass
+class Suspicion:
+    """Something that does not look like a sound loop, for the rule whose business it is.
+
+    Attributes:
+        code: the rule's.
+        book: the optimizer concerned.
+        data: what the rule needs beside; plain facts and weak references.
+    """
+
+    code: str
+    book: Book | None = None
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+class Part:
+    """One backward call, as far as followed parameters got gradient from it."""
+
+    __slots__ = ("call", "cleared", "filled", "reads", "unknown", "used", "versions")
+
+    def __init__(self, call: BackwardFact, reads: int) -> None:
+        self.call = call
+        self.filled = 0
+        self.used = 0
+        self.cleared = 0
+        self.unknown = 0  # taken away by other means than zero_grad
+        self.reads = reads  # how often the user's code had read a `.grad` before, in traced steps
+        self.versions: list[tuple[weakref.ref[Any], int]] = []
+
+
+class Slot:
+    """One followed parameter of one optimizer."""
+
+    __slots__ = ("grad", "parts", "ref", "used", "version")
+
+    def __init__(self, parameter: torch.Tensor) -> None:
+        self.ref = weakref.ref(parameter)
+        self.grad = 0  # id of the gradient when last looked at; 0 for none
+        self.version = 0
+        self.parts: list[Part] = []  # contributions no step has used
+        self.used: Part | None = None  # the gradient still holds what a step has used; the last of it
+
+    def forget(self) -> None:
+        self.grad = 0
+        self.parts.clear()
+        self.used = None
+
+
+class Book:
+    """What is known of one optimizer."""
+
+    def __init__(self, optimizer: Any, ended: Any = None) -> None:
+        self.ref: weakref.ref[Any] = weakref.ref(optimizer, None if ended is None else lambda _: ended(self))
+        self.key = id(optimizer)
+        self.type_name = type(optimizer).__name__
+        self.made: CallSite | None = None
+        self.made_at = 0  # the ledger's clock
+        self.steps = 0
+        self.step_site: CallSite | None = None
+        self.zero_site: CallSite | None = None
+        self.zeros = 0
+        self.zeroed_at_step = 0  # this optimizer's step count when it was last zeroed
+        self.idle_zero: CallSite | None = None  # a zero_grad that had nothing to clear, right after another
+        self.filled = 0  # backward calls that gave it gradient
+        self.filled_since_step = 0
+        self.last_part: Part | None = None
+        self.stale = 0
+        self.repeated = 0
+        self.empty = 0  # steps in a row for which no followed parameter had a gradient
+        self.by_hand = False  # gradients are zeroed through `.data`, unseen by version counters
+        self.backwards_at_step = 0  # the ledger's count at the last step
+        self.same_line = 0  # backward calls of the step all made by one line, unscaled means
+        self.accumulated: list[Part] = []
+        self.rates = Rates()
+        self.shared = 0
+        self.sharing: list[Book] = []
+        self.nested = False  # steps inside another optimizer's step()
+        self.prepared: list[Prepared] = []
+        self.gathered: dict[str, Any] = {}  # names, taken while the frames were alive
+        self.first_versions: list[tuple[weakref.ref[Any], int]] = []
+        self.close_until = _CLOSE_STEPS
+        self.slots: list[Slot] = []
+        self.active: list[Slot] = []
+        self.size = -1
+        self.follow()
+
+    def parameters(self) -> list[torch.Tensor]:
+        """All of the optimizer's parameters."""
+        optimizer = self.ref()
+        if optimizer is None:
+            return []
+        return [p for group in optimizer.param_groups for p in group["params"] if isinstance(p, torch.Tensor)]
+
+    def follow(self) -> None:
+        """Chooses the parameters to follow."""
+        optimizer = self.ref()
+        if optimizer is None:
+            return
+        groups = getattr(optimizer, "param_groups", ())
+        size = sum(len(group["params"]) for group in groups)
+        close = self.steps < self.close_until
+        if size != self.size:
+            known = {id(slot.ref()): slot for slot in self.slots}
+            parameters = self.parameters()
+            if len(parameters) > _MOST_FOLLOWED:
+                stride = len(parameters) / _MOST_FOLLOWED
+                parameters = [parameters[int(i * stride)] for i in range(_MOST_FOLLOWED)]
+            self.slots = [known.get(id(p)) or Slot(p) for p in parameters]
+            if self.size < 0:
+                self.first_versions = [(weakref.ref(p), version_of(p)) for p in self.parameters()]
+            else:
+                seen = {id(ref()) for ref, _ in self.first_versions}
+                self.first_versions += [(weakref.ref(p), version_of(p)) for p in self.parameters() if id(p) not in seen]
+            self.size = size
+            self.active = []
+        if close or len(self.slots) <= _FOLLOWED:
+            if len(self.active) != len(self.slots):
+                for slot in self.slots:
+                    if slot not in self.active:
+                        slot.forget()
+                self.active = self.slots
+        elif len(self.active) != _FOLLOWED:
+            self.active = [self.slots[0], self.slots[len(self.slots) // 2], self.slots[-1]]
+
+    def look_closely(self, steps: int = 3) -> None:
+        """Follows every parameter for some steps: something looks odd."""
+        self.close_until = max(self.close_until, self.steps + steps)
+        self.follow()
+
+
+@dataclass
+class Prepared:
+    """A diagnosis made while names were at hand, to be said at the end of training if it still holds.
+
+    Attributes:
+        code: the rule's.
+        diagnosis: what to say.
+        holds: asked at the end; plain facts and weak references only.
+    """
+
+    code: str
+    diagnosis: Any
+    holds: Callable[[], bool]
+
+
+def unchanged(book: Book) -> bool:
+    """Whether no parameter of the optimizer was written since it was first seen."""
+    known = [(p, version) for ref, version in book.first_versions if (p := ref()) is not None]
+    return bool(known) and all(version_of(p) == version for p, version in known)
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    try:
+        return int(tensor._version)
+    except Exception:
+        return -1

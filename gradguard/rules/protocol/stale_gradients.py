@@ -1,0 +1,107 @@
+"""# GG601 stale-gradients
+
+## What it is
+An optimizer steps on gradients that an earlier step has already used, together with new ones: nothing cleared them between.
+
+## Why it is wrong
+`backward()` adds to `.grad`; it does not replace what is there. Without `zero_grad()` each step applies the sum of the
+gradients of all steps so far. The loss may still fall for a while; then it oscillates or diverges.
+
+## Example
+    for x, y in loader:
+        loss = loss_fn(model(x), y)
+        loss.backward()       # adds to the gradients of all batches before
+        optimizer.step()
+
+## Use instead
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = loss_fn(model(x), y)
+        loss.backward()
+        optimizer.step()
+
+Where several optimizers share a loop, each clears its own parameters (or `model.zero_grad()` clears all).
+
+## Fix safety
+Unsafe: it changes the training, which is what it is for. A learning rate tuned with the bug in place may need to be raised.
+
+## When it speaks, what silences it
+At the second step of an optimizer that applies an old contribution together with a new one. Gradient accumulation does not
+trip it (no step has used the parts that pile up there), nor clearing by hand: `p.grad = None`, `p.grad.zero_()`, also through
+`.data`, nor gradients left over from another network's backward that are cleared before their own optimizer's step.
+"""
+
+from __future__ import annotations
+
+from gradguard.diagnosis import Diagnosis, Fix
+from gradguard.evidence.source import resolve
+from gradguard.rules.base import Rule
+from gradguard.rules.incident import Incident
+from gradguard.rules.protocol import tell
+from gradguard.rules.protocol.books import Book
+
+CODE, NAME = "GG601", "stale-gradients"
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    """The step, the backward that piled up, and whose gradients were not cleared."""
+    book = incident.suspicion.book
+    if not isinstance(book, Book) or book.last_part is None:
+        return None
+    name = tell.optimizer_name(book, incident)
+    parameters = [p for p in book.parameters() if p.grad is not None]
+    names = tell.parameter_names(parameters, incident.names)
+    roots = tell.roots_of(parameters, incident.names)
+    step = resolve(book.step_site)
+    backward = resolve(book.last_part.call.site)
+    whose = f"the gradients of `{roots[0]}`" if len(roots) == 1 else "its gradients"
+    cleared = incident.memory["ledger"].last_zero
+    never = book.zeros == 0
+    if never and cleared is not None:
+        history = f"`zero_grad()` is called in this run, but never for the parameters of `{name}`"
+    elif never:
+        history = "`zero_grad()` is never called"
+    else:
+        history = f"`zero_grad()` was last called before step {book.zeroed_at_step + 1} of {book.steps}"
+    label = f"applies what step {book.steps - 1} has already applied once more"
+    step_span = None if step is None else step.span(label, "culprit")
+    idle = _idle(incident, book)
+    if idle is not None and never:
+        culprit = tell.span(idle, f"clears nothing: these gradients are clear already, and those of `{name}` never are", "culprit")
+        related = tell.spans(None if backward is None else backward.span("adds to the gradients of all steps before", "backward"),
+                             None if step is None else step.span(label, "context"))  # fmt: skip
+    else:
+        culprit = step_span
+        zero = None if never else tell.span(book.zero_site, f"clears the gradients, last before step {book.zeroed_at_step + 1}", "context")
+        related = tell.spans(zero, None if backward is None else backward.span("adds to the gradients of all steps before", "backward"))
+    patch = tell.inserted_before(backward, f"{name}.zero_grad()") if never and name.replace(".", "").isidentifier() else None
+    return Diagnosis(
+        code=CODE, name=NAME, severity="warning",
+        headline=f"`{name}` steps on gradients of earlier steps: {whose} are not cleared between steps ({history})",
+        culprit=culprit, related=related, tensors=tell.facts(parameters, incident.names),
+        explanation=(
+            f"`backward()` adds to `.grad`. Step {book.steps} applied the new gradients plus those that step {book.steps - 1} had applied before, "
+            f"for {tell.listed(names, len(parameters))}; the sum grows with every step."
+        ),
+        fixes=[Fix(title=f"Call `{name}.zero_grad()` once a step, before `{tell.short(backward.text if backward else 'backward()', 40)}`", safety="unsafe",
+                   detail="Before the first backward of each step, inside the loop." if not never else None, patch=patch)],
+        avoid=["lowering the learning rate or clipping: it hides the growth, the direction stays that of old batches"],
+        confidence="certain",
+    )  # fmt: skip
+
+
+def _idle(incident: Incident, book: Book) -> object:
+    for other in incident.memory["ledger"].books.values():
+        if other is not book and other.idle_zero is not None:
+            return other.idle_zero
+    return None
+
+
+RULE = Rule(
+    code=CODE,
+    name=NAME,
+    summary="a step applies gradients that an earlier step has applied already: zero_grad() is missing",
+    recognise=recognise,
+    moments=frozenset({"suspicion"}),
+    severity="warning",
+)

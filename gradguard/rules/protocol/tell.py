@@ -1,0 +1,153 @@
+"""What the step-protocol rules say in common: names of optimizers and parameters, places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from gradguard.callsite import CallSite
+from gradguard.diagnosis import Role, SourceSpan, TensorFacts
+from gradguard.evidence.names import Names
+from gradguard.evidence.source import ResolvedSite, resolve
+from gradguard.rules.incident import Incident
+from gradguard.rules.protocol.books import Book
+
+_LISTED = 4
+
+
+def short(text: str | None, limit: int = 60) -> str:
+    """An expression on one line, cut where it is long."""
+    flat = " ".join((text or "").split())
+    return flat if len(flat) <= limit else flat[: limit - 3].rstrip() + "..."
+
+
+def span(site: CallSite | None, label: str, role: Role) -> SourceSpan | None:
+    """A recorded place of the user's as a span."""
+    place = resolve(site)
+    return None if place is None else place.span(label, role)
+
+
+def spans(*found: SourceSpan | None) -> list[SourceSpan]:
+    """Those that are known, each place once."""
+    kept: list[SourceSpan] = []
+    for each in found:
+        if each is not None and all((each.file, each.line, each.column) != (other.file, other.line, other.column) for other in kept):
+            kept.append(each)
+    return kept
+
+
+def made_name(site: CallSite | None) -> str | None:
+    """What the object constructed at a place is assigned to."""
+    place = resolve(site)
+    return place.targets[0] if place is not None and place.targets else None
+
+
+def optimizer_name(book: Book, incident: Incident) -> str:
+    """The optimizer's variable: around the incident, at its construction, as the receiver of a recorded call; or its type."""
+    optimizer = book.ref()
+    name = incident.names.of(optimizer) if optimizer is not None else None
+    if name is None or "[" in name:
+        name = call_receiver(book.step_site, "step") or made_name(book.made) or name
+    return name or book.type_name
+
+
+def call_receiver(site: CallSite | None, method: str) -> str | None:
+    """`optimizer` of a recorded `optimizer.step()`."""
+    place = resolve(site)
+    if place is None or place.callee is None or not place.callee.endswith("." + method):
+        return None
+    return place.receiver
+
+
+def parameter_names(parameters: Iterable[torch.Tensor], names: Names) -> list[str]:
+    """Dotted names, of those that have one."""
+    found = []
+    for parameter in parameters:
+        state = names.state(parameter)
+        name = state.full if state is not None else names.of(parameter)
+        if name is not None:
+            found.append(name)
+    return found
+
+
+def listed(names: list[str], total: int | None = None) -> str:
+    """`a`, `b` and 46 more in `encoder.*`."""
+    total = max(total or 0, len(names))
+    if not names:
+        return f"{total} parameter{'s' if total != 1 else ''}"
+    if total <= _LISTED:
+        return ", ".join(f"`{name}`" for name in names)
+    shown, rest = names[: _LISTED - 1], names[_LISTED - 1 :]
+    prefix = common_prefix(rest)
+    inside = f" in `{prefix}.*`" if prefix else ""
+    return ", ".join(f"`{name}`" for name in shown) + f" and {total - len(shown)} more{inside}"
+
+
+def common_prefix(names: list[str]) -> str:
+    """The dotted path that all names share."""
+    parts = [name.split(".")[:-1] for name in names]
+    shared: list[str] = []
+    for column in zip(*parts, strict=False):
+        if len(set(column)) != 1:
+            break
+        shared.append(column[0])
+    return ".".join(shared)
+
+
+def roots_of(parameters: Iterable[torch.Tensor], names: Names) -> list[str]:
+    """What the modules that hold the parameters are called."""
+    found: list[str] = []
+    for parameter in parameters:
+        state = names.state(parameter)
+        name = None if state is None else state.variable or type(state.root).__name__
+        if name is not None and name not in found:
+            found.append(name)
+    return found
+
+
+def facts(parameters: Iterable[torch.Tensor], names: Names, most: int = 4) -> list[TensorFacts]:
+    """The parameters in figures, at most a handful."""
+    found = []
+    for parameter in parameters:
+        if len(found) >= most:
+            break
+        state = names.state(parameter)
+        found.append(TensorFacts(
+            name=state.full if state is not None else names.of(parameter), kind="parameter" if isinstance(parameter, torch.nn.Parameter) else "tensor",
+            shape=shape_of(parameter), dtype=str(parameter.dtype).removeprefix("torch."), requires_grad=bool(parameter.requires_grad)))  # fmt: skip
+    return found
+
+
+def shape_of(tensor: Any) -> list[int] | None:
+    """A tensor's sizes; None for those that have none."""
+    try:
+        return [int(n) for n in tensor.shape]
+    except Exception:
+        return None
+
+
+def inserted_before(place: ResolvedSite | None, text: str) -> str | None:
+    """The diff that puts a statement before the one at a place; None where that cannot be done for certain."""
+    if place is None or place.statement is None or place.source is None or place.source.filename.startswith("<"):
+        return None
+    import ast
+    import difflib
+    import os
+
+    source = place.source
+    line = place.statement.lineno
+    if not 0 < line <= len(source.lines):
+        return None
+    old = source.lines[line - 1]
+    indent = old[: len(old) - len(old.lstrip())]
+    if old[: place.statement.col_offset].strip():  # not the first of its line
+        return None
+    new = [*source.lines[: line - 1], f"{indent}{text}\n", *source.lines[line - 1 :]]
+    try:
+        compile("".join(new), source.filename, "exec", ast.PyCF_ONLY_AST)
+    except (SyntaxError, ValueError):
+        return None
+    name = os.path.basename(source.filename)
+    return "".join(difflib.unified_diff(source.lines, new, f"a/{name}", f"b/{name}", n=2)) or None

@@ -1,0 +1,56 @@
+"""Between the session and the ledger of the step protocol: hands happenings on, lets rules judge what the ledger finds odd."""
+
+from __future__ import annotations
+
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gradguard.callsite import CallSite, user_frame
+from gradguard.errors import GradGuardError, GradGuardWarning
+from gradguard.evidence.frames import live_frames
+from gradguard.rules.protocol.books import Suspicion
+
+if TYPE_CHECKING:
+    from gradguard.session import Session
+
+
+def site_of(frame: FrameType | None) -> CallSite | None:
+    """The user's line from a frame outwards."""
+    caller = user_frame(frame)
+    return None if caller is None else CallSite(caller.f_code, caller.f_lasti)
+
+
+def tell(session: Session, happening: str, frame: FrameType | None, *facts: Any) -> None:
+    """Tells the ledger what happened (a method's name of `Ledger` and its arguments).
+
+    Raises:
+        GradGuardError, GradGuardWarning: a rule has found something and the policy raises.
+    """
+    ledger = session.guards[0].run.ledger
+    try:
+        if session.tracing:
+            with torch._C.DisableTorchFunction():
+                getattr(ledger, happening)(*facts)
+        else:
+            getattr(ledger, happening)(*facts)
+        if ledger.found:
+            found, ledger.found = ledger.found, []
+            for suspicion in found:
+                _suspect(session, suspicion, frame)
+    except (GradGuardError, GradGuardWarning):
+        raise
+    except Exception as fault:
+        session.fault(fault)
+
+
+def _suspect(session: Session, suspicion: Suspicion, frame: FrameType | None) -> None:
+    run = session.guards[0].run
+    run.depth.incident()  # the next steps are traced
+    rules = tuple(rule for rule in run.silent_rules("suspicion", True) if rule.code == suspicion.code)
+    if rules:
+        optimizer = None if suspicion.book is None else suspicion.book.ref()
+        incident = session.incident("suspicion", "protocol", lambda: live_frames(frame), suspicion=suspicion, optimizer=optimizer)
+        with session.untraced():
+            session.guard.check(rules, incident)

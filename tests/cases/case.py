@@ -1,0 +1,121 @@
+"""A case: a whole buggy program with its metadata block and its marked lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+HERE = Path(__file__).parent
+_MARKER = re.compile(r"\s*# <- (?:culprit|related|raises)\b[^#\n]*")
+_BLOCK = re.compile(r"^# /// case\n(?P<body>(?:#.*\n)+?)# ///$", re.MULTILINE)
+_RANK = {"error": 2, "warning": 1, "info": 0}
+
+
+@dataclass
+class Case:
+    """One program; a twin (`*_fixed.py`) has no block and must stay silent."""
+
+    path: Path
+    meta: dict[str, Any]
+    culprits: set[int] = field(default_factory=set)
+
+    @property
+    def id(self) -> str:
+        return f"{self.path.parent.name}/{self.path.stem}"
+
+    @property
+    def is_sound(self) -> bool:
+        return not self.meta or self.meta["outcome"] == "healthy"
+
+    @property
+    def causes(self) -> set[str]:
+        return {self.meta["cause"], *self.meta.get("also", [])}
+
+    @property
+    def plain(self) -> str:
+        """The program as its author would have it: no block, no markers, every line where it was."""
+        text = _BLOCK.sub(lambda block: "\n" * block[0].count("\n"), self.path.read_text())
+        return _MARKER.sub("", text)
+
+
+def load(path: Path) -> Case:
+    text = path.read_text()
+    block = _BLOCK.search(text)
+    meta = tomllib.loads("\n".join(line[1:].strip() for line in block["body"].splitlines())) if block else {}
+    return Case(path, meta, {number for number, line in enumerate(text.splitlines(), 1) if "# <- culprit" in line})
+
+
+def collect(*families: str) -> list[Case]:
+    return [load(path) for family in families for path in sorted((HERE / family).glob("*.py"))]
+
+
+@dataclass
+class Outcome:
+    """What came of a run: the exit status, everything printed, and the report."""
+
+    status: int
+    output: str
+    diagnoses: list[dict[str, Any]]
+
+    @property
+    def loud(self) -> list[dict[str, Any]]:
+        return [diagnosis for diagnosis in self.diagnoses if _RANK[diagnosis["severity"]] >= 1]
+
+    @property
+    def first(self) -> dict[str, Any] | None:
+        """The first diagnosis of the highest severity: the one a person reads."""
+        return max(self.loud, key=lambda diagnosis: _RANK[diagnosis["severity"]], default=None)
+
+
+def run(case: Case, folder: Path, level: str) -> Outcome:
+    """Runs a case as `gradguard run` does, in a fork of this process: torch is imported already."""
+    script, report, printed = folder / case.path.name, folder / "report.jsonl", folder / "printed.txt"
+    script.write_text(case.plain)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child == 0:
+        _become(script, report, printed, level)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    diagnoses = [json.loads(line) for line in report.read_text().splitlines()] if report.exists() else []
+    return Outcome(status, printed.read_text(), diagnoses)
+
+
+def _become(script: Path, report: Path, printed: Path, level: str) -> None:
+    """In the child: runs the program and never returns."""
+    import warnings
+
+    status = 1
+    try:
+        target = os.open(printed, os.O_CREAT | os.O_WRONLY)
+        os.dup2(target, 1)
+        os.dup2(target, 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+        os.chdir(script.parent)
+        warnings.resetwarnings()
+        warnings.simplefilter("default")
+
+        from gradguard.guard import gradguard
+        from gradguard.runner import run_program
+
+        try:
+            run_program(str(script), [], lambda: gradguard(level=level, report=report))
+            status = 0
+        except SystemExit as error:
+            status = error.code if isinstance(error.code, int) else int(error.code is not None)
+        except BaseException as error:
+            sys.excepthook(type(error), error, error.__traceback__)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(status)
