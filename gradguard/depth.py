@@ -33,25 +33,18 @@ class Depth:
         self.steps = 0
         self._left = settings.trace.first_steps if settings.trace.mode == "adaptive" else 0
         self._spent = 0
-        self._sequence = 0
+        self._sequence = 0  # where the step began; while paused, less the number at the pause
         self._sizes: set[int] = set()
         self.changed = False
 
-    def next_step(self, entered: bool = False) -> bool:
-        """A step begins: whether it is traced.
-
-        Args:
-            entered: the guard was just entered; what ran before it is none of the guard's business.
-        """
+    def next_step(self) -> bool:
+        """A step begins: whether it is traced."""
         self.steps += 1
-        if entered:
-            self._sequence = sequence_number()
         mode = self._trace.mode
         if mode == "always":
             return True
         if mode == "adaptive":
-            if not entered:
-                self.notice_size()
+            self._notice_size()
             if self.changed:
                 self.changed = False
                 self._extend(self._trace.after_change)
@@ -66,8 +59,16 @@ class Depth:
         """A step went wrong: the next ones are looked at closely."""
         self._left = max(self._left, self._trace.after_incident)
 
-    def notice_size(self) -> None:
-        """A step ends here: one with a number of graph nodes never seen before means that something changed."""
+    def pause(self) -> None:
+        """The guard is left: what runs until it is entered again is none of its business."""
+        self._sequence -= sequence_number()
+
+    def resume(self) -> None:
+        """The guard is entered again."""
+        self._sequence += sequence_number()
+
+    def _notice_size(self) -> None:
+        """A step ended here: one with a number of graph nodes never seen before means that something changed."""
         now = sequence_number()
         size = now - self._sequence
         self._sequence = now

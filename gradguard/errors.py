@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -49,12 +48,18 @@ class UnknownRuleError(ConfigError):
     """A rule code, name or family that does not exist."""
 
 
-@lru_cache(maxsize=64)
+_mixed: dict[type[BaseException], type[GradGuardError]] = {}
+
+
 def error_type(original: type[BaseException]) -> type[GradGuardError]:
     """The type to raise in place of `original`: always a `GradGuardError`, and an `original` too where the layouts allow it."""
     if issubclass(GradGuardError, original):
         return GradGuardError
-    try:
-        return type(f"GradGuard{original.__name__}", (GradGuardError, original), {"__module__": __name__})
-    except TypeError:
-        return GradGuardError
+    known = _mixed.get(original)
+    if known is None:
+        try:
+            known = type(f"GradGuard{original.__name__}", (GradGuardError, original), {"__module__": __name__})
+        except TypeError:
+            known = GradGuardError
+        _mixed[original] = known
+    return known

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
@@ -17,6 +17,7 @@ from gradguard.diagnosis import Diagnosis
 from gradguard.errors import GradGuardError, error_type
 from gradguard.evidence.frames import traceback_frames
 from gradguard.probes import patches
+from gradguard.replay import RandomState, nothing_stays
 from gradguard.reporters.jsonl import JsonlReport
 from gradguard.reporters.terminal import render_for_error
 from gradguard.rules.base import Moment, Rule
@@ -28,6 +29,7 @@ from gradguard.settings import Settings, load_settings
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class Guard:
@@ -68,6 +70,8 @@ class Guard:
         self._made_at = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
         self._open: list[tuple[Session, Run]] = []
         self._entered_at = 0
+        self._held: list[tuple[Diagnosis, Exception]] | None = None
+        self._aside: str | None = None
 
     @property
     def level(self) -> str:
@@ -140,6 +144,70 @@ class Guard:
 
         return guarded
 
+    def step(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Runs one training step; one that fails untraced is run again, traced, so that its line is named all the same.
+
+        The second run starts from the same random state, and nothing of it stays (`gradguard.replay`). If it does not
+        fail, the first failure's own diagnosis is raised, which then says so.
+
+        Args:
+            function: the step, called with the remaining arguments.
+
+        Returns:
+            What the function returns.
+
+        Raises:
+            GradGuardError: the diagnosis, from the traced run where there was one.
+        """
+        if self.settings.level == "off":
+            return function(*args, **kwargs)
+        with self:
+            session = self._open[-1][0]
+            if session.tracing:
+                return function(*args, **kwargs)
+            before = RandomState()
+            self._held = []
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:
+                first = error
+            held, self._held = self._held, None
+            self._again(session, first, held, before, lambda: function(*args, **kwargs))
+            raise first
+
+    def _again(
+        self, session: Session, first: Exception, held: list[tuple[Diagnosis, Exception]], before: RandomState, run: Callable[[], object]
+    ) -> None:
+        """The second run of a failed step; raises what is known after it."""
+        if isinstance(first, GradGuardError):
+            return
+        after = RandomState()
+        before.restore()
+        session.trace(True)
+        self._aside = "the step failed untraced and was run again, traced, to find the place; nothing of that run stayed"
+        try:
+            with nothing_stays():
+                run()
+        except GradGuardError as found:
+            raise found from first
+        except Exception as other:
+            note = f"run again, traced, the step failed otherwise ({type(other).__name__})" if str(other) != str(first) else None
+        else:
+            note = "run again from the same random state, traced, the step did not fail: it depends on something that the first run changed"
+        finally:
+            self._aside = None
+            after.restore()
+        for diagnosis, error in held:
+            if error is first:
+                told = diagnosis.model_copy(update={"notes": [*diagnosis.notes, *([note] if note else [])]})
+                raise error_type(type(first))(self._record(told), told) from first
+
+    def steps(self, loader: Iterable[T]) -> Iterator[T]:
+        """Iterates under the guard, one step an item: `for batch in guard.steps(loader): ...`."""
+        for item in loader:
+            with self:
+                yield item
+
     # -- incidents ----------------------------------------------------------------------------------------------------
 
     def failed(self, incident: Incident) -> None:
@@ -160,6 +228,9 @@ class Guard:
             return
         action = run.policy.action_for(diagnosis, raised=True)
         if action == "raise":
+            if self._held is not None and isinstance(error, Exception):
+                self._held.append((diagnosis, error))  # `step` looks closer before anything is said
+                return
             text = self._record(diagnosis)
             raise error_type(type(error))(text, diagnosis) from error
         _mark(error)  # what is not replaced must not be diagnosed again on its way out
@@ -199,6 +270,8 @@ class Guard:
                 updates: dict[str, Any] = {"step": incident.step}
                 if incident.error is not None and found.torch_message is None:
                     updates["torch_message"] = incident.message
+                if self._aside is not None:
+                    updates["notes"] = [*found.notes, self._aside]
                 return found.model_copy(update=updates)
         return None
 
@@ -207,9 +280,7 @@ class Guard:
         return self.run.suppressions.is_suppressed(diagnosis, None if place is None else place.span()) is not None
 
     def _escaped(self, session: Session, error: Exception, tb: TracebackType | None) -> None:
-        incident = session.incident("error", "escape", lambda: traceback_frames(tb), error=error)
-        with session.untraced():
-            self.failed(incident)
+        session.explain(self, "error", "escape", lambda: traceback_frames(tb), error=error)
 
     def _record(self, diagnosis: Diagnosis) -> str:
         """Into the report and the list of diagnoses; gives the text."""

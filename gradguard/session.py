@@ -11,8 +11,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from itertools import islice
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,16 @@ from gradguard.probes.ops import OpProbe
 from gradguard.rules.base import Moment, Rule
 from gradguard.rules.incident import Incident
 from gradguard.run import Run
-from gradguard.torch_internals import can_trace_ops, insert_mode, mode_is_active, node_sequence, remove_mode, sequence_number
+from gradguard.torch_internals import (
+    can_trace_ops,
+    insert_mode,
+    mode_is_active,
+    node_sequence,
+    others_watch,
+    quiet,
+    remove_mode,
+    sequence_number,
+)
 
 if TYPE_CHECKING:
     from gradguard.guard import Guard
@@ -69,6 +78,9 @@ class Session:
         self._depth = 0  # nested backward calls
         self._on = False  # whether the op probe stands on the mode stack, as far as this session put it there
         self._backwards = 0  # since the step began
+        self._stale = False  # whether the op probe may have been left on the stack
+        self._traces = False  # whether the current step is a traced one
+        self._entered_run: Run | None = None
 
     # -- opening, closing, tracing ------------------------------------------------------------------------------------
 
@@ -90,12 +102,13 @@ class Session:
         self.guards.append(guard)
         if len(self.guards) == 1:
             set_listener(self)
+            guard.run.ledger.opened()
             self.begin_step(entered=True)
 
     def close(self, guard: Guard) -> None:
         """A guard is left."""
         if len(self.guards) == 1:
-            guard.run.depth.notice_size()
+            guard.run.depth.pause()
             if self.tracing and guard.run.settings.actions.unused_ignores != "off":
                 guard.run.files.update({op[2].co_filename for op in islice(reversed(self.journal.ops), 256)})
         for i in range(len(self.guards) - 1, -1, -1):  # the same guard may stand there twice
@@ -107,18 +120,28 @@ class Session:
             self.trace(False)
 
     def begin_step(self, entered: bool = False) -> None:
-        """Decides whether the step that begins is traced."""
+        """Decides whether the step that begins is traced.
+
+        Args:
+            entered: the boundary is a guard being entered. Where nothing was run backward since the last boundary (the
+                optimizer's step at the end of the `with` before), it is the same one.
+        """
+        if entered and self.step and not self._backwards and self._entered_run is self.guards[0].run:
+            self.trace(self._traces)
+            return
+        self._entered_run = self.guards[0].run
         self.step += 1
         self.journal.step = self.step
         self._backwards = 0
-        on = self.guards[0].run.depth.next_step(entered)
-        if on != self.tracing or (on and not self._on):
+        on = self._traces = self.guards[0].run.depth.next_step()
+        if on != self.tracing or (on and not self._on) or (self._stale and not self._depth):
             self.trace(on)
 
     def closing(self, frame: FrameType) -> None:
         """The outermost guard is about to be left in good order."""
         if len(self.guards) == 1:
             try:
+                step_protocol.tell(self, "closing", frame)
                 self.moment("close", "close", frame)
             except (GradGuardError, GradGuardWarning):
                 raise
@@ -130,21 +153,16 @@ class Session:
         on = on and not self.faulty and can_trace_ops()
         if on and not mode_is_active(self.probe):
             insert_mode(self.probe)
-        elif not on and self._on:
+        elif not on:
             remove_mode(self.probe)
+        # a step that ends within a backward (an optimizer in a hook) leaves the probe where torch will put it back afterwards
+        self._stale = not on and self._depth > 0
+        self.probe.live = on
         self.tracing = self._on = on
 
-    @contextmanager
-    def untraced(self) -> Iterator[None]:
-        """The op probe is off inside: gradguard's own tensor calls are not the user's."""
-        active = mode_is_active(self.probe)
-        if active:
-            remove_mode(self.probe)
-        try:
-            yield
-        finally:
-            if active and self.tracing:
-                insert_mode(self.probe)
+    def untraced(self) -> AbstractContextManager[Any]:
+        """Inside, gradguard's own tensor calls are nobody's business."""
+        return quiet()
 
     def fault(self, error: BaseException) -> None:
         """gradguard itself failed: say so once, stop tracing, let the training go on."""
@@ -155,8 +173,7 @@ class Session:
             logger.error(
                 "gradguard had an internal fault and stops tracing in this thread; training goes on (%s: %s)", type(error).__name__, error
             )
-        remove_mode(self.probe)
-        self.tracing = False
+        self.trace(False)
 
     # -- what the probes report ---------------------------------------------------------------------------------------
 
@@ -166,7 +183,8 @@ class Session:
         if self.tracing and not self._on and not self._depth:  # an optimizer's step() raised: its post hook never came
             self.trace(True)
         try:
-            call = self._record_backward(kind, frame, args, kwargs)
+            with quiet():
+                call = self._record_backward(kind, frame, args, kwargs)
             if not self._depth and kind == "backward":
                 step_protocol.tell(self, "before_backward", frame)
             self.moment("before_backward", kind, frame, roots=_tensors(args, kwargs, 0, ("tensors", "outputs")), call=call)
@@ -199,7 +217,7 @@ class Session:
                 self._gradients(call, result)
             if not self._depth and kind == "backward":
                 if call is not None:
-                    step_protocol.tell(self, "after_backward", frame, call)
+                    step_protocol.tell(self, "after_backward", frame, call, _tensors(args, kwargs, 0, ("tensors", "outputs")))
                 self._backwards += 1
                 if self._backwards > _BACKWARDS_PER_STEP:  # a loop without optimizers still has steps
                     self.begin_step()
@@ -254,6 +272,16 @@ class Session:
             return original(*args, **kwargs)
         finally:
             remove_mode(self.probe)
+
+    def unwatched(self, ask: Callable[[Any], Any], about: Any) -> Any:
+        """What the answer would be without the op probe on the stack; modes of the user's count."""
+        if not mode_is_active(self.probe):
+            return ask(about)
+        remove_mode(self.probe)
+        try:
+            return ask(about)
+        finally:
+            insert_mode(self.probe)
 
     def run_function(self, original: Callable[..., Any], cls: Any, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Function.apply makes its node outside any torch call: the op probe does not see it."""
@@ -313,11 +341,13 @@ class Session:
         except Exception as fault:
             self.fault(fault)
 
-    def zeroed(self, owner: Any, frame: FrameType) -> None:
-        step_protocol.tell(self, "zeroed", frame, owner, step_protocol.site_of(frame))
+    def protocol(self, happening: str, frame: FrameType, *facts: Any) -> None:
+        """Something that the ledger of the step protocol keeps account of."""
+        step_protocol.tell(self, happening, frame, *facts, step_protocol.site_of(frame))
 
-    def optimizer_made(self, optimizer: Any, frame: FrameType) -> None:
-        step_protocol.tell(self, "made", frame, optimizer, step_protocol.site_of(frame))
+    def wants_forwards(self) -> bool:
+        """Whether forwards without grad shall be reported."""
+        return self.guards[0].run.ledger.modes.wants_forwards()
 
     # -- incidents ----------------------------------------------------------------------------------------------------
 
@@ -344,15 +374,29 @@ class Session:
         __tracebackhide__ = True
         if not self.guards:
             return
-        views: list[FrameView] = []
-        if where in ("backward", "grad") and error.__traceback__ is not None:
-            views = [view for view in _inner_frames(error) if view.is_user]  # a custom backward's own frame, a hook's
-        views += live_frames(frame)
-        incident = self.incident(
-            "error", where, lambda: views, error=error, roots=roots, inputs=inputs, call=call, func=func, args=args, kwargs=kwargs or {}
-        )
-        with self.untraced():
-            self.guard.failed(incident)
+
+        def frames() -> list[FrameView]:
+            inner = _inner_frames(error) if where in ("backward", "grad") else []
+            return [view for view in inner if view.is_user] + live_frames(frame)  # a custom backward's own frame, a hook's
+
+        facts = {"error": error, "roots": roots, "inputs": inputs, "call": call, "func": func, "args": args, "kwargs": kwargs or {}}
+        self.explain(self.guard, "error", where, frames, **facts)
+
+    def explain(self, guard: Guard, moment: Moment, where: str, frames: Callable[[], list[FrameView]], **facts: Any) -> None:
+        """Has an exception diagnosed; a fault on the way leaves the exception as it is.
+
+        Raises:
+            GradGuardError: the diagnosis.
+        """
+        __tracebackhide__ = True
+        try:
+            incident = self.incident(moment, where, frames, **facts)
+            with self.untraced():
+                guard.failed(incident)
+        except (GradGuardError, GradGuardWarning):
+            raise
+        except Exception as fault:
+            self.fault(fault)
 
     def incident(self, moment: Moment, where: str, frames: Callable[[], list[FrameView]], **facts: Any) -> Incident:
         """An incident of this session."""
@@ -374,8 +418,8 @@ class Session:
         rules = run.silent_rules(moment, self.tracing)
         if not rules:
             return
-        if self.tracing:
-            with self.untraced():
+        if self.tracing or others_watch():
+            with quiet():
                 self._look(rules, run.memory, moment, where, frame, facts)
         else:
             self._look(rules, run.memory, moment, where, frame, facts)

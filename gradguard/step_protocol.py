@@ -5,12 +5,11 @@ from __future__ import annotations
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from gradguard.callsite import CallSite, user_frame
 from gradguard.errors import GradGuardError, GradGuardWarning
 from gradguard.evidence.frames import live_frames
 from gradguard.rules.protocol.books import Suspicion
+from gradguard.torch_internals import others_watch, quiet
 
 if TYPE_CHECKING:
     from gradguard.session import Session
@@ -30,8 +29,8 @@ def tell(session: Session, happening: str, frame: FrameType | None, *facts: Any)
     """
     ledger = session.guards[0].run.ledger
     try:
-        if session.tracing:
-            with torch._C.DisableTorchFunction():
+        if session.tracing or others_watch():
+            with quiet():
                 getattr(ledger, happening)(*facts)
         else:
             getattr(ledger, happening)(*facts)

@@ -7,6 +7,7 @@ this torch lacks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -35,6 +36,10 @@ _len_stack: Callable[[], int] | None = _lookup("_C._len_torch_function_stack", N
 _push: Callable[[Any], None] | None = _lookup("_C._push_on_torch_function_stack", None)
 _pop: Callable[[], Any] | None = _lookup("_C._pop_torch_function_stack", None)
 _stack_at: Callable[[int], Any] | None = _lookup("_C._get_function_stack_at", None)
+_no_torch_function: Callable[[], AbstractContextManager[Any]] = _lookup("_C.DisableTorchFunction", nullcontext)
+_len_dispatch_stack: Callable[[], int] = _lookup("_C._len_torch_dispatch_stack", lambda: 0)
+_no_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _lookup("utils._python_dispatch._disable_current_modes", nullcontext)
+_device_context: Any = _lookup("utils._device.DeviceContext", ())
 current_node: Callable[[], Any] = _lookup("_C._current_autograd_node", lambda: None)
 
 ACCUMULATE_SEQ = 2**63  # AccumulateGrad nodes carry the maximum number, far above any count
@@ -57,15 +62,32 @@ def mode_is_active(mode: Any) -> bool:
     return any(_stack_at(i) is mode for i in range(_len_stack()))
 
 
-def insert_mode(mode: Any) -> None:
-    """Puts a function mode at the bottom of this thread's stack.
+def quiet() -> AbstractContextManager[Any]:
+    """What gradguard does with tensors inside is seen by no mode and no tensor subclass of the user's, nor by the op probe."""
+    if not _len_dispatch_stack():
+        return _no_torch_function()
+    both = ExitStack()
+    both.enter_context(_no_torch_function())
+    both.enter_context(_no_dispatch_modes())
+    return both
 
-    At the bottom, a user's own `with SomeMode():` that ends after ours was inserted pops its own mode, not ours
-    (`torch.set_default_device` does the same for the same reason).
+
+def others_watch() -> bool:
+    """Whether any function or dispatch mode is on in this thread, which would see what gradguard does with tensors."""
+    return bool(_len_dispatch_stack() or (_len_stack is not None and _len_stack()))
+
+
+def insert_mode(mode: Any) -> None:
+    """Puts a function mode at the bottom of this thread's stack, or right above a default device.
+
+    At the bottom, a user's own `with SomeMode():` that ends after ours was inserted pops its own mode, not ours.
+    `torch.set_default_device` does the same for the same reason, and insists on standing lowest when it is taken away.
     """
     if _len_stack is None or _push is None or _pop is None:
         return
     above = [_pop() for _ in range(_len_stack())]
+    if above and isinstance(above[-1], _device_context):
+        _push(above.pop())
     _push(mode)
     for other in reversed(above):
         _push(other)
@@ -229,7 +251,10 @@ def fingerprint(tensor: torch.Tensor) -> int | None:
         with torch.no_grad():
             flat = tensor.detach()
             if _hash_tensor is not None:
-                return int(_hash_tensor(flat).item())
+                # the hash is an exclusive or: blind to a permutation and to an even number of equal elements, hence three odd selections
+                values = flat.reshape(-1)
+                parts = (values, values[::2], values[: values.numel() // 3 + 1])
+                return hash(tuple(int(_hash_tensor(part[: part.numel() - 1 + part.numel() % 2]).item()) for part in (*parts, values[-1:])))
             raw = flat.contiguous().view(torch.uint8) if flat.dim() else flat.reshape(1).view(torch.uint8)
             weights = torch.arange(1, raw.numel() + 1, dtype=torch.int64, device=raw.device)
             return int((raw.reshape(-1).to(torch.int64) * weights).sum().item())

@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from gradguard.callsite import USER_FILES, CallSite, user_frame
 from gradguard.journal import Cut, EscapeFact, Journal, ModeFact, Prints, WriteFact
 from gradguard.probes.op_kinds import ADDEND, DATA, DETACH, ESCAPE, GRAD, MODE, PLAIN, REWRAP, SKIP, TOGGLE, WRITE, Kinds
-from gradguard.torch_internals import fingerprint, numpy_reachable, sequence_number, storage_key, version_of
+from gradguard.torch_internals import fingerprint, numpy_reachable, quiet, sequence_number, storage_key, version_of
 
 _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
@@ -56,10 +56,11 @@ class OpProbe(TorchFunctionMode):
         self.on_fault = on_fault
         self._append = journal.ops.append
         self._tick = journal.tick
+        self.live = True  # False: hands everything through, where it cannot be taken off the stack (within a call it sees)
         self._escaped_in = -1  # the step in which a value with a lost path last left for Python or numpy
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if _is_compiling():
+        if _is_compiling() or not self.live:
             return func(*args, **(kwargs or _NO_KWARGS))
         kind = _KINDS[func]
         if kind == SKIP:
@@ -77,7 +78,11 @@ class OpProbe(TorchFunctionMode):
         except Exception as error:
             self.on_failure(error, func, args, kwargs or _NO_KWARGS)
             raise
+        hush = None
         try:
+            if types and types[0] is not _Tensor:  # a subclass with a `__torch_function__` of its own must not see our questions
+                hush = quiet()
+                hush.__enter__()
             after = sequence_number()
             if after != before:
                 frame: FrameType | None = sys._getframe(1)
@@ -112,6 +117,9 @@ class OpProbe(TorchFunctionMode):
                 self._gradless(kind, func, args, kwargs, result, watched)
         except Exception as fault:
             self.on_fault(fault)
+        finally:
+            if hush is not None:
+                hush.__exit__(None, None, None)
         return result
 
     # -- calls that made no node --------------------------------------------------------------------------------------
@@ -495,15 +503,22 @@ def _any_requires_grad(args: tuple[Any, ...]) -> bool:
     return False
 
 
+def _version(tensor: Any) -> int:
+    if type(tensor) is _Tensor or type(tensor) is _Parameter:
+        return int(tensor._version)
+    with quiet():  # a subclass with a `__torch_function__` of its own must not see the question
+        return int(tensor._version)
+
+
 def _versions(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[tuple[Any, int]] | None:
     """The tensors a call may write with their versions before it: its first argument, a list there, and `out`."""
     found = []
     try:
         for target in (args[0] if args else None, kwargs.get("out") if kwargs else None):
             if isinstance(target, _Tensor):
-                found.append((target, target._version))
+                found.append((target, _version(target)))
             elif type(target) in (list, tuple):
-                found.extend((item, item._version) for item in target if isinstance(item, _Tensor))
+                found.extend((item, _version(item)) for item in target if isinstance(item, _Tensor))
     except Exception:  # inference tensors have no version
         return None
     return found or None

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from gradguard.probes import attribution
+from gradguard.probes import attribution, protocol_patches
 from gradguard.probes.hub import listener
 from gradguard.torch_internals import is_compiling
 
@@ -42,7 +42,7 @@ def install() -> None:
         _replace(torch.autograd.Function, "apply", _apply, as_classmethod=True)
         _replace(torch.optim.Optimizer, "zero_grad", _zero_grad)
         _replace(torch.nn.Module, "zero_grad", _zero_grad)
-        _replace(torch.optim.Optimizer, "__init__", _optimizer_init)
+        protocol_patches.install(_replace)
         _replace(torch.overrides, "has_torch_function", _has_torch_function)
         _hooks.append(register_optimizer_step_pre_hook(_before_step))
         _hooks.append(register_optimizer_step_post_hook(_after_step))
@@ -122,21 +122,9 @@ def _zero_grad(original: Callable[..., Any]) -> Callable[..., Any]:
                 frame = sys._getframe(1)
                 session.zeroing(self, frame)
                 result = original(self, *args, **kwargs)
-                session.zeroed(self, frame)
+                session.protocol("zeroed", frame, self)
                 return result
         return original(self, *args, **kwargs)
-
-    return guarded
-
-
-def _optimizer_init(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
-    def guarded(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        if not is_compiling():
-            session = listener()
-            if session is not None:
-                session.optimizer_made(self, sys._getframe(1))
 
     return guarded
 
@@ -145,18 +133,14 @@ def _has_torch_function(original: Callable[..., Any]) -> Callable[..., Any]:
     def guarded(relevant_args: Any) -> bool:
         """nn.TransformerEncoder and nn.MultiheadAttention ask this before they take their native fast path, whose numbers
         differ in the last bits (TORCH_FACTS 28): a mode that only watches must not turn it off."""
-        session = listener()
-        if session is None or not session.tracing or is_compiling():
+        if is_compiling():
             return bool(original(relevant_args))
-        return any(_overrides(arg) for arg in relevant_args)
+        session = listener()
+        if session is None or not session.tracing:
+            return bool(original(relevant_args))
+        return bool(session.unwatched(original, relevant_args))
 
     return guarded
-
-
-def _overrides(arg: Any) -> bool:
-    return (
-        type(arg) not in (torch.Tensor, torch.nn.Parameter) and bool(torch.overrides.is_tensor_like(arg)) and isinstance(arg, torch.Tensor)
-    )
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:

@@ -12,6 +12,9 @@ from gradguard.errors import UnknownRuleError
 from gradguard.rules.base import Moment, Rule
 
 
+broken: list[tuple[str, Exception]] = []  # rule files that could not be loaded; a test holds that there are none
+
+
 @lru_cache(maxsize=1)
 def all_rules() -> tuple[Rule, ...]:
     """Every rule, by code.
@@ -26,7 +29,11 @@ def all_rules() -> tuple[Rule, ...]:
             continue
         parent = importlib.import_module(family.name)
         for info in pkgutil.iter_modules(parent.__path__, parent.__name__ + "."):
-            rule = getattr(importlib.import_module(info.name), "RULE", None)
+            try:
+                rule = getattr(importlib.import_module(info.name), "RULE", None)
+            except Exception as error:  # a rule that a new torch release breaks must not take the others along
+                broken.append((info.name, error))
+                continue
             if not isinstance(rule, Rule):
                 continue
             if rule.code in found or rule.name in names:

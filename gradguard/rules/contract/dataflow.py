@@ -340,7 +340,7 @@ class _Tracer:
 def operands_of(expr: ast.expr, scope: Scope) -> Iterator[ast.expr]:
     """The expressions whose values an operation works on: receiver and arguments of a call, both sides of an operator."""
     if isinstance(expr, ast.Call):
-        if isinstance(expr.func, ast.Attribute) and not _is_namespace(scope, expr.func.value):
+        if isinstance(expr.func, ast.Attribute) and _is_data(scope, expr.func.value):
             yield expr.func.value
         for argument in expr.args:
             if isinstance(argument, (ast.Tuple, ast.List)):
@@ -360,9 +360,15 @@ def operands_of(expr: ast.expr, scope: Scope) -> Iterator[ast.expr]:
         yield from expr.values
 
 
-def _is_namespace(scope: Scope, node: ast.expr) -> bool:
+def _is_data(scope: Scope, node: ast.expr) -> bool:
+    """Whether a method's receiver is worked on: not an imported module, nor an object whose method or submodule is called."""
     name = dotted(node)
-    return name is not None and name.partition(".")[0] in scope.source.imports and not isinstance(scope.evaluate(node), torch.Tensor)
+    if name is not None and name.partition(".")[0] in scope.source.imports:
+        return isinstance(scope.evaluate(node), torch.Tensor)
+    value = scope.evaluate(node)
+    if value is UNKNOWN:
+        return name not in ("self", "cls", "ctx")
+    return isinstance(value, torch.Tensor) or hasattr(value, "dtype")
 
 
 def stores_of(owner: Any, attribute: str) -> list[Spot]:

@@ -48,7 +48,6 @@ import re
 import torch
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.evidence.graph import op_name
 from gradguard.evidence.source import dotted
 from gradguard.evidence.syntax import range_of
 from gradguard.rules.base import Rule
@@ -151,7 +150,7 @@ def _view_written(incident: Incident, view: FunctionView) -> Diagnosis:
         patch = None
         statement = spot.statement
         if statement is not None and view.forward is not None:
-            patch = inserted(view.forward.source, _next_line(view, statement), f"{context}.mark_dirty({name})")
+            patch = inserted(view.forward.source, statement.lineno, f"{context}.mark_dirty({name})")
         fixes = [Fix(title=f"tell autograd about the write: `{context}.mark_dirty({name})`", safety="safe", patch=patch, detail=f"`{name}` must then be returned by forward, as it is here."),
                  Fix(title=f"compute out of place in the forward of `{view.name}`", safety="safe")]
         headline = f"The forward of `{view.name}` changes its input `{name}` in place without `{context}.mark_dirty({name})`, and hands it back as its output."
@@ -177,11 +176,6 @@ def _view_written(incident: Incident, view: FunctionView) -> Diagnosis:
         avoid=["`.data` or `torch.no_grad()` around the write: the gradient would then be wrong without a word."],
         confidence="certain" if scopes else "likely",
     )  # fmt: skip
-
-
-def _next_line(view: FunctionView, statement: ast.stmt) -> int:
-    """The line of the statement itself: mark_dirty is put in front of it, so that its indentation is right."""
-    return statement.lineno
 
 
 def _handed_back(view: FunctionView, value: ast.expr) -> list[str]:
@@ -309,8 +303,6 @@ def _saved_no_tensor(incident: Incident) -> Diagnosis | None:
 
 
 def _dirty(incident: Incident) -> Diagnosis | None:
-    used = [fact[4] for fact in reversed(incident.journal.ops) if isinstance(fact[4], type)]
-    del used
     place = incident.place
     scopes = frame_scopes(incident.frames)
     if place is None or place.call is None or not scopes or not isinstance(place.call.func, ast.Attribute):
@@ -336,8 +328,7 @@ def _dirty(incident: Incident) -> Diagnosis | None:
 
 RULE = Rule(
     code="GG407", name="function-contract", summary="a custom autograd.Function does not keep to what autograd expects", recognise=recognise, priority=55,
-    moments=frozenset({"error", "before_backward"}),
+    moments=frozenset({"error", "before_backward", "after_backward"}),
     messages=("this view was created inside a custom function", "expected variable or none (got", "non-static forward method", "save_for_backward can only save",
               "marked as dirty during the forward"),
 )  # fmt: skip
-_ = op_name

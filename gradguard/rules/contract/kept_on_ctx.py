@@ -15,8 +15,7 @@ import torch
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.evidence.graph import walk
-from gradguard.evidence.source import dotted, resolve
-from gradguard.journal import Cut
+from gradguard.evidence.source import assignments_to, dotted, resolve
 from gradguard.rules.contract.dataflow import Spot, operands_of
 from gradguard.rules.contract.functions import FunctionView, view_of
 from gradguard.rules.incident import Incident
@@ -65,60 +64,62 @@ def watch(incident: Incident) -> Diagnosis | None:
     if call is None:
         return None
     state = incident.memory.get(_KEY)
+    if incident.moment == "after_backward":
+        if state is not None and state.open is not None and state.open.first == call.seq:
+            state.open.last = sequence_number()
+            state.open = None
+        return None
     if state is None:
         if not call.create_graph:
             return None
         state = incident.memory[_KEY] = _State()
-    if state.open is not None:
-        # the window closed with the next backward call at the latest; nodes made by forward code in between do no harm,
-        # because only nodes that are reached over the suspects' own products count
-        state.open.last = min(state.open.last, call.seq)
-        state.open = None
     diagnosis = _differentiated(incident, state) if state.recorded else None
     if call.create_graph and (incident.traced or state.looks < _MOST_LOOKS):
         state.looks += not incident.traced
-        suspects = _suspects(incident)
+        suspects = _suspects(incident, state.said)
         if suspects:
-            state.open = _Recorded(call.seq, ACCUMULATE_SEQ, suspects, call.site)
+            state.open = _Recorded(call.seq, call.seq, suspects, call.site)
             state.recorded = [*state.recorded[-7:], state.open]
     return diagnosis
 
 
-def _suspects(incident: Incident) -> list[_Suspect]:
+def _suspects(incident: Incident, said: set[tuple[type, str]]) -> list[_Suspect]:
     found: dict[tuple[type, str], _Suspect] = {}
     for node, _ in walk(incident.root_nodes, limit=_MOST_NODES):
         cls = getattr(node, "_forward_cls", None)
         if not isinstance(cls, type) or not any(source is not None for source, _ in node.next_functions):
             continue
         for name, value in list(getattr(node, "__dict__", {}).items()):
-            if (cls, name) in found or not isinstance(value, torch.Tensor) or value.requires_grad:
+            if (cls, name) in found or (cls, name) in said or not isinstance(value, torch.Tensor) or value.requires_grad:
                 continue
             if not (value.is_floating_point() or value.is_complex()):
                 continue
-            verdict = _computed_from_inputs(incident, view_of(cls), name, value)
+            verdict = _computed_from_inputs(incident, view_of(cls), node, name, value)
             if verdict is not None:
                 found[cls, name] = _Suspect(cls, name, tuple(value.shape), verdict)
     return list(found.values())
 
 
-def _computed_from_inputs(incident: Incident, view: FunctionView, name: str, value: torch.Tensor) -> bool | None:
+def _computed_from_inputs(incident: Incident, view: FunctionView, node: Any, name: str, value: torch.Tensor) -> bool | None:
     """True: the trace saw it being computed from differentiable inputs; False: the source says so; None: neither, or a constant."""
     spot = store_spot(view, name)
-    if spot is None or not _used_smoothly(view, name):
+    if spot is None or not isinstance(spot.node, ast.expr) or not _used_smoothly(view, name):
         return None
-    cut = incident.journal.cut_of(value)
-    if cut is not None:
-        return True if _smooth(cut, spot) else None
-    return False if isinstance(spot.node, ast.expr) and _depends(view, spot.node) else None
-
-
-def _smooth(cut: Cut, spot: Spot) -> bool:
-    roots = cut.roots()
-    if all(root.func in _STEPS for root in roots):
+    inputs = _differentiable(view, node)
+    if not _depends(view, spot.node, inputs):
+        return None
+    if incident.journal.op_at(int(node._sequence_nr())) is None:
         return False
-    inside = [root for root in roots if root.site is not None and root.kind in ("no_grad", "detach", "nondiff", "rewrap")]
-    named = [root for root in inside if root.func not in _STEPS]
-    return bool(named) and all(not isinstance(node, ast.Compare) for node in [spot.node])
+    cut = incident.journal.cut_of(value)
+    return True if cut is not None and any(root.func not in _STEPS for root in cut.roots()) else None
+
+
+def _differentiable(view: FunctionView, node: Any) -> set[str]:
+    """Forward's inputs that a gradient is wanted for; all of them where that cannot be told apart."""
+    edges = [source is not None for source, _ in node.next_functions]
+    if all(edges) or len(edges) != len(view.inputs):
+        return set(view.inputs) if all(edges) else set()
+    return {name for name, wanted in zip(view.inputs, edges, strict=True) if wanted}
 
 
 def store_spot(view: FunctionView, name: str) -> Spot | None:
@@ -133,26 +134,26 @@ def store_spot(view: FunctionView, name: str) -> Spot | None:
     return None
 
 
-def _depends(view: FunctionView, node: ast.expr, depth: int = 0) -> bool:
+def _depends(view: FunctionView, node: ast.expr, inputs: set[str], depth: int = 0) -> bool:
     """Whether an expression computes smoothly from forward's inputs, by its source."""
     if depth > 12 or view.forward is None:
         return False
-    if isinstance(node, (ast.Compare, ast.Constant, ast.Attribute)):
+    if isinstance(node, ast.Attribute):
+        return node.attr in ("T", "mT", "real") and _depends(view, node.value, inputs, depth + 1)
+    if isinstance(node, (ast.Compare, ast.Constant)):
         return False
     if isinstance(node, ast.Name):
-        from gradguard.evidence.source import assignments_to
-
-        if node.id in view.inputs:
+        if node.id in inputs:
             # the bare input itself is no intermediate; inside an expression it is what the expression is computed from
             return depth > 0
         values = [s.value for s in assignments_to(view.forward.tree, node.id) if isinstance(s, (ast.Assign, ast.AugAssign))]
-        return any(_depends(view, value, depth + 1) for value in values if not isinstance(value, ast.Name))
+        return any(_depends(view, value, inputs, depth + 1) for value in values if not isinstance(value, ast.Name))
     if isinstance(node, ast.Call):
         called = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
         if called in _STEPS or called in ("float", "bool", "long", "int", "size", "item", "len", "to", "type", "contiguous", "clone"):
             operand = next(iter(operands_of(node, view.forward)), None)
-            return called in ("float", "to", "contiguous", "type") and operand is not None and not isinstance(operand, ast.Name) and _depends(view, operand, depth + 1)
-    return any(_depends(view, operand, depth + 1) for operand in operands_of(node, view.forward))
+            return called in ("float", "to", "contiguous", "type") and operand is not None and not isinstance(operand, ast.Name) and _depends(view, operand, inputs, depth + 1)
+    return any(_depends(view, operand, inputs, depth + 1) for operand in operands_of(node, view.forward))
 
 
 def _used_smoothly(view: FunctionView, name: str) -> bool:
@@ -172,8 +173,7 @@ def _used_smoothly(view: FunctionView, name: str) -> bool:
 
 def _differentiated(incident: Incident, state: _State) -> Diagnosis | None:
     """Speaks when this call's graph holds nodes that a remembered pass recorded."""
-    now = sequence_number()
-    live = [entry for entry in state.recorded if entry.first < now]
+    live = [entry for entry in state.recorded if entry.suspects and entry.first < entry.last]
     if not live:
         return None
     for node, _ in walk(incident.root_nodes, limit=_MOST_NODES):
@@ -182,10 +182,11 @@ def _differentiated(incident: Incident, state: _State) -> Diagnosis | None:
             continue
         for entry in live:
             if entry.first <= seq < entry.last:
-                for suspect in entry.suspects:
-                    if (suspect.cls, suspect.attribute) not in state.said:
-                        state.said.add((suspect.cls, suspect.attribute))
-                        return _diagnosis(incident, entry, suspect)
+                suspect = entry.suspects.pop(0)
+                if (suspect.cls, suspect.attribute) not in state.said:
+                    state.said.add((suspect.cls, suspect.attribute))
+                    return _diagnosis(incident, entry, suspect)
+                break
     return None
 
 
@@ -219,7 +220,7 @@ def _diagnosis(incident: Incident, entry: _Recorded, suspect: _Suspect) -> Diagn
         notes=[] if suspect.certain else ["Read from the source; this step was not traced."],
         fixes=[Fix(title=f"save {arguments} with `{context}.save_for_backward` and recompute `{suspect.attribute}` in backward from `{context}.saved_tensors`",
                    detail=f"`{suspect.attribute} = {spot.text}` then stands in backward, where it is recorded."),
-               Fix(title=f"mark backward with `@once_differentiable` if no second derivative is meant: it then fails instead of being wrong")],
+               Fix(title="mark backward with `@once_differentiable` if no second derivative is meant: it then fails instead of being wrong")],
         avoid=[f"Saving `{suspect.attribute}` itself with save_for_backward: it is neither input nor output, and stays a constant."],
         confidence="certain" if suspect.certain else "likely",
     )  # fmt: skip

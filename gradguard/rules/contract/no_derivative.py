@@ -29,17 +29,16 @@ from __future__ import annotations
 import ast
 import re
 from types import FunctionType
-from typing import Any
 
 import torch
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.graph import walk
 from gradguard.evidence.source import ResolvedSite
-from gradguard.evidence.syntax import Source, load, range_of
+from gradguard.evidence.syntax import Source, range_of
 from gradguard.rules.base import Rule
-from gradguard.rules.contract.edits import removed, replaced
-from gradguard.rules.contract.functions import FunctionView, classes_in_graph, find_function, user_functions, view_of
+from gradguard.rules.contract.edits import removed
+from gradguard.rules.contract.functions import FunctionView, classes_in_graph, user_functions, view_of
 from gradguard.rules.contract.scopes import peek
 from gradguard.rules.contract.search import calls_in_use, user_sources
 from gradguard.rules.contract.words import untraced_note
@@ -307,4 +306,3 @@ RULE = Rule(
     code="GG406", name="no-derivative", summary="backward met an operation without a derivative (or without a second one)", recognise=recognise, priority=50,
     messages=("is not implemented", "@once_differentiable", "is not differentiable with respect to argument", _NO_BACKWARD),
 )  # fmt: skip
-_ = (Any, load, replaced, find_function)

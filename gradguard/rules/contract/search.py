@@ -38,8 +38,16 @@ def live_modules(incident: Incident) -> Iterator[nn.Module]:
 
 
 def module_name(incident: Incident, module: nn.Module) -> str:
-    """A module by its dotted path, or its type."""
-    return incident.names.module_path(module) or type(module).__name__
+    """A module by its dotted path under the name its root has outside its own methods, or its type."""
+    path = incident.names.module_path(module)
+    if path is None:
+        return type(module).__name__
+    if path == "self" or path.startswith("self."):
+        rest = path.removeprefix("self").removeprefix(".")
+        root = next((root for variable, root in incident.names.modules if variable == "self"), None)
+        outside = next((name for name, value in incident.names.bindings if value is root and not name.startswith("self")), None)
+        return ".".join(part for part in (outside, rest) if part) or type(module).__name__
+    return path
 
 
 def called_name(call: ast.Call) -> str:
@@ -49,12 +57,14 @@ def called_name(call: ast.Call) -> str:
 
 def calls_in_use(incident: Incident, name: str, module_types: tuple[str, ...] = ()) -> list[Spot]:
     """Calls of a torch function by its last name, or of a live module of one of these types: those in code that runs first."""
-    scopes = [scope for scope in frame_scopes(incident.frames) if scope.function is not None]
+    frames = frame_scopes(incident.frames)
+    scopes = [scope for scope in frames if scope.function is not None]
     seen_types: set[type] = set()
     for module in live_modules(incident):
         if type(module) not in seen_types:
             seen_types.add(type(module))
             scopes += class_scopes(module)
+    scopes += [scope for scope in frames if scope.function is None]
     scopes += [Scope(source, source.tree) for source in user_sources(incident) if source.tree is not None]
     found: list[Spot] = []
     places: set[tuple[str, int, int]] = set()

@@ -64,6 +64,10 @@ class Follower:
         self._open: set[tuple[int, int, Any]] = set()
         self._done: dict[tuple[int, int, Any], Flow] = {}
         self._scopes: dict[int, Scope] = {}
+        self.modules: list[nn.Module] = []
+        """The modules that the value went through, in the order met."""
+        self.made: list[ResolvedSite] = []
+        """Where plain tensors it was computed from were made."""
 
     # -- scopes -------------------------------------------------------------------------------------------------------
 
@@ -188,6 +192,8 @@ class Follower:
         return any(value is root for root in self.incident.roots)
 
     def _parameters(self, module: nn.Module) -> Flow:
+        if not any(module is known for known in self.modules):
+            self.modules.append(module)
         leaves = [p for p in module.parameters() if p.requires_grad]
         self.tensors.update((id(p), p) for p in leaves)
         return Flow((), bool(leaves), frozenset(id(p) for p in leaves))
@@ -341,6 +347,8 @@ class Follower:
         entry = entry_of(callee) if callee is not UNKNOWN else None
         if entry is None and (callee is UNKNOWN):
             entry = entry_by_name(func, scope)
+        if isinstance(callee, nn.Module) and not any(callee is known for known in self.modules):
+            self.modules.append(callee)
         if entry is not None and not isinstance(callee, type):
             return self._enter(entry, node, scope, pick)
         receiver = NOTHING
@@ -353,7 +361,9 @@ class Follower:
         inner = join((receiver, *arguments))
         if kind is not None:
             short = full.rpartition(".")[2] or (func.attr if isinstance(func, ast.Attribute) else full)
-            if kind == "none":
+            if kind == "none" or (kind == "rewrap" and inner.attached is False and not inner.found):
+                if full.startswith("torch.") and not short.endswith("_like"):
+                    self.made.append(site_at(scope.source, node))
                 return NOTHING
             if kind == "indices":
                 return self._cut("nondiff", short, node, scope, inner) if pick in (1, "indices") else inner

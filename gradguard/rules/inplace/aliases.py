@@ -127,7 +127,7 @@ def aliases(place: ResolvedSite | None, caller: ResolvedSite | None = None, by_m
             if link is None:
                 break
             where = caller
-        if any(link.base == known.name and where is not caller for known in found):
+        if link is None or any(link.base == known.name and where is not caller for known in found):
             break
         found.append(link)
         name = link.base

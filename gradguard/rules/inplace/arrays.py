@@ -18,6 +18,7 @@ from gradguard.evidence.bindings import assignments_to, dotted, flatten
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.evidence.syntax import FUNCTIONS, Source, header_range, load, range_of
 from gradguard.rules.incident import Incident
+from gradguard.rules.inplace.flags import file_of
 from gradguard.rules.inplace.aliases import parameters_of, peel
 
 _METHODS = frozenset({"fill", "sort", "partition", "put", "itemset", "setfield", "byteswap"})
@@ -123,10 +124,8 @@ def _live(incident: Incident, tensor: torch.Tensor) -> Iterator[tuple[str, Sourc
 
 
 def _methods(kind: type, shown: str, attribute: str) -> Iterator[tuple[str, Source, ast.AST, str]]:
-    import sys
-
     for cls in kind.__mro__:
-        path = getattr(sys.modules.get(cls.__module__), "__file__", None)
+        path = file_of(cls)
         source = load(path) if path else None
         if source is None or source.tree is None:
             continue

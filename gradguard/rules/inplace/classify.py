@@ -12,7 +12,7 @@ Kind = Literal["value", "step", "buffer"]
 
 def kind_of(story: Story) -> Kind:
     """`step`: a parameter was updated (GG102); `buffer`: a module's buffer (GG108); `value`: anything else (GG101)."""
-    first, state = story.first, story.state
+    first, state = story.blamed, story.state
     if first is not None and first.kind == "step":
         return "step"
     if state is None:

@@ -7,6 +7,7 @@ import inspect
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 from torch import nn
@@ -42,11 +43,20 @@ def user_sources(modules: Iterable[nn.Module], files: Iterable[str]) -> list[Sou
     names = dict.fromkeys(files)
     for module in modules:
         for cls in type(module).__mro__:
-            path = getattr(sys.modules.get(cls.__module__), "__file__", None)
+            path = file_of(cls)
             if path and USER_FILES[path]:
                 names.setdefault(path)
     found = [load(name) for name in names if USER_FILES[name]]
     return [source for source in found if source is not None and source.tree is not None]
+
+
+def file_of(cls: type) -> str | None:
+    """The file a class was written in: that of its methods' code (a notebook cell or exec'd code has no module file)."""
+    for value in vars(cls).values():
+        code = getattr(getattr(value, "__func__", value), "__code__", None)
+        if isinstance(code, CodeType) and code.co_qualname.startswith(cls.__qualname__) if sys.version_info >= (3, 11) else isinstance(code, CodeType):
+            return str(code.co_filename)
+    return getattr(sys.modules.get(cls.__module__), "__file__", None)
 
 
 def flag_of(module: nn.Module, roots: list[nn.Module], files: Iterable[str]) -> Flag | None:

@@ -49,8 +49,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     story = story_of(incident)
     if story is None or kind_of(story) != "buffer":
         return None
-    first = story.first
-    return _told(story, first) if first is not None else None
+    return tell.with_guesses(_told(story, story.blamed or Write("op", 0, None, "")), story)
 
 
 def _told(story: Story, write: Write) -> Diagnosis:

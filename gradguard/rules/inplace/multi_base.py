@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from gradguard.callsite import CallSite
 from gradguard.evidence.source import ResolvedSite, resolve
-from gradguard.journal import CallSite
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace.aliases import MULTI
 from gradguard.rules.inplace.story import Write, from_fact

@@ -13,7 +13,9 @@ from typing import Any, Literal
 from gradguard.evidence.graph import Mismatch, op_name
 from gradguard.evidence.names import StateName
 from gradguard.evidence.source import ResolvedSite, resolve
-from gradguard.journal import CallSite, OpFact, StepFact, WriteFact
+from gradguard.callsite import CallSite
+from gradguard.diagnosis import Confidence
+from gradguard.journal import OpFact, StepFact, WriteFact
 from gradguard.rules.incident import Incident
 from gradguard.torch_internals import storage_key
 
@@ -37,6 +39,7 @@ class Write:
     type_name: str = ""  # of the optimizer
     grad_enabled: bool = True
     caller_site: CallSite | None = None
+    sure: Confidence = "certain"  # "likely" or "possible" where the line was looked for in the source
 
     @cached_property
     def place(self) -> ResolvedSite | None:
@@ -58,10 +61,19 @@ class Story:
     op: OpFact | None
     writes: list[Write] = field(default_factory=list)
 
+    guesses: list[Write] = field(default_factory=list)  # from the source, where nothing was traced; the likeliest first
+
     @property
     def first(self) -> Write | None:
         """The write that broke it."""
         return self.writes[0] if self.writes else None
+
+    @property
+    def blamed(self) -> Write | None:
+        """The write that is told as the culprit: a recorded one, else the likeliest of the source's, if one stands out."""
+        if self.writes:
+            return self.writes[0]
+        return self.guesses[0] if self.guesses and self.guesses[0].sure != "possible" or 0 < len(self.guesses) <= 3 else None
 
     @cached_property
     def saved_at(self) -> ResolvedSite | None:
@@ -111,7 +123,12 @@ def _story(incident: Incident) -> Story | None:
 def build(incident: Incident, mismatch: Mismatch) -> Story:
     """The story of one saved value."""
     op = incident.journal.op_at(mismatch.seq)
-    return Story(incident, mismatch, op, writes_since(incident, mismatch, op))
+    story = Story(incident, mismatch, op, writes_since(incident, mismatch, op))
+    if not story.writes and mismatch.found > mismatch.expected:
+        from gradguard.rules.inplace.suspects import guesses_for  # reads the source: only where nothing was recorded
+
+        story.guesses = guesses_for(story)
+    return story
 
 
 def writes_since(incident: Incident, mismatch: Mismatch, op: OpFact | None) -> list[Write]:

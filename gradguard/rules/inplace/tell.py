@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradguard.diagnosis import SourceSpan, TensorFacts
+from gradguard.diagnosis import Confidence, Diagnosis, SourceSpan, TensorFacts
 from gradguard.evidence.names import StateName
 from gradguard.evidence.source import ResolvedSite
 from gradguard.rules.incident import Incident
@@ -205,3 +205,17 @@ def without(spans: list[SourceSpan], culprit: SourceSpan | None) -> list[SourceS
         return spans
     own = (culprit.file, culprit.line, culprit.column, culprit.end_column)
     return [span for span in spans if (span.file, span.line, span.column, span.end_column) != own]
+
+
+def with_guesses(diagnosis: Diagnosis, story: Story) -> Diagnosis:
+    """Says what was not seen, where the line comes from the source or is not known."""
+    if story.writes:
+        return diagnosis
+    notes = [UNSEEN]
+    blamed = story.blamed
+    others = [write for write in story.guesses if write is not blamed and write.place is not None]
+    if others:
+        listed = ", ".join(f"line {write.place.line} (`{short(write.place.text, 40)}`)" for write in others[:4] if write.place is not None)
+        notes.append(("other statements that may have written it: " if blamed is not None else "statements that may have written it: ") + listed)
+    confidence: Confidence = blamed.sure if blamed is not None else "certain"
+    return diagnosis.model_copy(update={"notes": [*diagnosis.notes, *notes], "confidence": confidence})

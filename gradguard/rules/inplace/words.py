@@ -71,6 +71,11 @@ def why_needed(op: str, node_op: str, slot: str) -> str:
     return f"the gradient of `{op}` is computed from values of its forward pass"
 
 
+def same_op(name: str) -> str:
+    """One name for the ops that are the same to a reader: `bmm`, `mm` and `@` are `matmul`."""
+    return _SAME.get(name, name)
+
+
 def times(number: int) -> str:
     """`once`, `twice`, `3 times`."""
     return {1: "once", 2: "twice"}.get(number, f"{number} times")

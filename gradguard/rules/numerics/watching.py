@@ -76,6 +76,7 @@ class Numbers:
         self.pending: Diagnosis | None = None  # a non-finite gradient that no optimizer has used yet
         self.told: Diagnosis | None = None  # said already, and the run has not recovered since
         self.deferred = Deferred()
+        self.unscaled_bad = 0  # non-finite losses in a row under a GradScaler
         self.step_norms: deque[float] = deque(maxlen=_HISTORY)
         self._was_traced = False
         self._full_at = 0.0
@@ -109,6 +110,8 @@ class Numbers:
                 plan.losses.append(value)
             else:
                 self.loss_bad = True
+        if not self.loss_bad:
+            self.unscaled_bad = 0
         if not self.loss_bad and self.told is not None and plan.losses and self.pending is None:
             self.told = None  # it has recovered: a new one is news again
         if self.loss_bad or call.kind != "backward" or len(roots) != 1:

@@ -41,6 +41,8 @@ class Ledger:
         self.opened_at = 0  # steps when the guard was entered
         self.wastes: dict[tuple[CallSite | None, CallSite | None], list[int]] = {}
         self.clips: dict[CallSite | None, int] = {}
+        self.assignments: list[tuple[weakref.ref[Any], CallSite | None, int]] = []
+        self.casts: list[tuple[weakref.ref[Any], CallSite | None]] = []
         self.survey = Survey(self)
         self.modes = Modes(self)
         self.retained = Retained()
@@ -318,6 +320,30 @@ class Ledger:
                 if book.shared == 3:
                     later = max(book, other, key=lambda b: b.made_at)
                     self.found.append(Suspicion("GG614", book, {"other": other, "later": later}))
+
+    def scheduler_made(self, scheduler: Any, site: CallSite | None) -> None:
+        """A learning-rate scheduler was constructed."""
+        self.schedules.made(scheduler, site)
+
+    def scheduler_stepped(self, scheduler: Any, site: CallSite | None) -> None:
+        """A learning-rate scheduler was stepped."""
+        self.schedules.stepped(scheduler, site)
+
+    def switched(self, module: Any, mode: bool, was: bool, site: CallSite | None) -> None:
+        """A module was put into train or eval mode."""
+        self.modes.switched(module, mode, was, site)
+
+    def forward(self, module: Any, arguments: Any, frame: Any, site: CallSite | None) -> None:
+        """A module runs with grad mode off."""
+        self.modes.forward_without_grad(module, arguments, frame)
+
+    def assigned(self, module: Any, site: CallSite | None) -> None:
+        """load_state_dict(assign=True) has replaced a module's parameters."""
+        self.assignments = [*self.assignments[-15:], (weakref.ref(module), site, self.steps)]
+
+    def cast(self, module: Any, site: CallSite | None) -> None:
+        """A module was cast to a low-precision dtype."""
+        self.casts = [*self.casts[-15:], (weakref.ref(module), site)]
 
     # -- clipping, closing --------------------------------------------------------------------------------------------
 

@@ -1,0 +1,157 @@
+"""The functions of torch that tell the ledger of the step protocol what is done to optimizers, schedulers, gradients and modes.
+
+None of them is called for every operation: each costs one look at a thread-local where it stands, and nothing where no
+guard is open.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import wraps
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.nn.modules import module as _module
+
+from gradguard.callsite import USER_FILES
+from gradguard.probes.hub import Listener, listener
+from gradguard.torch_internals import is_compiling
+
+Original = Callable[..., Any]
+_LOW_PRECISION = (torch.bfloat16, torch.float16)
+_state: dict[str, Any] = {"depth": 0, "hook": None}
+
+
+def install(replace: Callable[..., None]) -> None:
+    """Puts the replacements in place; `replace(owner, name, make)` keeps book of them."""
+    schedulers = torch.optim.lr_scheduler
+    replace(torch.optim.Optimizer, "__init__", _after("made", lambda args, kwargs: (args[0],)))
+    replace(schedulers.LRScheduler, "__init__", _after("scheduler_made", lambda args, kwargs: (args[0],)))
+    for name in ("LRScheduler", "ReduceLROnPlateau", "CosineAnnealingWarmRestarts", "SequentialLR", "ChainedScheduler"):
+        replace(getattr(schedulers, name, object), "step", _after("scheduler_stepped", lambda args, kwargs: (args[0],), user_only=True))
+    for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
+        replace(owner, "clip_grad_norm_", _clip)
+        replace(owner, "clip_grad_value_", _clip)
+    replace(torch.nn.Module, "train", _train)
+    replace(torch.nn.Module, "load_state_dict", _after("assigned", lambda args, kwargs: (args[0],) if kwargs.get("assign") or args[3:] and args[3] else None))
+    for name in ("to", "half", "bfloat16", "type"):
+        replace(torch.nn.Module, name, _after("cast", _cast))
+    replace(torch.no_grad, "__enter__", _enter)
+    replace(torch.no_grad, "__exit__", _exit)
+    replace(torch.inference_mode, "__enter__", _enter)
+    replace(torch.inference_mode, "__exit__", _exit)
+
+
+def _after(happening: str, facts: Callable[[Any, Any], tuple[Any, ...] | None], user_only: bool = False) -> Callable[[Original], Original]:
+    """Reports a call after it has returned."""
+
+    def make(original: Original) -> Original:
+        @wraps(original)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if not is_compiling():
+                session = listener()
+                if session is not None:
+                    frame = sys._getframe(1)
+                    if not user_only or not frame.f_code.co_filename.startswith(_TORCH_OPTIM):
+                        said = facts(args, kwargs)
+                        if said is not None:
+                            session.protocol(happening, frame, *said)
+            return result
+
+        return guarded
+
+    return make
+
+
+_TORCH_OPTIM = torch.optim.__file__.rpartition("__init__")[0]
+
+
+def _cast(args: Any, kwargs: Any) -> tuple[Any, ...] | None:
+    module = args[0]
+    first = next(iter(module.parameters()), None)
+    return (module,) if first is not None and first.dtype in _LOW_PRECISION else None
+
+
+def _clip(original: Original) -> Original:
+    @wraps(original)
+    def guarded(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_compiling():
+            session = listener()
+            if session is not None:
+                if isinstance(parameters, Iterator):
+                    parameters = list(parameters)
+                listed = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+                limit = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value", 1.0))
+                if isinstance(limit, (int, float)):
+                    session.protocol("clipping", sys._getframe(1), list(listed), float(limit))
+        return original(parameters, *args, **kwargs)
+
+    return guarded
+
+
+def _train(original: Original) -> Original:
+    code = original.__code__
+
+    @wraps(original)
+    def guarded(self: Any, mode: bool = True) -> Any:
+        frame = sys._getframe(1)
+        if frame.f_code is code or is_compiling():  # a child, in the course of its parent's
+            return original(self, mode)
+        session = listener()
+        was = self.training
+        result = original(self, mode)
+        if session is not None:
+            session.protocol("switched", frame, self, bool(mode), was)
+        return result
+
+    return guarded
+
+
+def _enter(original: Original) -> Original:
+    @wraps(original)
+    def guarded(self: Any) -> Any:
+        result = original(self)
+        if not is_compiling():
+            session = listener()
+            if session is not None and _is_users(sys._getframe(1)) and session.wants_forwards():
+                _state["depth"] += 1
+                self._gradguard = True
+                if _state["hook"] is None:
+                    _state["hook"] = _module.register_module_forward_pre_hook(_forward)
+        return result
+
+    return guarded
+
+
+def _exit(original: Original) -> Original:
+    @wraps(original)
+    def guarded(self: Any, *args: Any) -> Any:
+        if not is_compiling() and getattr(self, "_gradguard", False):
+            self._gradguard = False
+            _state["depth"] -= 1
+            if _state["depth"] <= 0 and _state["hook"] is not None:
+                _state["depth"] = 0
+                _state["hook"].remove()
+                _state["hook"] = None
+        return original(self, *args)
+
+    return guarded
+
+
+def _is_users(frame: FrameType) -> bool:
+    """Whether the block, or the function decorated with it, is the user's."""
+    if frame.f_code.co_filename.endswith("_contextlib.py") and frame.f_back is not None:
+        frame = frame.f_back
+    return USER_FILES[frame.f_code.co_filename]
+
+
+def _forward(module: Any, arguments: Any) -> None:
+    if is_compiling() or torch.is_grad_enabled():
+        return
+    session: Listener | None = listener()
+    if session is not None:
+        frame = sys._getframe(1)
+        session.protocol("forward", frame, module, arguments, frame)

@@ -1,0 +1,72 @@
+"""Where hooks were registered, and which modules have some."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from torch import nn
+
+from gradguard.rules.contract.dataflow import Spot
+from gradguard.rules.contract.scopes import Scope, callee_scope, code_of
+from gradguard.rules.contract.search import called_name, user_sources
+from gradguard.rules.incident import Incident
+
+HOOK_CALLS = {"register_full_backward_hook", "register_full_backward_pre_hook", "register_backward_hook", "register_hook", "register_post_accumulate_grad_hook",
+              "register_module_full_backward_hook", "register_module_backward_hook", "register_multi_grad_hook", "register_prehook"}  # fmt: skip
+
+
+def registrations(incident: Incident, full: bool = False, hook: Any = None) -> list[Spot]:
+    """The calls that register backward hooks in the user's files that take part; with `full` only a module's full hooks, with `hook` that one's first."""
+    found: list[Spot] = []
+    files = user_sources(incident)
+    if hook is not None:
+        code, _, _ = code_of(hook)
+        files = sorted(files, key=lambda source: code is None or source.filename != code.co_filename)
+    for source in files:
+        for node in ast.walk(source.tree) if source.tree is not None else ():
+            if isinstance(node, ast.Call) and called_name(node) in HOOK_CALLS and (not full or "full_backward" in called_name(node)):
+                found.append(Spot(Scope(source, source.tree or ast.Module([], [])), node))
+    if hook is not None:
+        name = getattr(hook, "__name__", "")
+        found.sort(key=lambda spot: not (isinstance(spot.node, ast.Call) and spot.node.args and name in ast.unparse(spot.node.args[0])))
+    return found
+
+
+def has_full_hooks(module: nn.Module) -> bool:
+    """Whether a module passes its tensors through the Function of full backward hooks."""
+    full = getattr(module, "_is_full_backward_hook", None)
+    return bool(getattr(module, "_backward_pre_hooks", None)) or (bool(module._backward_hooks) and full is not False)
+
+
+def user_hooks(module: nn.Module) -> list[str]:
+    """The names of a module's backward hooks."""
+    hooks = [*module._backward_hooks.values(), *getattr(module, "_backward_pre_hooks", {}).values()]
+    return list(dict.fromkeys(getattr(hook, "__qualname__", type(hook).__name__).rpartition(".")[2] for hook in hooks))
+
+
+def module_of_output(scope: Scope, value: ast.expr) -> nn.Module | None:
+    """The module with full hooks whose output an expression is: the called one, or the last child of a Sequential."""
+    while isinstance(value, (ast.Subscript, ast.Attribute)):
+        value = value.value
+    if not isinstance(value, ast.Call):
+        return None
+    module = scope.evaluate(value.func)
+    for _ in range(8):
+        if not isinstance(module, nn.Module):
+            break
+        if has_full_hooks(module):
+            return module
+        if not isinstance(module, nn.Sequential) or not len(module):
+            return None
+        module = module[-1]
+    inner = callee_scope(scope, value)
+    if inner is not None:
+        from gradguard.rules.contract.dataflow import returns_of
+
+        for returned in returns_of(inner)[::-1]:
+            found = module_of_output(inner, returned)
+            if found is not None:
+                return found
+    # a view of a hooked module's output, such as conv(x).flatten(1)
+    return module_of_output(scope, value.func.value) if isinstance(value.func, ast.Attribute) and isinstance(value.func.value, ast.Call) else None

@@ -1,0 +1,119 @@
+"""Which operand of a failing call is the odd one out, and where it was made: shared by the dtype and the device rule."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from gradguard.diagnosis import SourceSpan
+from gradguard.evidence.frames import traceback_frames
+from gradguard.evidence.source import ResolvedSite, dotted
+from gradguard.rules.contract.dataflow import Judge, Maker, Spot, Trace, operands_of, trace
+from gradguard.rules.contract.scopes import Scope, frame_scopes
+from gradguard.rules.incident import Incident
+
+
+@dataclass
+class Operand:
+    """The odd operand: the expression in the failing call, the way back to where it was made, and a name."""
+
+    expression: ast.expr
+    scope: Scope
+    way: Trace
+    name: str | None
+    value: torch.Tensor | None
+
+    @property
+    def origin(self) -> Spot | None:
+        """Where it was made, where that is certain or at least outside the call itself."""
+        spot = self.way.origin
+        return spot if spot is not None and (self.way.certain or spot.node is not self.expression) else None
+
+
+def tensors_at_hand(incident: Incident) -> list[torch.Tensor]:
+    """The tensors of the failing call: its arguments, or the variables of torch's frames down to the user's."""
+    found = [value for value in _flat((*incident.args, *incident.kwargs.values())) if isinstance(value, torch.Tensor)]
+    frames = [] if incident.error is None else [v for v in traceback_frames(incident.error.__traceback__)]
+    for view in (*frames, *incident.frames):
+        if view.is_user:
+            break
+        for value in view.locals.values():
+            if isinstance(value, nn.Module):
+                found += [p for p in value._parameters.values() if p is not None]
+            found += [item for item in _flat((value,)) if isinstance(item, torch.Tensor)]
+    return found
+
+
+def _flat(values: Any, depth: int = 0) -> list[Any]:
+    found = []
+    for value in values:
+        if isinstance(value, (list, tuple)) and depth < 2:
+            found += _flat(value[:64], depth + 1)
+        else:
+            found.append(value)
+    return found
+
+
+def scope_at(incident: Incident, place: ResolvedSite) -> Scope | None:
+    """The scope of a place: the live frame that stands in that function, else its bare source."""
+    scopes = frame_scopes(incident.frames)
+    tree = place.enclosing_function
+    for scope in scopes:
+        if scope.source.filename == place.file and scope.tree is (tree if tree is not None else scope.source.tree):
+            return scope
+    if place.source is None or place.source.tree is None:
+        return None
+    return Scope(place.source, tree or place.source.tree, {}, next((s.globals for s in scopes if s.source.filename == place.file), {}))
+
+
+def odd_operand(scope: Scope, node: ast.AST, judge: Judge, maker: Maker) -> Operand | None:
+    """The operand of a call or operator that `judge` says yes to, or that evidently was made that way."""
+    expressions = _operands(scope, node)
+    verdicts = [(expression, judge(scope.evaluate(expression))) for expression in expressions]
+    sure = [expression for expression, verdict in verdicts if verdict]
+    # what is not a plain variable cannot be looked at; targets come last, and are at fault more often than predictions
+    unknown = [expression for expression, verdict in verdicts if verdict is None][::-1]
+    for expression in (*sure, *unknown):
+        way = trace(scope, expression, judge, maker)
+        if expression in sure or way.certain:
+            value = scope.evaluate(expression)
+            return Operand(expression, scope, way, _name(scope, expression, way), value if isinstance(value, torch.Tensor) else None)
+    return None
+
+
+def _operands(scope: Scope, node: ast.AST) -> list[ast.expr]:
+    if isinstance(node, ast.AugAssign):
+        return [node.target, node.value]
+    if isinstance(node, ast.Assign):
+        inner = [t for t in node.targets if isinstance(t, ast.Subscript)]
+        return [*(part for t in inner for part in (t.value, t.slice)), node.value]
+    if isinstance(node, ast.Subscript):
+        return [node.value, *(node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice])]
+    found: list[ast.expr] = []
+    for operand in operands_of(node, scope) if isinstance(node, ast.expr) else ():
+        found += list(operand.elts) if isinstance(operand, (ast.Tuple, ast.List)) else [operand.value] if isinstance(operand, ast.Starred) else [operand]
+    return found
+
+
+def _name(scope: Scope, expression: ast.expr, way: Trace) -> str | None:
+    plain = dotted(expression)
+    if plain is not None:
+        return plain
+    names = [name for name in way.names if not name.startswith("_")]
+    return names[0] if names else None
+
+
+def way_spans(operand: Operand, what: str) -> list[SourceSpan]:
+    """The places between the origin and the use, for the reader to follow: at most three, in that order."""
+    origin = operand.origin
+    lines = {origin.line} if origin is not None else set()
+    spans: list[SourceSpan] = []
+    for spot in reversed(operand.way.spots[:-1]):
+        if spot.line not in lines and not isinstance(spot.node, ast.Name):
+            lines.add(spot.line)
+            spans.append(spot.span(f"{what}, `{spot.name}` from here" if spot.name else what, "carried"))
+    return spans[-2:]

@@ -1,0 +1,244 @@
+"""# GG305 inference-tensor
+
+## What it is
+A tensor that was made in inference mode is used where autograd needs it: saved for backward, written in place outside
+inference mode, or as the loss itself.
+
+## Why it is wrong
+`torch.inference_mode()` makes tensors without version counters and view tracking, for speed. Autograd cannot check them, so
+it refuses to save them ("Inference tensors cannot be saved for backward"), for as long as they live.
+
+## Example
+```python
+with torch.inference_mode():
+    features = backbone(images)
+loss = criterion(head(features), labels)    # raises
+```
+
+## Use instead
+```python
+with torch.no_grad():
+    features = backbone(images)
+```
+or `features.clone()` outside inference mode, where the producer cannot be changed.
+
+## Fix safety
+`no_grad` in place of `inference_mode` gives the same numbers, a little slower: safe.
+
+## When it speaks, what silences it
+When PyTorch raises over an inference tensor in forward, in an in-place write or in backward. Evaluation in inference mode is
+never looked at.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from gradguard.callsite import CallSite
+from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.evidence.source import ResolvedSite, resolve
+from gradguard.rules.base import Rule
+from gradguard.rules.gradient_path import follow, lost_path, patching, switches
+from gradguard.rules.gradient_path.places import same_place, short, site_at
+from gradguard.rules.gradient_path.scopes import entry_of, evaluate
+from gradguard.rules.gradient_path.switches import Switch
+from gradguard.rules.incident import Incident
+
+MESSAGES = ("inference tensors cannot be saved for backward", "inplace update to inference tensor", "cannot set version_counter for inference tensor",
+            "inference tensors do not track version counter", "setting requires_grad=true on inference tensor", "a view was created in inference mode")
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    """An inference tensor in a failing call, or a root that was computed in inference mode."""
+    if incident.error is None or incident.says(*lost_path.MESSAGES):
+        return lost_path.recognise(incident, "GG305")
+    if not incident.says(*MESSAGES):
+        return None
+    tensor = next((item for item in _tensors((incident.args, incident.kwargs)) if _is_inference(item)), None)
+    if tensor is None:
+        tensor = next((value for _, value in incident.names.tensor_bindings() if _is_inference(value)), None)
+    return _diagnose(incident, tensor)
+
+
+def _is_inference(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.is_inference()
+    except Exception:
+        return False
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+
+
+def _diagnose(incident: Incident, tensor: torch.Tensor | None) -> Diagnosis:
+    name, made, switch = _story(incident, tensor)
+    what = f"`{name}`" if name else "a tensor"
+    writes = incident.says("inplace update")
+    use = "written in place outside inference mode" if writes else "needed for backward"
+    related: list[SourceSpan] = []
+    culprit: SourceSpan | None = None
+    where = ""
+    if switch is not None:
+        text = short(switch.text, 40)
+        subject = f"`{switch.owner}`" if switch.owner and switch.how == "decorator" else "this block"
+        culprit = switch.span.model_copy(update={"label": f"what {subject} makes are inference tensors, which autograd can never use", "role": "culprit"})
+        where = f" under `{text}`" + (f" in `{switch.owner}`" if switch.owner else "")
+    if made is not None and not (culprit is not None and made.line == culprit.line):
+        related.append(made.span(f"{what} comes from there", "made"))
+    if incident.place is not None and not same_place(made, incident.place):
+        related.append(incident.place.span("written in place here" if writes else "autograd must save it here, and may not", "changed" if writes else "saved"))
+    headline = f"{what} is an inference tensor and cannot be {'written in place here' if writes else 'saved for backward'}: it was made{where or ' in inference mode'}"
+    fixes = [_no_grad_instead(switch), Fix(title=f"Or take an ordinary copy outside inference mode: `{name or 'x'}.clone()`", safety="safe")]
+    return Diagnosis(
+        code="GG305", name="inference-tensor", headline=headline, culprit=culprit, related=related,
+        tensors=[lost_path.facts(name, tensor)] if tensor is not None else [],
+        explanation=f"Inference mode makes tensors without version counters. Autograd cannot check them, so {what} may not be {use}, however long ago it was made. "
+                    "`torch.no_grad()` records no graph either, and makes ordinary tensors.",
+        fixes=fixes, confidence="certain" if switch is not None else "likely",
+        notes=[] if switch is not None else ["Where inference mode was entered was not seen; look for `inference_mode` in what made it."],
+    )  # fmt: skip
+
+
+def _no_grad_instead(switch: Switch | None) -> Fix:
+    title = "Use `torch.no_grad()` in place of `torch.inference_mode()` there"
+    patch = None
+    if switch is not None and switch.how in ("with", "decorator"):
+        from gradguard.evidence.syntax import load
+
+        source = load(switch.span.file)
+        node = _node_at(source.tree, switch.span.line, switch.text, source) if source is not None and source.tree is not None else None
+        if source is not None and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.args and not node.keywords:
+            patch = patching.replaced(source, node.func, source.flat(node.func.value) + ".no_grad")
+    return Fix(title=title, safety="safe", patch=patch)
+
+
+def _node_at(tree: ast.AST, line: int, text: str, source: Any) -> ast.AST | None:
+    return next((node for node in ast.walk(tree) if getattr(node, "lineno", 0) == line and isinstance(node, ast.expr) and source.flat(node) == text), None)
+
+
+def _story(incident: Incident, tensor: torch.Tensor | None) -> tuple[str | None, ResolvedSite | None, Switch | None]:
+    """The tensor's name nearest to its making, the statement that made it, and what had switched inference mode on."""
+    name: str | None = None
+    made: ResolvedSite | None = None
+    switch: Switch | None = None
+    cut = incident.journal.cut_of(tensor) if tensor is not None else None
+    for origin in (*((cut,) if cut is not None else ()), *(cut.roots() if cut is not None else ())):
+        switch = switch or _inference_around((origin.site, origin.outer, *origin.around))
+    for level, view in enumerate(incident.user_frames):
+        for variable, value in view.locals.items():
+            if tensor is not None and (value is tensor or _shares(value, tensor)):
+                follower = follow.Follower(incident)
+                scope = follower.live(level)
+                if scope is None:
+                    continue
+                statement = _binding(scope.source, scope.function, variable, view.site)
+                if statement is not None or name is None:
+                    name = variable
+                if statement is not None:
+                    made = site_at(scope.source, statement)
+                    switch = switch or _from_value(statement, scope, 0)
+                    if switch is not None:
+                        return name, made, switch
+    if name is None and tensor is not None:
+        name = incident.names.of(tensor)
+    if name is not None and made is None and "." in name:
+        made, found = _attribute(incident, name)
+        switch = switch or found
+    return name, made, switch
+
+
+def _shares(value: Any, tensor: torch.Tensor) -> bool:
+    if isinstance(value, (list, tuple)) and len(value) <= 64:
+        return any(item is tensor for item in value)
+    if isinstance(value, dict) and len(value) <= 64:
+        return any(item is tensor for item in value.values())
+    return False
+
+
+def _inference_around(sites: Iterable[CallSite | None]) -> Switch | None:
+    for site in sites:
+        found = switches.block_around(resolve(site))
+        if found is not None and switches.is_inference(found.text):
+            return found
+    return None
+
+
+def _binding(source: Any, function: ast.AST, name: str, site: CallSite) -> ast.stmt | None:
+    """The last statement before the frame's line that binds the name."""
+    from gradguard.evidence.bindings import assignments_to
+
+    found = [statement for statement in assignments_to(function, name) if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.With, ast.For)) ]
+    before = [statement for statement in found if statement.lineno < site.line]
+    chosen = (before or found)[-1:] if found else []
+    return chosen[0] if chosen else None
+
+
+def _from_value(statement: ast.AST, scope: Any, depth: int) -> Switch | None:
+    """The inference mode around a statement, or in what it calls."""
+    around = switches.block_around(site_at(scope.source, statement))
+    if around is not None and switches.is_inference(around.text):
+        return around
+    if depth > 4:
+        return None
+    for node in ast.walk(statement):
+        if not isinstance(node, ast.Call):
+            continue
+        entry = entry_of(evaluate(node.func, scope))
+        if entry is None:
+            from gradguard.rules.gradient_path.scopes import entry_by_name
+
+            entry = entry_by_name(node.func, scope)
+        if entry is None:
+            continue
+        decorator = switches.decorator_of(entry.source, entry.function)
+        if decorator is not None and switches.is_inference(decorator.text):
+            return decorator
+        inner = follow.Scope(entry.source, entry.function, {}, entry.globals, depth=depth + 1)
+        if entry.bound is not follow.UNKNOWN:
+            inner.env["self"] = entry.bound
+        for block in ast.walk(entry.function):
+            if isinstance(block, (ast.With, ast.AsyncWith)):
+                for item in block.items:
+                    if switches.turns_grad_off(item.context_expr) and switches.is_inference(entry.source.flat(item.context_expr)):
+                        site = site_at(entry.source, item.context_expr)
+                        return Switch("with", site.span(), entry.source.flat(item.context_expr), site.function if site.function != "<module>" else None)
+        for part in ast.walk(entry.function):
+            if isinstance(part, (ast.Return, ast.Assign)) and depth < 3:
+                found = _from_value(part, inner, depth + 1)
+                if found is not None:
+                    return found
+    return None
+
+
+def _attribute(incident: Incident, name: str) -> tuple[ResolvedSite | None, Switch | None]:
+    """`self.cache` or `bank.cache`: the method that stores it."""
+    last = name.split("[")[0].rpartition(".")[2]
+    from gradguard.rules.gradient_path.frozen import user_sources
+
+    modules = [module for _, module in incident.names.modules]
+    for source in user_sources(incident, modules):
+        for node in ast.walk(source.tree) if source.tree is not None else ():
+            if isinstance(node, ast.Assign) and any(isinstance(target, ast.Attribute) and target.attr == last for target in node.targets):
+                site = site_at(source, node)
+                around = switches.block_around(site)
+                if around is not None and switches.is_inference(around.text):
+                    return site, around
+    return None, None
+
+
+RULE = Rule(
+    code="GG305", name="inference-tensor", summary="a tensor made in inference mode is used where autograd needs it", recognise=recognise,
+    moments=frozenset({"error", "before_backward"}), priority=60, messages=(*lost_path.MESSAGES, *MESSAGES), traced_only=True,
+)  # fmt: skip

@@ -1,0 +1,74 @@
+"""The tensors a gradient is asked for: as written in the call, and where they were made. Shared by GG306 and GG309."""
+
+from __future__ import annotations
+
+import ast
+
+import torch
+
+from gradguard.evidence.source import ResolvedSite
+from gradguard.rules.gradient_path.follow import Follower
+from gradguard.rules.gradient_path.places import short, site_at
+from gradguard.rules.gradient_path.scopes import Scope, definitions
+from gradguard.rules.incident import Incident
+
+
+def input_node(incident: Incident, index: int) -> ast.expr | None:
+    """The expression of the index-th input in the autograd call."""
+    place = incident.place
+    call = place.call if place is not None else None
+    if call is None:
+        return None
+    given = next((keyword.value for keyword in call.keywords if keyword.arg == "inputs"), None)
+    if given is None and incident.where == "grad" and len(call.args) > 1:
+        given = call.args[1]
+    if given is None:
+        return None
+    if isinstance(given, (ast.List, ast.Tuple)):
+        return given.elts[index] if index < len(given.elts) and not any(isinstance(item, ast.Starred) for item in given.elts) else None
+    return given if len(incident.inputs) == 1 else None
+
+
+def input_text(incident: Incident, index: int) -> str | None:
+    """The same as written."""
+    node = input_node(incident, index)
+    place = incident.place
+    return None if node is None or place is None or place.source is None else short(place.source.flat(node), 40)
+
+
+def made(incident: Incident, tensor: torch.Tensor, text: str | None) -> ResolvedSite | None:
+    """The statement that gave a variable its value: in the failing function, or, for its parameter, in the caller that made it."""
+    if text is None:
+        return None
+    follower = Follower(incident)
+    name: str = text
+    scope = follower.live(0)
+    for _ in range(6):
+        if scope is None:
+            return None
+        place = incident.place
+        use: ast.AST = ast.Name(id=name, ctx=ast.Load(), lineno=10**8, col_offset=0)
+        if scope.level == 0 and place is not None and place.node is not None:
+            use = place.node
+        found = definitions(scope, name, use) if scope.level == 0 else _before(scope, name)
+        if found:
+            return site_at(scope.source, found[0].statement) if not isinstance(found[0].statement, ast.For) else site_at(scope.source, found[0].value)
+        argument = follower._argument(name, scope)
+        if argument is None:
+            return None
+        scope, expression = argument
+        name = scope.source.flat(expression)
+        if not name.isidentifier() and not name.replace(".", "").isidentifier():
+            return site_at(scope.source, expression)
+    return None
+
+
+def _before(scope: Scope, name: str) -> list[object]:  # type: ignore[type-arg]
+    line = scope.view.site.line if scope.view is not None else 10**8
+    use = ast.Name(id=name, ctx=ast.Load(), lineno=line, col_offset=0)
+    return list(definitions(scope, name, use))
+
+
+def switched_on(incident: Incident, name: str) -> str | None:
+    """A patch that switches requires_grad on; where the forward pass stands is for the user to say, so there is none."""
+    return None

@@ -1,0 +1,160 @@
+"""Which functions of the user's ran in a step, read from the source: for steps that were not traced.
+
+Starts at the frames around the failure (in a loop: from the loop's head on) and at `forward` of the modules alive, and
+follows calls by name. It finds too much rather than too little; what it finds is never told as certain.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from gradguard.evidence.bindings import dotted
+from gradguard.evidence.source import resolve
+from gradguard.evidence.syntax import FUNCTIONS, Source
+from gradguard.rules.incident import Incident
+from gradguard.rules.inplace.flags import user_sources
+
+_MAX_FUNCTIONS = 400
+
+
+@dataclass(eq=False)
+class Scope:
+    """A function's (or the main program's) statements that ran in the step, in source order."""
+
+    source: Source
+    node: ast.AST
+    statements: list[ast.stmt]
+    owner: ast.ClassDef | None = None
+    depth: int = 0
+    calls: list[ast.Call] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The function's name, `<module>` at top level."""
+        return str(getattr(self.node, "name", "<module>"))
+
+
+def own_nodes(statement: ast.stmt) -> Iterator[ast.AST]:
+    """The nodes of a statement itself, without those of statements inside it."""
+    for child in ast.iter_child_nodes(statement):
+        if not isinstance(child, ast.stmt):
+            yield from (item for item in ast.walk(child) if not isinstance(item, ast.stmt))
+
+
+def statements_of(node: ast.AST) -> list[ast.stmt]:
+    """Statements below a node in source order, without those of inner functions and classes."""
+    found: list[ast.stmt] = []
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (*FUNCTIONS, ast.ClassDef)):
+            continue
+        if isinstance(child, ast.stmt):
+            found.append(child)
+        found += statements_of(child)
+    return sorted(found, key=lambda item: (item.lineno, item.col_offset))
+
+
+def step_scopes(incident: Incident) -> list[Scope]:
+    """Everything of the user's that can have run since the step began, the frames' own code first."""
+    modules = [root for _, root in incident.names.modules]
+    files = [view.frame.f_code.co_filename for view in incident.user_frames]
+    children = [child for root in modules for child in root.modules()]
+    sources = user_sources(children, files)
+    found: dict[ast.AST, Scope] = {}
+    queue: list[Scope] = []
+    for view in incident.user_frames:
+        place = resolve(view.site)
+        if place is None or place.source is None:
+            continue
+        node = place.enclosing_function or place.source.tree
+        if node is None or node in found:
+            continue
+        loops = place.enclosing_loops
+        statements = statements_of(loops[-1] if loops else node)
+        scope = Scope(place.source, node, statements, _class_of(place.source, node))
+        if not loops:
+            scope.statements = [item for item in statements if item.lineno <= place.line]
+        found[node] = scope
+        queue.append(scope)
+    types = _attribute_types(children)
+    by_name: dict[str, list[tuple[Source, ast.AST]]] = {}
+    for source in sources:
+        for node in source.scopes:
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                by_name.setdefault(node.name, []).append((source, node))
+    while queue and len(found) < _MAX_FUNCTIONS:
+        scope = queue.pop(0)
+        for statement in scope.statements:
+            for item in own_nodes(statement):
+                if not isinstance(item, ast.Call):
+                    continue
+                scope.calls.append(item)
+                for source, node in _called(item, scope, by_name, types):
+                    if node not in found:
+                        fresh = Scope(source, node, statements_of(node), _class_of(source, node), scope.depth + 1)
+                        found[node] = fresh
+                        queue.append(fresh)
+    return list(found.values())
+
+
+def _class_of(source: Source, node: ast.AST) -> ast.ClassDef | None:
+    return next((above for above in source.ancestors(node) if isinstance(above, ast.ClassDef)), None)
+
+
+def _attribute_types(modules: list[nn.Module]) -> dict[str, set[str]]:
+    """Attribute name -> class names of the child modules held under it; what is in a container counts for the container."""
+    found: dict[str, set[str]] = {}
+    for module in modules:
+        for name, child in module._modules.items():
+            if child is not None:
+                found.setdefault(name, set()).update(type(inner).__name__ for inner in child.modules())
+    return found
+
+
+def _called(call: ast.Call, scope: Scope, by_name: dict[str, list[tuple[Source, ast.AST]]], types: dict[str, set[str]]) -> list[tuple[Source, ast.AST]]:
+    """The functions of the user's that a call may run."""
+    name = dotted(call.func)
+    if name is None:
+        if isinstance(call.func, ast.Attribute):
+            return by_name.get(call.func.attr, [])
+        return _forwards(by_name, None)
+    last = name.rpartition(".")[2]
+    direct = by_name.get(last, [])
+    if direct and last not in ("forward", "step", "backward"):
+        own = [item for item in direct if scope.owner is not None and name.startswith("self.") and _class_of(*item) is scope.owner]
+        return own or direct
+    full = scope.source.imports.get(name.partition(".")[0], "")
+    if full.partition(".")[0] in ("torch", "numpy", "math"):
+        return []
+    kinds = types.get(last)
+    if kinds is None and name.startswith("self."):
+        return []
+    return _forwards(by_name, kinds)
+
+
+def _forwards(by_name: dict[str, list[tuple[Source, ast.AST]]], kinds: set[str] | None) -> list[tuple[Source, ast.AST]]:
+    """The `forward` methods of the classes named (None: of all)."""
+    found = []
+    for source, node in by_name.get("forward", []) + by_name.get("__call__", []):
+        owner = _class_of(source, node)
+        if kinds is None or (owner is not None and owner.name in kinds):
+            found.append((source, node))
+    return found
+
+
+def module_types(modules: list[nn.Module]) -> dict[str, set[str]]:
+    """Attribute name -> class names, for op look-ups (`self.act` is a `Sigmoid`)."""
+    return _attribute_types(modules)
+
+
+def live_value(incident: Incident, scope: Scope, name: str) -> Any:
+    """What a plain name is in a frame that runs this scope; None when no frame does or it is not bound."""
+    for view in incident.user_frames:
+        place = resolve(view.site)
+        if place is not None and (place.enclosing_function or (place.source.tree if place.source else None)) is scope.node:
+            return view.locals.get(name)
+    return None

@@ -1,0 +1,351 @@
+"""Where an untraced step may have written over a saved value: in-place statements of the step's functions, ranked.
+
+Evidence: the saved value's op and slot, the parameter or buffer whose memory it is, the variables of the frames that live in
+that memory, and how values flow from name to name (views, arguments, results).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from gradguard.evidence.bindings import dotted, flatten
+from gradguard.evidence.graph import op_name
+from gradguard.evidence.source import ResolvedSite
+from gradguard.evidence.syntax import range_of
+from gradguard.rules.inplace.aliases import argument_for, parameters_of, peel
+from gradguard.rules.inplace.flags import holder_of
+from gradguard.rules.inplace.reach import Scope, live_value, module_types, own_nodes, step_scopes
+from gradguard.rules.inplace.story import Story, Write
+from gradguard.rules.inplace.words import same_op
+
+_NUMBERS = ("item", "len", "float", "int", "time", "perf_counter", "numel", "size", "tolist")
+_NOT_WRITES = frozenset({"requires_grad_", "retain_grad_", "share_memory_", "clip_grad_norm_", "clip_grad_value_"})
+
+
+@dataclass(eq=False)
+class Suspect:
+    """A statement that may have written, and how much speaks for it."""
+
+    scope: Scope
+    node: ast.AST
+    written: str | None
+    module: nn.Module | None = None
+    score: float = 0.0
+
+    @property
+    def place(self) -> ResolvedSite | None:
+        """The write as a resolved place."""
+        source, where = self.scope.source, range_of(self.node)
+        if where is None:
+            return None
+        first, start, last, end = where
+        return ResolvedSite(
+            source.filename, first, last, source.characters(first, start), source.characters(last, end), source.qualname_around(source.statement(self.node) or self.node),
+            self.node, source.statement(self.node), source.text(where), source,
+        )  # fmt: skip
+
+
+class _Flow:
+    """Variables that may be the same memory: classes of (scope, name)."""
+
+    def __init__(self, scopes: list[Scope]) -> None:
+        self.parent: dict[tuple[ast.AST, str], tuple[ast.AST, str]] = {}
+        self.scopes = scopes
+        by_name: dict[str, list[Scope]] = {}
+        for scope in scopes:
+            by_name.setdefault(scope.name, []).append(scope)
+        for scope in scopes:
+            self._assignments(scope, by_name)
+            for call in scope.calls:
+                for callee in self.callees(call, by_name):
+                    self._arguments(scope, call, callee)
+
+    def find(self, key: tuple[ast.AST, str]) -> tuple[ast.AST, str]:
+        """The class of a variable."""
+        while key in self.parent and self.parent[key] != key:
+            key = self.parent[key]
+        return key
+
+    def join(self, one: tuple[ast.AST, str], other: tuple[ast.AST, str]) -> None:
+        """Makes two variables one class."""
+        first, second = self.find(one), self.find(other)
+        if first != second:
+            self.parent[first] = second
+
+    def key(self, scope: Scope, name: str) -> tuple[ast.AST, str]:
+        """A variable's key; attributes of `self` belong to the class."""
+        if name.startswith("self.") and scope.owner is not None:
+            return (scope.owner, name)
+        return (scope.node, name)
+
+    def callees(self, call: ast.Call, by_name: dict[str, list[Scope]]) -> list[Scope]:
+        """The reachable functions a call may run."""
+        last = (dotted(call.func) or "").rpartition(".")[2]
+        if last in by_name and last not in ("forward",):
+            return by_name[last]
+        return []
+
+    def _assignments(self, scope: Scope, by_name: dict[str, list[Scope]]) -> None:
+        for statement in scope.statements:
+            if not isinstance(statement, (ast.Assign, ast.AnnAssign)) or statement.value is None:
+                continue
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            value, _ = peel(statement.value)
+            names = [name for target in targets for single in flatten(target) if (name := dotted(single)) is not None]
+            base = dotted(value)
+            if base is not None:
+                for name in names:
+                    self.join(self.key(scope, name), self.key(scope, base))
+            elif isinstance(value, ast.Call):
+                for callee in self.callees(value, by_name):
+                    for returned in _returned(callee):
+                        for name in names:
+                            self.join(self.key(scope, name), self.key(callee, returned))
+
+    def _arguments(self, scope: Scope, call: ast.Call, callee: Scope) -> None:
+        for parameter in parameters_of(callee.node):
+            value = argument_for(call, callee.node, parameter)
+            base = None if value is None else dotted(peel(value)[0])
+            if base is not None:
+                self.join(self.key(callee, parameter), self.key(scope, base))
+
+
+def _returned(scope: Scope) -> list[str]:
+    found = []
+    for statement in scope.statements:
+        if isinstance(statement, ast.Return) and statement.value is not None:
+            parts = statement.value.elts if isinstance(statement.value, ast.Tuple) else [statement.value]
+            found += [name for part in parts if (name := dotted(peel(part)[0])) is not None]
+    return found
+
+
+def suspects_of(story: Story) -> list[Suspect]:
+    """The candidates, the likeliest first; empty when the source shows none."""
+    incident = story.incident
+    scopes = step_scopes(incident)
+    modules = [child for _, root in incident.names.modules for child in root.modules()]
+    found = [suspect for scope in scopes for suspect in _writes(story, scope)]
+    found += _module_writes(story, scopes, modules)
+    state = story.state
+    if state is not None:
+        attribute = state.path.rpartition(".")[2]
+        kind = type(state.owner).__name__
+        for suspect in found:
+            suspect.score += _state_score(suspect, attribute, kind, state.is_buffer)
+        found = [suspect for suspect in found if suspect.score > 0]
+    else:
+        flow = _Flow(scopes)
+        seeds = _seeds(story, scopes, flow, module_types(modules))
+        for suspect in found:
+            if suspect.written is not None and flow.find(flow.key(suspect.scope, suspect.written)) in seeds:
+                suspect.score += seeds[flow.find(flow.key(suspect.scope, suspect.written))]
+        if story.mismatch.tensor is not None and any(suspect.score >= 2 for suspect in found):
+            found = [suspect for suspect in found if suspect.score >= 1]
+    return sorted(found, key=lambda suspect: -suspect.score)
+
+
+def guesses_for(story: Story) -> list[Write]:
+    """The candidates as writes, one a line, each with how sure it is."""
+    found: list[Write] = []
+    suspects = suspects_of(story)
+    lines = set()
+    scores = []
+    for suspect in suspects:
+        place = suspect.place
+        if place is None or (place.file, place.line) in lines:
+            continue
+        lines.add((place.file, place.line))
+        write = Write("op", 0, None, place.callee or "", module=suspect.module, grad_enabled=not _under_no_grad(place), sure="possible")
+        write.__dict__["place"] = place
+        scores.append(suspect.score)
+        found.append(write)
+    if found and (len(found) == 1 or scores[0] >= 1.5 and scores[0] > scores[1]):
+        found[0].sure = "likely"
+    return found[:8]
+
+
+def _under_no_grad(place: ResolvedSite) -> bool:
+    return any("no_grad" in block.text for block in (*place.enclosing_withs(), *place.decorators()))
+
+
+def _state_score(suspect: Suspect, attribute: str, kind: str, is_buffer: bool) -> float:
+    written, owner = suspect.written or "", suspect.scope.owner
+    if written.rpartition(".")[2] == attribute and "." in written:
+        return 4.0 if owner is not None and owner.name == kind else 3.0
+    if not is_buffer and _over_parameters(suspect):
+        return 3.0
+    return 0.0
+
+
+def _over_parameters(suspect: Suspect) -> bool:
+    """Whether the written name is a loop variable over `.parameters()` or the like."""
+    for above in suspect.scope.source.ancestors(suspect.node):
+        if isinstance(above, (ast.For, ast.AsyncFor)) and suspect.written in [dotted(single) for single in flatten(above.target)]:
+            names = {item.attr for item in ast.walk(above.iter) if isinstance(item, ast.Attribute)}
+            return bool(names & {"parameters", "named_parameters", "values", "items", "state_dict"}) or isinstance(above.iter, ast.Call)
+    return False
+
+
+def _seeds(story: Story, scopes: list[Scope], flow: _Flow, types: dict[str, set[str]]) -> dict[tuple[ast.AST, str], float]:
+    """Classes of variables that may be the saved value, with the weight of what says so."""
+    seeds: dict[tuple[ast.AST, str], float] = {}
+
+    def add(scope: Scope, name: str | None, weight: float) -> None:
+        if name is not None:
+            key = flow.find(flow.key(scope, name))
+            seeds[key] = max(seeds.get(key, 0.0), weight)
+
+    storage = story.mismatch.storage
+    around = story.incident.names.of_storage(storage) if storage is not None else []
+    for scope in scopes:
+        for name in around:
+            value = live_value(story.incident, scope, name)
+            if isinstance(value, torch.Tensor):
+                add(scope, name, 3.0)
+            if name.startswith("self."):
+                add(scope, name, 3.0)
+    result = story.mismatch.slot in ("result", "output", "result0")
+    op = same_op(op_name(story.mismatch.node))
+    for scope in scopes:
+        for statement in scope.statements:
+            for call in own_nodes(statement):
+                if not isinstance(call, (ast.Call, ast.BinOp)) or not _is_op(call, op, types):
+                    continue
+                if not result:
+                    operands = [call.left, call.right] if isinstance(call, ast.BinOp) else [*call.args, *([call.func.value] if isinstance(call.func, ast.Attribute) else [])]
+                    for operand in operands:
+                        add(scope, dotted(peel(operand)[0]), 2.0)
+                elif isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None:
+                    if peel(statement.value)[0] is call:
+                        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+                        for target in targets:
+                            for single in flatten(target):
+                                add(scope, dotted(single), 2.0)
+                elif isinstance(statement, ast.Return):
+                    for caller in scopes:
+                        for target in _receiving(caller, scope):
+                            add(caller, target, 1.5)
+    return seeds
+
+
+def _receiving(caller: Scope, scope: Scope) -> Iterator[str]:
+    """Variables that a call of the scope (or, for `forward`, of any module) is assigned to."""
+    for statement in caller.statements:
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call):
+            called = (dotted(statement.value.func) or "").rpartition(".")[2]
+            if called == scope.name or scope.name == "forward":
+                for target in statement.targets:
+                    yield from (name for single in flatten(target) if (name := dotted(single)) is not None)
+
+
+_OPERATORS: dict[str, tuple[type[ast.operator], ...]] = {"mul": (ast.Mult,), "div": (ast.Div,), "pow": (ast.Pow,), "matmul": (ast.MatMult,)}
+
+
+def _is_op(node: ast.Call | ast.BinOp, op: str, types: dict[str, set[str]]) -> bool:
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, _OPERATORS.get(op, ()))
+    last = (dotted(node.func) or (node.func.attr if isinstance(node.func, ast.Attribute) else "")).rpartition(".")[2]
+    names = {last.rstrip("_")} | {kind.lower() for kind in types.get(last, ())}
+    return op in {same_op(name) for name in names} or op.replace("_", "") in names
+
+
+def _writes(story: Story, scope: Scope) -> Iterator[Suspect]:
+    """The in-place statements of a scope that can have written a tensor."""
+    for statement in scope.statements:
+        if isinstance(statement, ast.AugAssign):
+            target, calls = peel(statement.target)
+            name = dotted(target)
+            if "data" not in calls and not _is_number(story, scope, statement, name):
+                yield Suspect(scope, statement, name, score=0.1)
+        elif isinstance(statement, ast.Assign):
+            for target in statement.targets:
+                for single in flatten(target):
+                    if isinstance(single, ast.Subscript):
+                        base, calls = peel(single)
+                        name = dotted(base)
+                        if "data" not in calls and not _is_container(story, scope, single, name):
+                            yield Suspect(scope, statement, name, score=0.2)
+        for node in own_nodes(statement):
+            if isinstance(node, ast.Call):
+                yield from _call_write(scope, node)
+
+
+def _call_write(scope: Scope, call: ast.Call) -> Iterator[Suspect]:
+    written: ast.expr | None = None
+    if isinstance(call.func, ast.Attribute):
+        name = call.func.attr
+        full = scope.source.imports.get((dotted(call.func.value) or "").partition(".")[0], "")
+        library = full.partition(".")[0] == "torch"
+        if name.endswith("_") and not name.startswith("__") and name not in _NOT_WRITES and (hasattr(torch.Tensor, name) or name.startswith("_foreach")):
+            written = (call.args[0] if call.args else None) if library else call.func.value
+        elif any(keyword.arg == "inplace" and isinstance(keyword.value, ast.Constant) and keyword.value.value is True for keyword in call.keywords):
+            written = call.args[0] if call.args else None
+    out = next((keyword.value for keyword in call.keywords if keyword.arg == "out"), None)
+    written = out or written
+    if written is None:
+        return
+    base, calls = peel(written)
+    if "data" in calls or (isinstance(written, ast.Attribute) and written.attr == "grad"):
+        return
+    if isinstance(written, ast.Call) and isinstance(written.func, ast.Attribute) and written.func.attr.endswith("_"):
+        return  # the first of a chain stands for it
+    yield Suspect(scope, call, dotted(base), score=0.5)
+
+
+def _is_number(story: Story, scope: Scope, statement: ast.AugAssign, name: str | None) -> bool:
+    """Whether `x += y` counts or adds up Python numbers, strings or lists."""
+    if name is not None:
+        value = live_value(story.incident, scope, name.partition(".")[0])
+        if value is not None and "." not in name:
+            return not isinstance(value, torch.Tensor)
+    value_node = statement.value
+    if isinstance(value_node, (ast.List, ast.ListComp, ast.JoinedStr, ast.Tuple)):
+        return True
+    if isinstance(value_node, ast.Constant) and not isinstance(value_node.value, float):
+        return not isinstance(statement.op, (ast.Mult, ast.Div))
+    called = {(dotted(item.func) or getattr(item.func, "attr", "")).rpartition(".")[2] for item in ast.walk(value_node) if isinstance(item, ast.Call)}
+    return bool(called & set(_NUMBERS))
+
+
+def _is_container(story: Story, scope: Scope, target: ast.Subscript, name: str | None) -> bool:
+    """Whether `x[k] = v` fills a dict or list."""
+    if name is not None and "." not in name:
+        value = live_value(story.incident, scope, name)
+        if value is not None:
+            return not isinstance(value, torch.Tensor)
+        for statement in scope.statements:
+            if isinstance(statement, ast.Assign) and any(dotted(item) == name for item in statement.targets):
+                if isinstance(statement.value, (ast.Dict, ast.List, ast.ListComp, ast.DictComp)):
+                    return True
+    return isinstance(target.slice, ast.Constant) and isinstance(target.slice.value, str)
+
+
+def _module_writes(story: Story, scopes: list[Scope], modules: list[nn.Module]) -> Iterator[Suspect]:
+    """Calls of modules that work in place, by attribute name."""
+    active = [module for module in modules if getattr(module, "inplace", False) is True and _writes_now(module)]
+    if not active or story.state is not None:
+        return
+    roots = [root for _, root in story.incident.names.modules]
+    held: dict[str, Any] = {}
+    for module in active:
+        place = holder_of(module, roots)
+        if place is not None:
+            held.setdefault(place[1], (module, type(place[0]).__name__))
+    for scope in scopes:
+        for call in scope.calls:
+            last = (dotted(call.func) or "").rpartition(".")[2]
+            if last in held and call.args and scope.owner is not None and scope.owner.name == held[last][1]:
+                module = held[last][0]
+                # an in-place module right after the op that saved its result is the usual suspect
+                weight = 0.6 if type(module).__name__.lower() != op_name(story.mismatch.node).replace("_", "") else 0.3
+                yield Suspect(scope, call, dotted(peel(call.args[0])[0]), module, weight)
+
+
+def _writes_now(module: nn.Module) -> bool:
+    return module.training or "Dropout" not in type(module).__name__

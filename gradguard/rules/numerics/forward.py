@@ -1,0 +1,170 @@
+"""The diagnosis of a value that stopped being finite in the forward pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gradguard.diagnosis import Diagnosis, Fix, Severity, SourceSpan, TensorFacts
+from gradguard.evidence.recompute import node_kind
+from gradguard.evidence.source import ResolvedSite
+from gradguard.evidence.values import GraphValues, Health, health
+from gradguard.rules.incident import Incident
+from gradguard.rules.numerics.origin import Origin, find_origin
+from gradguard.rules.numerics.places import Places, expression, module_at
+from gradguard.rules.numerics.ranges import kinds, value_range
+from gradguard.rules.numerics.traps import explain
+from gradguard.rules.numerics.watching import Numbers
+
+_LARGE = 1e3  # an input beyond this is worth a note where something overflowed
+_OVERFLOWS = frozenset({"Exp", "Expm1", "Pow", "Mm", "Bmm", "Addmm", "Mul", "Convolution", "Sum", "Cosh", "Sinh", "MseLoss", "Softmax"})
+
+
+def investigate(incident: Incident, memory: Numbers, root: torch.Tensor) -> tuple[GraphValues, Origin | None]:
+    """The values of a root's graph and where they stopped being finite."""
+    node = root.grad_fn
+    values = GraphValues([] if node is None else [node], [root, *(tensor for _, tensor in incident.names.tensor_bindings())])
+    return values, find_origin(values, root)
+
+
+def describe(incident: Incident, memory: Numbers, root: torch.Tensor, values: GraphValues, origin: Origin, subject: str, severity: Severity = "warning") -> Diagnosis:
+    """An op that made the first non-finite value.
+
+    Args:
+        root: the value that is not finite.
+        subject: what is not finite, in words: "the loss".
+    """
+    places = Places(incident, memory, values.nodes)
+    place = places.of(origin.node, search=True)
+    trap = explain(values, origin)
+    found = health(root)
+    text = expression(place, origin.node)
+    where = _where(place)
+    related = _related(incident, places, values, origin, place)
+    facts = _facts(incident, values, origin, place)
+    notes = places.notes + _inputs(incident, values, origin)
+    module = module_at(place, incident)
+    if module is not None:
+        notes.insert(0, f"in the module `{module}`")
+    if not origin.sure and place is not None:
+        notes.append("not every operand could be read from the graph; an earlier op may have made the value")
+    return Diagnosis(
+        code="GG501", name="nonfinite-forward", severity=severity,
+        headline=f"{subject[0].upper()}{subject[1:]} is {kinds(found)}: `{text}` {trap.what}{where}.",
+        culprit=None if place is None else place.span(f"first {kinds(origin.health)}: {trap.what}", "culprit"),
+        related=related, tensors=facts, explanation=_why(trap.why, origin, values, place), notes=notes, fixes=trap.fixes, avoid=trap.avoid,
+        confidence="certain" if place is not None and origin.sure and not places.notes else "likely",
+    )  # fmt: skip
+
+
+def _where(place: ResolvedSite | None) -> str:
+    if place is None or place.function == "<module>":
+        return ""
+    return f" (in `{place.function}`)"
+
+
+def _why(why: str, origin: Origin, values: GraphValues, place: ResolvedSite | None) -> str:
+    passes = "Every gradient that comes out of such a loss is NaN, and one optimizer step with it makes the weights NaN for good."
+    ranges = [f"`{name}` is {text}" for name, text in _operands(values, origin, place)]
+    figures = f" Here {', '.join(ranges)}." if ranges else ""
+    return f"{why}{figures} {passes}"
+
+
+def _operands(values: GraphValues, origin: Origin, place: ResolvedSite | None) -> list[tuple[str, str]]:
+    """The operands by the names they have in the expression, with their ranges, where the two can be matched for sure."""
+    names = [] if place is None else place.inner_names
+    ranges = [(value_range(tensor)) for slot, tensor in values.input_values(origin.node) if slot.isdigit()]
+    if len(names) == len(ranges) == 1 and ranges[0] is not None:
+        argument = place.arguments[0] if place is not None and len(place.arguments) == 1 else names[0]
+        return [(argument, ranges[0])]
+    return []
+
+
+def _facts(incident: Incident, values: GraphValues, origin: Origin, place: ResolvedSite | None) -> list[TensorFacts]:
+    facts = []
+    for position, source in enumerate(values.inputs.get(origin.node, [])[:3]):
+        tensor = values.input(origin.node, position)
+        if tensor is None:
+            continue
+        leaf = source.leaf
+        state = incident.names.state(leaf) if leaf is not None else _parameter_behind(incident, values, source.node)
+        names = [] if place is None else place.inner_names
+        name = state.full if state is not None else names[position] if len(names) > position else None
+        facts.append(TensorFacts(
+            name=name, kind="parameter" if state is not None and not state.is_buffer else "tensor", shape=list(tensor.shape),
+            dtype=str(tensor.dtype).removeprefix("torch."), device=str(tensor.device), requires_grad=True))  # fmt: skip
+    return facts
+
+
+_VIEWS = frozenset({"Select", "Slice", "Unbind", "View", "T", "Transpose", "Permute", "Unsqueeze", "Squeeze", "Expand", "Index", "Split", "Alias"})
+
+
+def _parameter_behind(incident: Incident, values: GraphValues, node: Any) -> Any:
+    """The parameter that a value is a view of."""
+    while node is not None and node_kind(node) in _VIEWS:
+        inputs = values.inputs.get(node, [])
+        if not inputs:
+            return None
+        if inputs[0].leaf is not None:
+            return incident.names.state(inputs[0].leaf)
+        node = inputs[0].node
+    return None
+
+
+def _related(incident: Incident, places: Places, values: GraphValues, origin: Origin, culprit: ResolvedSite | None) -> list[SourceSpan]:
+    spans: list[SourceSpan] = []
+
+    def add(place: ResolvedSite | None, label: str, role: Any) -> None:
+        if place is None or (culprit is not None and (place.file, place.line) == (culprit.file, culprit.line)):
+            return
+        if all((span.file, span.line) != (place.file, place.line) for span in spans):
+            spans.append(place.span(label, role))
+
+    if origin.injected is not None and origin.injected is not origin.node:
+        add(places.of(origin.injected), "infinities are put in here", "made")
+    for position, source in enumerate(values.inputs.get(origin.node, [])[:3]):
+        if source.node is None or source.leaf is not None:
+            continue
+        text = value_range(values.input(origin.node, position))
+        add(places.of(source.node), "an operand is made here" + (f": {text}" if text else ""), "made")
+    if origin.spread is not None:
+        add(places.of(origin.spread), "here the infinity becomes NaN", "context")
+    add(incident.place, "backward is called on it here" if incident.error is None else "the error surfaced here", "backward")
+    return spans
+
+
+def _inputs(incident: Incident, values: GraphValues, origin: Origin) -> list[str]:
+    """Data of unusual size that flows into an op that overflowed."""
+    if node_kind(origin.node) not in _OVERFLOWS:
+        return []
+    above: list[Any] = [origin.node]
+    seen: set[Any] = {origin.node}
+    notes: list[str] = []
+    for node in above:
+        for slot, tensor in values.constants.get(node, {}).items():
+            if slot in ("mat1", "self", "input", "other") and tensor.dim() > 0 and tensor.is_floating_point():
+                finite = tensor[torch.isfinite(tensor)]
+                if finite.numel() and float(finite.abs().max()) >= _LARGE:
+                    name = incident.names.tensor(tensor) or _by_storage(incident, tensor)
+                    notes.append(f"the data that goes in, {f'`{name}`' if name else 'an input'} of shape {tuple(tensor.shape)}, ranges over {value_range(tensor)}")
+        for source in values.inputs.get(node, []):
+            if source.node is not None and source.node not in seen and source.leaf is None:
+                seen.add(source.node)
+                above.append(source.node)
+    return list(dict.fromkeys(notes))[:3]
+
+
+def _by_storage(incident: Incident, tensor: torch.Tensor) -> str | None:
+    from gradguard.torch_internals import storage_key
+
+    names = incident.names.of_storage(storage_key(tensor))
+    return names[0] if names else None
+
+
+def bad_word(found: Health) -> str:
+    """`NaN`, `inf` ... of what was found."""
+    return kinds(found)
+
+
+__all__ = ["Fix", "bad_word", "describe", "investigate"]

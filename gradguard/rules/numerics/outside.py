@@ -1,0 +1,159 @@
+"""Non-finite values that came into the graph from outside: weights that an earlier step spoilt, data that was never right."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import torch
+
+from gradguard.diagnosis import Diagnosis, Fix, Severity, SourceSpan, TensorFacts
+from gradguard.evidence.bindings import assignments_to
+from gradguard.evidence.frames import FrameView
+from gradguard.evidence.source import ResolvedSite, at_line, function_def, module_ast, resolve
+from gradguard.evidence.values import GraphValues, health, plain
+from gradguard.rules.incident import Incident
+from gradguard.rules.numerics.optimizers import last_step, made_at, rate
+from gradguard.rules.numerics.origin import Origin
+from gradguard.rules.numerics.places import Places
+from gradguard.rules.numerics.ranges import elements, kinds
+from gradguard.rules.numerics.watching import Numbers
+from gradguard.torch_internals import storage_key
+
+
+def poisoned(incident: Incident, memory: Numbers, root: torch.Tensor, values: GraphValues, origin: Origin, subject: str, severity: Severity = "warning") -> Diagnosis | None:
+    """A leaf or constant of the graph that was not finite before the forward pass began."""
+    if origin.tensor is None:
+        return None
+    earlier = memory.pending or memory.told
+    if earlier is not None:
+        return earlier.model_copy(update={"severity": severity, "notes": [*earlier.notes, f"by now {subject} is {kinds(health(root))}: the weights have been reached"]})
+    state = incident.names.state(origin.tensor)
+    if origin.kind == "leaf" and (state is not None or isinstance(origin.tensor, torch.nn.Parameter)):
+        return _weights(incident, origin, state.full if state is not None else "a parameter", root, subject, severity)
+    return _data(incident, memory, values, origin, root, subject, severity)
+
+
+def _weights(incident: Incident, origin: Origin, name: str, root: torch.Tensor, subject: str, severity: Severity) -> Diagnosis:
+    found = last_step(incident, [origin.tensor])
+    stepped = None if found is None else resolve(found[0].site)
+    related: list[SourceSpan] = []
+    why = f"`{name}` holds {kinds(origin.health)} in {elements(origin.health.bad, origin.health.total)}: whatever it takes part in is not finite either. "
+    fixes = [Fix(title="load the weights of a checkpoint from before, and run with `level: strict`, which names what spoils them")]
+    culprit = stepped
+    label = "this step spoilt the weights"
+    if found is not None:
+        optimizer = found[1]
+        made = made_at(incident, optimizer)
+        cause, repair = _update_fault(optimizer, origin.tensor)
+        if cause is not None:
+            why += cause
+            fixes.insert(0, Fix(title=repair))
+            culprit, label = made or stepped, "with these settings the update is not finite"
+        else:
+            why += "The gradients that gradguard looked at were finite; an update of the last step made it so."
+        if made is not None and made is not culprit:
+            related.append(made.span(f"the optimizer is made here, with {rate(optimizer)}", "declared"))
+    else:
+        why += "No optimizer step of this run can have done it: it was so when training began."
+        fixes = [Fix(title=f"look at how `{name}` is initialised or loaded: `torch.isfinite(p).all()` for every parameter before training starts")]
+    if stepped is not None and stepped is not culprit:
+        related.append(stepped.span("the weights are updated here", "changed"))
+    if incident.place is not None:
+        related.append(incident.place.span("it is noticed here", "backward"))
+    return Diagnosis(
+        code="GG502", name="nonfinite-backward", severity=severity, headline=f"{subject[0].upper()}{subject[1:]} is {kinds(health(root))} because the parameter `{name}` already is, before the forward pass.",
+        culprit=None if culprit is None else culprit.span(label, "culprit"), related=related,
+        tensors=[TensorFacts(name=name, kind="parameter", shape=list(origin.health and origin.tensor.shape if origin.tensor is not None else []))], explanation=why, fixes=fixes, confidence="likely",
+    )  # fmt: skip
+
+
+def _update_fault(optimizer: Any, parameter: Any) -> tuple[str | None, str]:
+    """What in an optimizer's settings makes a non-finite update of a finite gradient."""
+    for group in optimizer.param_groups:
+        if not any(p is parameter for p in group["params"]):
+            continue
+        eps, lr = group.get("eps"), group.get("lr")
+        dtype = parameter.dtype
+        if isinstance(eps, float) and torch.tensor(eps, dtype=dtype).item() == 0.0:
+            word = "is 0" if eps == 0 else f"({eps:g}) rounds to 0 in {str(dtype).removeprefix('torch.')}"
+            return (f"`eps` of this {type(optimizer).__name__} {word}, so a gradient of 0 gives an update of 0/0 = NaN.",
+                    "give `eps` a value that the parameters' dtype can hold (`eps=1e-4` in float16), or keep the weights in float32")
+        if isinstance(lr, float) and not abs(lr) < float("inf"):
+            return f"The learning rate is {lr}.", "correct the schedule that made the learning rate not finite"
+    return None, ""
+
+
+# -- data -------------------------------------------------------------------------------------------------------------
+
+
+def _data(incident: Incident, memory: Numbers, values: GraphValues, origin: Origin, root: torch.Tensor, subject: str, severity: Severity) -> Diagnosis:
+    assert origin.tensor is not None
+    names = incident.names.of_storage(storage_key(origin.tensor))
+    name = names[0] if names else None
+    places = Places(incident, memory, values.nodes)
+    used = places.of(origin.node)
+    made = source_of_bad(incident)
+    culprit, label, notes = used, "it enters the graph here", list[str]()
+    related: list[SourceSpan] = []
+    if made is not None:
+        culprit, label = made[0], f"`{made[1]}` becomes {made[2]} here, of finite values"
+        if used is not None:
+            related.append(used.span("it enters the graph here", "context"))
+    else:
+        notes.append("where it became so was not seen: no line of the functions running now made it of finite values")
+    if incident.place is not None:
+        related.append(incident.place.span("backward is called on the loss here" if incident.error is None else "the error surfaced here", "backward"))
+    what = f"`{made[1] if made is not None else name}`" if made is not None or name else "a value that is not part of the graph"
+    found = origin.health
+    return Diagnosis(
+        code="GG501", name="nonfinite-forward", severity=severity,
+        headline=f"{subject[0].upper()}{subject[1:]} is {kinds(health(root))} because {what} is: {kinds(found)} in {elements(found.bad, found.total)}, before the model computes anything of it.",
+        culprit=None if culprit is None else culprit.span(label, "culprit"), related=related,
+        tensors=[TensorFacts(name=name, shape=list(origin.tensor.shape), dtype=str(origin.tensor.dtype).removeprefix("torch."))],
+        explanation="The graph's operands were finite except for this one, which came in from outside: data, a target, a weight or a statistic computed without gradient.",
+        notes=notes, confidence="likely" if made is None else "certain",
+        fixes=[Fix(title="clean it where it is made: check `torch.isfinite(x).all()` after loading and normalising; divide by `std.clamp(min=1e-6)`, since a constant column has a deviation of 0")],
+    )  # fmt: skip
+
+
+def source_of_bad(incident: Incident) -> tuple[ResolvedSite, str, str] | None:
+    """The first statement of the running functions that gave a variable a non-finite value though what it reads is finite."""
+    found: list[tuple[int, int, ResolvedSite, str, str]] = []
+    for depth, view in enumerate(incident.user_frames):
+        for name, value in list(view.locals.items()):
+            if name.startswith("__") or not _is_bad(value):
+                continue
+            for place in _assigned(view, name):
+                reads = place.statement_names
+                if name in reads or any(_is_bad(_lookup(view, other)) for other in reads):
+                    continue
+                if isinstance(place.statement, (ast.For, ast.AsyncFor)):
+                    continue
+                found.append((-depth, place.line, place, name, kinds(health(value))))
+    if not found:
+        return None
+    first = min(found, key=lambda item: item[:2])
+    return first[2], first[3], first[4]
+
+
+def _assigned(view: FrameView, name: str) -> list[ResolvedSite]:
+    scope = module_ast(view.frame.f_code.co_filename) if view.is_module_level else function_def(view.frame.f_code)
+    if scope is None:
+        return []
+    places = (at_line(view.frame.f_code.co_filename, statement.lineno) for statement in assignments_to(scope, name))
+    return [place for place in places if place is not None and place.statement is not None]
+
+
+def _lookup(view: FrameView, name: str) -> Any:
+    first, _, rest = name.partition(".")
+    value = view.locals.get(first, view.globals.get(first))
+    for part in rest.split(".") if rest else ():
+        value = getattr(value, part, None) if isinstance(value, torch.nn.Module) else None
+    return value
+
+
+def _is_bad(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor) or plain(value) is None or value.numel() > 20_000_000:
+        return False
+    return health(value).nan > 0 if value.dim() else not health(value).finite

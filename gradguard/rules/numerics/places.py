@@ -1,0 +1,104 @@
+"""Lines of graph nodes, traced or not, and the words for what stands there."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from typing import Any
+
+from gradguard.evidence.graph import op_name
+from gradguard.evidence.recompute import node_kind
+from gradguard.evidence.source import ResolvedSite, at_line, resolve
+from gradguard.evidence.syntax import load
+from gradguard.rules.incident import Incident
+from gradguard.rules.numerics.watching import Numbers
+
+UNSEEN = "this step was not traced and no traced step was like it; the line was looked for in the source, where only one fits (`level: strict` traces every step)"
+NOT_FOUND = "this step was not traced and no traced step was like it, so the line is not known; `level: strict` (or GRADGUARD_LEVEL=strict) traces every step and names it"
+
+_OPERATORS: dict[str, type[ast.operator]] = {
+    "Div": ast.Div, "Mul": ast.Mult, "Pow": ast.Pow, "Mm": ast.MatMult, "Bmm": ast.MatMult, "Add": ast.Add, "Sub": ast.Sub,
+}  # fmt: skip
+_ALIASES = {
+    "Acos": ("acos", "arccos"), "Asin": ("asin", "arcsin"), "Pow": ("pow", "square"), "LinalgSvd": ("svd", "pinv"), "LinalgEigh": ("eigh", "symeig"), "Div": ("div", "true_divide"),
+    "LinalgVectorNorm": ("norm", "vector_norm"), "LogSoftmax": ("log_softmax", "cross_entropy"), "Std": ("std", "std_mean"), "Var": ("var", "var_mean"),
+    "NllLoss": ("nll_loss", "cross_entropy"), "Mm": ("matmul", "mm"), "Bmm": ("matmul", "bmm", "einsum"),
+}  # fmt: skip
+_WHOLE = {"Mean": "mean", "Exp": "exp", "Log": "log"}
+
+
+class Places:
+    """The lines of one graph's nodes.
+
+    Args:
+        incident: whose journal and frames are searched.
+        memory: whose footprints of traced steps help where this step was not traced.
+        nodes: all nodes of the graph.
+    """
+
+    def __init__(self, incident: Incident, memory: Numbers, nodes: Sequence[Any]) -> None:
+        self.incident = incident
+        self.memory = memory
+        self.nodes = nodes
+        self.notes: list[str] = []
+
+    def of(self, node: Any, search: bool = False) -> ResolvedSite | None:
+        """A node's line; with `search`, looked for in the source where the trace does not tell (and noted)."""
+        place = resolve(self.memory.footprints.site(self.incident.journal, node, self.nodes))
+        if place is not None or not search:
+            return place
+        place = self._only_fit(node)
+        self.notes.append(NOT_FOUND if place is None else UNSEEN)
+        return place
+
+    def _only_fit(self, node: Any) -> ResolvedSite | None:
+        """The one place in the user's files that this kind of op can stand at."""
+        kind = node_kind(node)
+        names = _ALIASES.get(kind, (kind.lower(),))
+        found: list[tuple[str, int]] = []
+        for filename in self._files():
+            source = load(filename)
+            for item in ast.walk(source.tree) if source is not None and source.tree is not None else ():
+                if isinstance(item, ast.Call):
+                    called = item.func.attr if isinstance(item.func, ast.Attribute) else item.func.id if isinstance(item.func, ast.Name) else ""
+                    if called in names or called.rstrip("_") in names:
+                        found.append((filename, item.lineno))
+                elif isinstance(item, ast.BinOp) and kind in _OPERATORS and isinstance(item.op, _OPERATORS[kind]) and kind not in ("Add", "Sub", "Mul"):
+                    found.append((filename, item.lineno))
+        if len(set(found)) != 1:
+            return None
+        return at_line(*found[0])
+
+    def _files(self) -> list[str]:
+        files: dict[str, None] = {}
+        for view in self.incident.user_frames:
+            files.setdefault(view.frame.f_code.co_filename)
+        for _, root in self.incident.names.modules[:8]:
+            for module in root.modules():
+                forward = getattr(type(module), "forward", None)
+                code = getattr(forward, "__code__", None)
+                if code is not None and not type(module).__module__.startswith("torch."):
+                    files.setdefault(code.co_filename)
+        return list(files)
+
+
+def expression(place: ResolvedSite | None, node: Any) -> str:
+    """What stands at a node's line, short; the op's name where no line is known."""
+    if place is not None and place.text:
+        flat = " ".join(place.text.split())
+        return flat if len(flat) <= 80 else flat[:77].rstrip() + "..."
+    return op_name(node)
+
+
+def module_at(place: ResolvedSite | None, incident: Incident) -> str | None:
+    """The path of the module whose method the place is in, if only one such module is alive."""
+    owner = None if place is None else place.enclosing_class
+    if owner is None:
+        return None
+    fitting = []
+    for variable, root in incident.names.modules:
+        for path, module in root.named_modules():
+            if type(module).__name__ == owner.name:
+                fitting.append(".".join(part for part in (variable, path) if part) or owner.name)
+    distinct = list(dict.fromkeys(fitting))
+    return distinct[0] if len(distinct) == 1 else None

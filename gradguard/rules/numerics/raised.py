@@ -1,0 +1,70 @@
+"""Exceptions that PyTorch raises because a value is not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from gradguard.diagnosis import Diagnosis
+from gradguard.evidence.values import health, plain
+from gradguard.rules.incident import Incident
+from gradguard.rules.numerics.explosion import diverged
+from gradguard.rules.numerics.forward import describe, investigate
+from gradguard.rules.numerics.outside import poisoned
+from gradguard.rules.numerics.watching import Numbers
+
+MESSAGES = (
+    "nan", "non-finite", "nonfinite", "not finite", "inf", "all elements of input should be between 0 and 1", "found invalid values", "failed to converge",
+    "probability tensor contains", "invalid multinomial", "input is not positive-definite", "singular", "should be between 0 and 1",
+)  # fmt: skip
+
+
+def recognise(incident: Incident, memory: Numbers) -> Diagnosis | None:
+    """The diagnosis of an error whose arguments are not finite; None where they are (the error then has another cause)."""
+    found = next(iter(_bad_tensors(incident)), None)
+    if found is None:
+        return None
+    name, root = found
+    subject = f"`{name}`" if name else "what the failing call got"
+    values, origin = investigate(incident, memory, root)
+    if origin is None:
+        origin = _outside_of(root)
+        if origin is None:
+            return memory.told and memory.told.model_copy(update={"severity": "error"})
+    result = diverged(incident, memory, values, origin, root)
+    if result is None:
+        result = describe(incident, memory, root, values, origin, subject, "error") if origin.kind == "op" else poisoned(
+            incident, memory, root, values, origin, subject, "error")
+    return None if result is None else result.model_copy(update={"severity": "error"})
+
+
+def _outside_of(root: torch.Tensor) -> Any:
+    from gradguard.rules.numerics.origin import Origin
+
+    return Origin("leaf" if root.requires_grad and root.grad_fn is None else "constant", None, health(root), tensor=root)
+
+
+def _bad_tensors(incident: Incident) -> Iterator[tuple[str | None, torch.Tensor]]:
+    """The non-finite tensors that the failing call got, those with a graph first; by the user's name where they have one."""
+    seen: list[torch.Tensor] = []
+
+    def look(value: Any) -> None:
+        for item in value if isinstance(value, (tuple, list)) else value.values() if isinstance(value, dict) else (value,):
+            if isinstance(item, torch.Tensor) and plain(item) is not None and item.is_floating_point() and all(item is not other for other in seen) and not health(item).finite:
+                seen.append(item)
+
+    look(incident.args)
+    look(incident.kwargs)
+    for view in incident.frames:
+        if seen:
+            break
+        for value in list(view.locals.values())[:64]:
+            try:
+                look(value)
+            except Exception:
+                continue
+    seen.sort(key=lambda tensor: (tensor.grad_fn is None, not tensor.requires_grad))
+    for tensor in seen:
+        yield incident.names.tensor(tensor), tensor

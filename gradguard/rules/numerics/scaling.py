@@ -1,0 +1,41 @@
+"""Gradient scaling: overflow is part of how it works."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import torch
+
+from gradguard.rules.incident import Incident
+from gradguard.rules.numerics.watching import Numbers
+
+
+def scalers() -> list[Any]:
+    """The GradScalers in use: enabled, and their scale set by a first `scale(loss)`."""
+    found = []
+    for obj in gc.get_objects():
+        if any(base.__name__ == "GradScaler" for base in type(obj).__mro__):
+            try:
+                if obj.is_enabled() and getattr(obj, "_scale", None) is not None:
+                    found.append(obj)
+            except Exception:
+                continue
+    return found
+
+
+def overflow_of_scaler(incident: Incident, memory: Numbers, root: torch.Tensor) -> bool:
+    """Whether a non-finite root is a GradScaler's business: only scaling made it so, or it is the first in a row."""
+    if not scalers():
+        memory.unscaled_bad = 0
+        return False
+    node = root.grad_fn
+    unscaled = None
+    if node is not None and type(node).__name__ == "MulBackward0" and node.next_functions and node.next_functions[0][0] is not None:
+        from gradguard.evidence.values import GraphValues
+
+        unscaled = GraphValues([node], [tensor for _, tensor in incident.names.tensor_bindings()]).input(node, 0)
+    if unscaled is not None and bool(torch.isfinite(unscaled).all()):
+        return True
+    memory.unscaled_bad += 1
+    return memory.unscaled_bad < 2

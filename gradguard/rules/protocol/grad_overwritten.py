@@ -1,0 +1,58 @@
+"""# GG610 grad-overwritten
+
+## What it is
+Gradients are clipped after the optimizer's step has used them.
+
+## Why it is wrong
+The clipping has no effect on the update: the step has applied the raw gradient. `zero_grad()` then throws the clipped one away.
+
+## Example
+    loss.backward()
+    optimizer.step()
+    clip_grad_norm_(model.parameters(), 1.0)   # too late
+
+## Use instead
+    loss.backward()
+    clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+
+## Fix safety
+Unsafe: updates are clipped from now on, which is the purpose.
+
+## When it speaks, what silences it
+At the third call at one line for which every followed gradient has been used by a step and no backward has added to it since.
+A limit so high that it never clips (a way to log the norm) is silent, and so is a call that at times comes in time.
+"""
+
+from __future__ import annotations
+
+from gradguard.diagnosis import Diagnosis, Fix
+from gradguard.evidence.source import resolve
+from gradguard.rules.base import Rule
+from gradguard.rules.incident import Incident
+from gradguard.rules.protocol import tell
+
+CODE, NAME = "GG610", "grad-overwritten"
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    """The late call and the step before it."""
+    book, site = incident.suspicion.book, incident.suspicion.data.get("site")
+    place = resolve(site)
+    if book is None or place is None:
+        return None
+    name = tell.optimizer_name(book, incident)
+    call = (place.callee or "clip_grad_norm_").split(".")[-1]
+    return Diagnosis(
+        code=CODE, name=NAME, severity="warning",
+        headline=f"`{call}` clips gradients that `{name}.step()` has already applied: the clipping has no effect",
+        culprit=place.span("comes after the step that used these gradients", "culprit"),
+        related=tell.spans(None if book.last_part is None else tell.span(book.last_part.call.site, "makes the gradients", "backward"),
+                           tell.span(book.step_site, "applies them unclipped", "context")),
+        explanation="At this call every gradient has been used by the step before, and no backward has added to it since. What is clipped here is cleared before it could matter.",
+        fixes=[Fix(title=f"Move `{call}` between backward() and `{name}.step()`", safety="unsafe", detail="With a GradScaler: after `scaler.unscale_(optimizer)`.")],
+    )  # fmt: skip
+
+
+RULE = Rule(code=CODE, name=NAME, summary="gradients are clipped after the step that used them", recognise=recognise,
+            moments=frozenset({"suspicion"}), severity="warning")  # fmt: skip

@@ -1,0 +1,157 @@
+"""Places of the user's source that a protocol rule points at: where an attribute is set, a step stands, a flag is switched."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from gradguard.callsite import USER_FILES, CallSite
+from gradguard.diagnosis import SourceSpan
+from gradguard.evidence.source import ResolvedSite, at_line, dotted, resolve
+from gradguard.evidence.syntax import Source, load
+from gradguard.rules.incident import Incident
+
+Loop = ast.For | ast.AsyncFor | ast.While
+_MOST_FILES = 200
+
+
+def user_sources(incident: Incident) -> list[Source]:
+    """The user's loaded files: those of the frames first, then every imported module's."""
+    files: dict[str, None] = {}
+    for view in incident.user_frames:
+        files.setdefault(view.frame.f_code.co_filename)
+    for call in incident.journal.backwards:
+        if call.site is not None:
+            files.setdefault(call.site.code.co_filename)
+            break
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and file.endswith(".py") and USER_FILES[file]:
+            files.setdefault(file)
+    found = [load(file) for file in list(files)[:_MOST_FILES]]
+    return [source for source in found if source is not None and source.tree is not None]
+
+
+def class_node(kind: type) -> tuple[Source, ast.ClassDef] | None:
+    """The source of a class of the user's."""
+    for base in kind.__mro__:
+        for value in vars(base).values():
+            code = getattr(value, "__code__", None)
+            if code is None or getattr(value, "__qualname__", "").rpartition(".")[0] != base.__qualname__:
+                continue
+            if not USER_FILES[code.co_filename]:
+                break
+            source = load(code.co_filename)
+            if source is None or source.tree is None:
+                break
+            for node in ast.walk(source.tree):
+                if isinstance(node, ast.ClassDef) and node.name == base.__name__ and node.lineno <= code.co_firstlineno <= (node.end_lineno or 0):
+                    return source, node
+        if base is kind and base.__module__.startswith("torch."):
+            return None
+    return None
+
+
+def attribute_set(kind: type, name: str) -> ResolvedSite | None:
+    """Where a class sets `self.<name>`, in `__init__` if it does so there."""
+    found = class_node(kind)
+    if found is None:
+        return None
+    source, tree = found
+    places = [node for node in ast.walk(tree) if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign))
+              and any(dotted(target) == f"self.{name}" for target in _targets(node))]  # fmt: skip
+    places += [node for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+               and dotted(node.value.func) in ("self.register_parameter", "self.add_module", "setattr") and any(
+                   isinstance(argument, ast.Constant) and argument.value == name for argument in node.value.args)]  # fmt: skip
+    return at_line(source.filename, places[0].lineno) if places else None
+
+
+def attribute_sets(kind: type, name: str) -> list[ResolvedSite]:
+    """Every place of the class where `self.<name>` is set."""
+    found = class_node(kind)
+    if found is None:
+        return []
+    source, tree = found
+    lines = [node.lineno for node in ast.walk(tree) if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign))
+             and any(dotted(target) == f"self.{name}" for target in _targets(node))]  # fmt: skip
+    return [place for line in lines if (place := at_line(source.filename, line)) is not None]
+
+
+def _targets(node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> Iterator[ast.expr]:
+    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+        if isinstance(target, (ast.Tuple, ast.List)):
+            yield from target.elts
+        else:
+            yield target
+
+
+def attribute_of(module: nn.Module, child: Any) -> str | None:
+    """The plain attribute (or container in one) through which a module holds an object that it has not registered."""
+    for key, value in vars(module).items():
+        if key in ("_parameters", "_buffers", "_modules") or key.startswith("__"):
+            continue
+        if value is child:
+            return key
+        if isinstance(value, dict) and any(item is child for item in value.values()):
+            return key
+        if isinstance(value, (list, tuple)) and any(item is child or isinstance(item, (list, tuple)) and any(i is child for i in item) for item in value):
+            return key
+    return None
+
+
+def calls_of(source: Source, method: str, receiver: str | None = None) -> list[ast.Call]:
+    """Calls `<receiver>.<method>(...)` in a file, in source order."""
+    assert source.tree is not None
+    found = []
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == method:
+            name = dotted(node.func.value)
+            if receiver is None or name is not None and name.split(".")[-1] == receiver.split(".")[-1]:
+                found.append(node)
+    return sorted(found, key=lambda node: (node.lineno, node.col_offset))
+
+
+def gate_of(source: Source, call: ast.AST) -> ast.If | None:
+    """The innermost `if` of the same function that decides whether a call is made."""
+    child = call
+    for above in source.ancestors(call):
+        if isinstance(above, ast.If) and child is not above.test:
+            return above
+        if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            return None
+        child = above
+    return None
+
+
+def statement_span(source: Source, node: ast.AST, label: str) -> SourceSpan | None:
+    """A node's place as the culprit."""
+    from gradguard.evidence.syntax import range_of
+
+    place = range_of(node)
+    return None if place is None else source.span(place, label, "culprit", source.qualname_around(node))
+
+
+def names_in(node: ast.AST | None) -> list[str]:
+    """Variables that an expression reads, plain names and last parts of dotted ones."""
+    if node is None:
+        return []
+    found: dict[str, None] = {}
+    for each in ast.walk(node):
+        if isinstance(each, (ast.Name, ast.Attribute)):
+            name = dotted(each)
+            if name is not None:
+                found.setdefault(name)
+    return [name for name in found if not any(other.startswith(name + ".") for other in found)]
+
+
+def function_around(site: CallSite | None) -> tuple[Source, ast.AST] | None:
+    """The file of a place, and the function (or the module) around it."""
+    place = resolve(site)
+    if place is None or place.source is None or place.source.tree is None:
+        return None
+    function = place.enclosing_function
+    return place.source, function if function is not None else place.source.tree

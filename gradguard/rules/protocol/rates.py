@@ -1,0 +1,167 @@
+"""Learning rates, schedulers, and whether updates move the parameters at all."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gradguard.callsite import CallSite
+
+if TYPE_CHECKING:
+    from gradguard.rules.protocol.books import Book
+    from gradguard.rules.protocol.ledger import Ledger
+
+ZERO_STEPS = 30  # steps with a learning rate of exactly zero, after it was positive
+VANISHED = 1e-4  # of the highest rate
+_LOW_PRECISION = (torch.bfloat16, torch.float16)
+_COMPARE_AFTER = 40
+_SAMPLED = 64
+
+
+class Rates:
+    """The learning rate of one optimizer over its steps, and a sample of low-precision parameters' values."""
+
+    __slots__ = ("highest", "sample", "said", "tiny", "zero")
+
+    def __init__(self) -> None:
+        self.highest = 0.0
+        self.zero = 0
+        self.tiny = 0
+        self.said = False
+        self.sample: list[tuple[weakref.ref[Any], list[float], list[float]]] = []
+
+    def look(self, ledger: Ledger, book: Book, optimizer: Any) -> None:
+        """Once a step, after it."""
+        from gradguard.rules.protocol.books import Suspicion
+
+        rate = optimizer.param_groups[0].get("lr")
+        if type(rate) is float or type(rate) is int:  # a tensor's value would have to be fetched from its device
+            if rate > self.highest:
+                self.highest = rate
+            if rate == 0:
+                self.zero += 1
+                if self.zero == ZERO_STEPS and self.highest > 0 and _all_zero(optimizer):
+                    ledger.found.append(Suspicion("GG611", book, {"kind": "rate"}))
+            else:
+                self.zero = 0
+                if rate <= VANISHED * self.highest:
+                    self.tiny += 1
+                    if self.tiny >= ZERO_STEPS and 2 * self.tiny >= book.steps and not self.said:
+                        self.said = True
+                        schedule = ledger.schedules.of(optimizer)
+                        if schedule is not None and schedule.calls >= 0.9 * book.steps:
+                            ledger.found.append(Suspicion("GG612", book, {"kind": "vanished", "schedule": schedule, "rate": rate}))
+        if book.steps == 1:
+            self._take(book)
+        elif self.sample and book.steps == 1 + _COMPARE_AFTER:
+            self._compare(ledger, book)
+
+    def finish(self, ledger: Ledger, book: Book) -> None:
+        """At the end of training."""
+        from gradguard.rules.protocol.books import Suspicion
+
+        if self.zero >= ZERO_STEPS and self.highest == 0:
+            ledger.found.append(Suspicion("GG611", book, {"kind": "rate"}))
+
+    def _take(self, book: Book) -> None:
+        chosen = [p for p in book.parameters() if p.dtype in _LOW_PRECISION and p.numel() >= 16 and p.grad is not None and p.requires_grad]
+        for parameter in chosen[:: max(1, len(chosen) // 8)][:8]:
+            self.sample.append((weakref.ref(parameter), _values(parameter), _values(parameter.grad)))
+
+    def _compare(self, ledger: Ledger, book: Book) -> None:
+        from gradguard.rules.protocol.books import Suspicion
+
+        with_gradient = still = 0
+        for ref, values, gradient in self.sample:
+            parameter = ref()
+            if parameter is None or parameter.grad is None:
+                continue
+            for old, new, first, last in zip(values, _values(parameter), gradient, _values(parameter.grad), strict=False):
+                if first and last:
+                    with_gradient += 1
+                    still += old == new
+        self.sample.clear()
+        if with_gradient >= 32 and 2 * still >= with_gradient and self.zero == 0 and self.highest > 0:
+            ledger.found.append(Suspicion("GG611", book, {"kind": "rounding", "still": still, "of": with_gradient}))
+
+
+def _all_zero(optimizer: Any) -> bool:
+    return all(group.get("lr") == 0 for group in optimizer.param_groups)
+
+
+def _values(tensor: torch.Tensor) -> list[float]:
+    try:
+        flat = tensor.detach().reshape(-1)
+        return [float(x) for x in flat[:: max(1, flat.numel() // _SAMPLED)][:_SAMPLED].tolist()]
+    except Exception:
+        return []
+
+
+class Schedule:
+    """One learning-rate scheduler."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.ref = weakref.ref(scheduler)
+        self.type_name = type(scheduler).__name__
+        self.optimizer = weakref.ref(scheduler.optimizer) if getattr(scheduler, "optimizer", None) is not None else None
+        self.made: CallSite | None = None
+        self.site: CallSite | None = None
+        self.calls = 0
+        self.calls_without_step = 0
+        self.steps_at_call = -1
+        self.others_at_call = 0
+
+
+class Schedules:
+    """The schedulers of a run, by identity; a scheduler that dies is forgotten when there are many."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = weakref.ref(ledger)
+        self._known: dict[int, Schedule] = {}
+
+    def _schedule(self, scheduler: Any) -> Schedule:
+        known = self._known.get(id(scheduler))
+        if known is None or known.ref() is not scheduler:
+            if len(self._known) > 32:
+                self._known = {key: each for key, each in self._known.items() if each.ref() is not None}
+            known = self._known[id(scheduler)] = Schedule(scheduler)
+        return known
+
+    def made(self, scheduler: Any, site: CallSite | None) -> None:
+        """A scheduler was constructed."""
+        self._schedule(scheduler).made = site
+
+    def of(self, optimizer: Any) -> Schedule | None:
+        """The newest scheduler of an optimizer."""
+        found = None
+        for each in self._known.values():
+            if each.ref() is not None and each.optimizer is not None and each.optimizer() is optimizer:
+                found = each
+        return found
+
+    def stepped(self, scheduler: Any, site: CallSite | None) -> None:
+        """`scheduler.step()` was called by the user."""
+        from gradguard.rules.protocol.books import Suspicion
+
+        ledger = self._ledger()
+        optimizer = getattr(scheduler, "optimizer", None)
+        if ledger is None or optimizer is None:
+            return
+        schedule = self._schedule(scheduler)
+        schedule.site = site
+        schedule.calls += 1
+        book = ledger.book_of(optimizer)
+        others = ledger.steps - book.steps
+        if schedule.steps_at_call == book.steps and others > schedule.others_at_call:
+            schedule.calls_without_step += 1
+            if schedule.calls_without_step == 5:
+                mine = {id(p) for p in book.parameters()}
+                other = next((b for b in ledger.books.values() if b is not book and b.steps and any(id(p) in mine for p in b.parameters())), None)
+                if other is not None:
+                    ledger.found.append(Suspicion("GG612", book, {"kind": "other optimizer", "schedule": schedule, "other": other}))
+        else:
+            schedule.calls_without_step = 0
+        schedule.steps_at_call = book.steps
+        schedule.others_at_call = others

@@ -1,0 +1,73 @@
+"""# GG612 scheduler-order
+
+## What it is
+A learning-rate scheduler is stepped at the wrong rhythm (after every batch, when its numbers mean epochs), or for an
+optimizer that is no longer the one that steps.
+
+## Why it is wrong
+The rate falls by orders of magnitude within the first epochs and nothing is learnt any more; or the schedule has no effect.
+
+## Example
+    scheduler = StepLR(optimizer, step_size=30, gamma=0.1)   # meant: every 30 epochs
+    for epoch in range(90):
+        for batch in loader:
+            ...
+            scheduler.step()                                 # every 30 batches
+
+## Use instead
+Call `scheduler.step()` once an epoch, or give the schedule's numbers in batches. Make schedulers anew with a new optimizer.
+
+## Fix safety
+Unsafe: it changes the learning rate.
+
+## When it speaks, what silences it
+When the rate has fallen below 1/10,000 of its highest value, the scheduler is stepped with (nearly) every optimizer step, and
+at least half of all steps so far (30 at least) ran at such a rate. Or when five calls of a scheduler in a row find that its
+own optimizer has not stepped while another one over the same parameters has.
+"""
+
+from __future__ import annotations
+
+from gradguard.diagnosis import Diagnosis, Fix
+from gradguard.evidence.source import resolve
+from gradguard.rules.base import Rule
+from gradguard.rules.incident import Incident
+from gradguard.rules.protocol import tell
+
+CODE, NAME = "GG612", "scheduler-order"
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    """The scheduler's step, and what became of the learning rate."""
+    book, data = incident.suspicion.book, incident.suspicion.data
+    schedule = data.get("schedule")
+    if book is None or schedule is None:
+        return None
+    place = resolve(schedule.site)
+    scheduler = (place.receiver if place is not None else None) or tell.made_name(schedule.made) or schedule.type_name
+    name = tell.optimizer_name(book, incident)
+    made = tell.span(schedule.made, "made here", "made")
+    if data["kind"] == "other optimizer":
+        other = tell.optimizer_name(data["other"], incident)
+        return Diagnosis(
+            code=CODE, name=NAME, severity="warning",
+            headline=f"`{scheduler}` schedules an optimizer that no longer steps: the rate of `{other}`, which does, never changes",
+            culprit=tell.span(schedule.made, "made for an optimizer that is not the one that steps", "culprit") or (place and place.span("has no effect", "culprit")),
+            related=tell.spans(place and place.span("changes the other optimizer's rate only", "context"), tell.span(data["other"].made, f"`{other}` was made here", "made")),
+            explanation="The scheduler's own optimizer has not stepped since its last calls, while another optimizer over the same parameters has.",
+            fixes=[Fix(title=f"Make the scheduler for `{other}`", safety="unsafe")],
+        )  # fmt: skip
+    rates = book.rates
+    return Diagnosis(
+        code=CODE, name=NAME, severity="warning",
+        headline=f"`{scheduler}.step()` runs with every optimizer step and has driven the learning rate from {rates.highest:g} to {data['rate']:.2g} in {book.steps} steps",
+        culprit=None if place is None else place.span(f"called {schedule.calls} times in {book.steps} steps", "culprit"),
+        related=tell.spans(made, tell.span(book.step_site, f"`{name}` steps at a rate of {data['rate']:.2g}", "context")),
+        explanation=(f"{rates.tiny} of {book.steps} steps ran at less than 1/10,000 of the starting rate: nothing is learnt there. "
+                     f"`{schedule.type_name}` counts calls; numbers that mean epochs need one call an epoch."),
+        fixes=[Fix(title=f"Call `{scheduler}.step()` once an epoch, after the loop over batches", safety="unsafe", detail="Or give the schedule's numbers in batches.")],
+    )  # fmt: skip
+
+
+RULE = Rule(code=CODE, name=NAME, summary="a scheduler stepped at the wrong rhythm, or for another optimizer", recognise=recognise,
+            moments=frozenset({"suspicion"}), severity="warning")  # fmt: skip

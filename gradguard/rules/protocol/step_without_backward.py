@@ -1,0 +1,81 @@
+"""# GG606 step-without-backward
+
+## What it is
+An optimizer steps though no backward has given it a gradient since its last step: it applies the same gradient again, or has
+none at all.
+
+## Why it is wrong
+A second `step()` on one gradient doubles the update (momentum and Adam's averages count it twice), at parameters where that
+gradient was never computed. A step without any gradient does nothing: then `backward()` is missing.
+
+## Example
+    def update(optimizer, loss):
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    update(optimizer, loss)
+    optimizer.step()          # once more, on the same gradient
+
+## Use instead
+One `step()` for each set of gradients.
+
+## Fix safety
+Unsafe: updates become half as large, which is right.
+
+## When it speaks, what silences it
+At the second step in which every gradient is the very one an earlier step has used, unchanged; or at the third step in a row
+without any gradient and without any backward. Steps with a closure (LBFGS), gradients set by hand and parameters that are
+frozen do not count.
+"""
+
+from __future__ import annotations
+
+from gradguard.diagnosis import Diagnosis, Fix
+from gradguard.evidence.source import resolve
+from gradguard.rules.base import Rule
+from gradguard.rules.incident import Incident
+from gradguard.rules.protocol import tell
+
+CODE, NAME = "GG606", "step-without-backward"
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    """The superfluous step, and the one that had used the gradients."""
+    book, kind = incident.suspicion.book, incident.suspicion.data.get("kind")
+    if book is None or incident.args[1:]:
+        return None
+    parameters = [p for p in book.parameters() if p.requires_grad]
+    if not parameters:
+        return None
+    name = tell.optimizer_name(book, incident)
+    step = resolve(book.step_site)
+    if kind == "no backward":
+        if any(p.grad is not None for p in parameters):
+            return None
+        return Diagnosis(
+            code=CODE, name=NAME, severity="warning",
+            headline=f"`{name}.step()` does nothing: no parameter has a gradient, and backward() was not called since the step before",
+            culprit=None if step is None else step.span("no gradient to apply: no backward() runs before this step", "culprit"),
+            explanation=f"All {len(parameters)} parameters of `{name}` have `.grad` None at {book.empty} steps in a row, and no backward ran between them. Optimizers skip such parameters silently.",
+            fixes=[Fix(title="Call `backward()` on the loss before the step", safety="unsafe")],
+        )  # fmt: skip
+    used = [p for p in parameters if p.grad is not None]
+    if not used or not any(bool(p.grad.any()) for p in used[:8] if p.grad is not None):
+        return None
+    earlier = next((fact for fact in reversed(list(incident.journal.steps)[:-1]) if fact.optimizer() is book.ref()), None)
+    before = None if earlier is None or earlier.site == book.step_site else tell.span(earlier.site, "this step has already applied them", "context")
+    backward = None if book.last_part is None else tell.span(book.last_part.call.site, "made these gradients", "backward")
+    return Diagnosis(
+        code=CODE, name=NAME, severity="warning",
+        headline=f"`{name}.step()` applies the same gradients a second time: no backward ran since its last step",
+        culprit=None if step is None else step.span("applies gradients that the step before has applied", "culprit"),
+        related=tell.spans(backward, before), tensors=tell.facts(used, incident.names),
+        explanation=(f"At this step `.grad` of all {len(used)} parameters of `{name}` is unchanged since the optimizer's previous step. "
+                     "The update is applied twice, at parameters where this gradient was never computed, and running averages count it twice."),
+        fixes=[Fix(title="Remove this second `step()`", safety="unsafe", detail="One step for each set of gradients.")],
+    )  # fmt: skip
+
+
+RULE = Rule(code=CODE, name=NAME, summary="a step without new gradients: the same gradient twice, or none", recognise=recognise,
+            moments=frozenset({"suspicion"}), severity="warning")  # fmt: skip

@@ -1,0 +1,141 @@
+"""Surveys: now and then, which leaves a backward fills, which parameters no step has ever changed."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gradguard.journal import BackwardFact
+
+if TYPE_CHECKING:
+    from gradguard.rules.protocol.books import Book
+    from gradguard.rules.protocol.ledger import Ledger
+
+_MOST_NODES = 20_000
+_MOST_STRANGERS = 2_000
+
+
+class Stranger:
+    """A leaf that gets gradient and is in no optimizer."""
+
+    __slots__ = ("first_backward", "last_backward", "ref", "seen", "step", "values", "version")
+
+    def __init__(self, leaf: torch.Tensor, backward: int, step: int) -> None:
+        from gradguard.rules.protocol.books import version_of
+
+        self.ref = weakref.ref(leaf)
+        self.version = version_of(leaf)
+        self.values = few_values(leaf)
+        self.seen = 1
+        self.first_backward = self.last_backward = backward
+        self.step = step
+
+    def same(self) -> bool:
+        """Whether it lives and has not changed since it was first seen (written through `.data` included)."""
+        from gradguard.rules.protocol.books import version_of
+
+        leaf = self.ref()
+        return leaf is not None and version_of(leaf) == self.version and few_values(leaf) == self.values
+
+
+def few_values(tensor: torch.Tensor) -> list[float]:
+    """Some of a tensor's values, to see whether it changes."""
+    try:
+        flat = tensor.detach().reshape(-1)
+        return [float(x) for x in flat[:: max(1, flat.numel() // 8)][:8].tolist()]
+    except Exception:
+        return []
+
+
+class Survey:
+    """The surveys of a run."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = weakref.ref(ledger)
+        self.next_at = 2
+        self._after = 3
+        self.strangers: dict[int, Stranger] = {}
+        self.stale_ids = True
+        self._known: set[int] = set()
+
+    def known(self) -> set[int]:
+        """ids of every optimizer's parameters."""
+        ledger = self._ledger()
+        if ledger is not None and self.stale_ids:
+            self._known = {id(p) for book in ledger.books.values() for p in book.parameters()}
+            self.stale_ids = False
+        return self._known
+
+    def walk(self, call: BackwardFact, roots: tuple[Any, ...]) -> None:
+        """Looks through the graph that backward has just gone through for leaves that no optimizer knows."""
+        ledger = self._ledger()
+        if ledger is None:
+            return
+        self.next_at, self._after = max(self._after, ledger.backwards + 1), max(self._after, ledger.backwards) * 3 // 2 + 1
+        self.stale_ids = True  # groups may have been added
+        known = self.known()
+        now = ledger.backwards
+        found: dict[int, Stranger] = {}
+        if ledger.books:
+            for leaf in leaves(roots):
+                if id(leaf) in known or leaf.grad is None:
+                    continue
+                stranger = self.strangers.get(id(leaf))
+                if stranger is None or stranger.ref() is not leaf:
+                    stranger = Stranger(leaf, now, ledger.steps)
+                else:
+                    stranger.seen += 1
+                    stranger.last_backward = now
+                found[id(leaf)] = stranger
+                if len(found) >= _MOST_STRANGERS:
+                    break
+        for key, stranger in self.strangers.items():  # another backward's may fill them
+            if key not in found and key not in known and stranger.ref() is not None and len(found) < _MOST_STRANGERS:
+                found[key] = stranger
+        self.strangers = found
+
+    def after_step(self, book: Book) -> None:
+        """One of the steps at which everything of an optimizer is looked at."""
+        from gradguard.rules.protocol.books import Suspicion, version_of
+
+        ledger = self._ledger()
+        if ledger is None:
+            return
+        for code in ("GG609", "GG613", "GG615"):
+            ledger.found.append(Suspicion(code, book, {"survey": True}))
+        if book.steps < 12:
+            return
+        if book.steps in (12, 60, 400):
+            idle = [ref for ref, version in book.first_versions
+                    if (p := ref()) is not None and p.requires_grad and p.grad is None and version_of(p) == version]  # fmt: skip
+            if idle and len(idle) < len(book.first_versions):
+                ledger.found.append(Suspicion("GG605", book, {"prepare": idle}))
+        if book.steps in (12, 24, 60, 400):
+            known = self.known()
+            left_out = [s for key, s in self.strangers.items() if key not in known and s.seen >= 3 and s.same()]
+            if left_out:
+                ledger.found.append(Suspicion("GG603", book, {"prepare": left_out}))
+
+
+def leaves(roots: tuple[Any, ...]) -> list[torch.Tensor]:
+    """The leaves of a graph that require grad; nothing for graphs too large to walk in a step."""
+    found: list[torch.Tensor] = []
+    stack = [node for root in roots if (node := getattr(root, "grad_fn", None)) is not None]
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        following = node.next_functions
+        if not following:
+            leaf = getattr(node, "variable", None)
+            if isinstance(leaf, torch.Tensor):
+                found.append(leaf)
+            continue
+        for each, _ in following:
+            if each is not None and each not in seen:
+                seen.add(each)
+                stack.append(each)
+        if len(seen) > _MOST_NODES:
+            return []
+    return found

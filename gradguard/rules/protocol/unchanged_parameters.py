@@ -1,0 +1,100 @@
+"""# GG611 unchanged-parameters
+
+## What it is
+Steps are taken, gradients are there, and yet parameters do not change: the learning rate is zero, or the updates are smaller
+than the parameters' precision can hold.
+
+## Why it is wrong
+bfloat16 keeps eight bits: adding less than 1/512 of a value leaves the value as it was, however often it is repeated. Weights
+held in bfloat16 or float16 so lose small updates altogether. A scheduler made anew starts from the rate that the last one
+left, which at the end of a cosine is zero.
+
+## Example
+    model = model.to(torch.bfloat16)
+    optimizer = AdamW(model.parameters(), lr=2e-4)    # most updates round away
+
+## Use instead
+Keep the parameters in float32 and compute in low precision under `torch.autocast`. Set `group["lr"]` back before making a
+new scheduler, or use CosineAnnealingWarmRestarts.
+
+## Fix safety
+Unsafe: training begins to work, results change.
+
+## When it speaks, what silences it
+For the rate: after 30 steps in a row at exactly zero after it was positive (warm-up from zero is silent), or at the end of a
+run that never had another. For rounding: at step 41, when at least half of the sampled elements with a gradient are bit for
+bit what they were 40 steps before, in parameters of 16-bit type.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from gradguard.callsite import CallSite
+from gradguard.diagnosis import Diagnosis, Fix
+from gradguard.rules.base import Rule
+from gradguard.rules.incident import Incident
+from gradguard.rules.protocol import tell
+from gradguard.rules.protocol.books import Book
+
+CODE, NAME = "GG611", "unchanged-parameters"
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    """The cast, or the schedule that keeps the rate at zero."""
+    book, data = incident.suspicion.book, incident.suspicion.data
+    if book is None:
+        return None
+    name = tell.optimizer_name(book, incident)
+    step = tell.span(book.step_site, f"`{name}` steps here", "context")
+    if data["kind"] == "rounding":
+        return _rounding(incident, book, name, data)
+    schedule = incident.memory["ledger"].schedules.of(book.ref())
+    made = None if schedule is None else tell.span(schedule.made, "starts from the rate it finds, and that is zero", "culprit")
+    scheduler = None if schedule is None else tell.made_name(schedule.made) or schedule.type_name
+    if book.rates.highest > 0:
+        headline = f"the learning rate (lr) of `{name}` has been zero for {book.rates.zero} steps: no parameter changes any more"
+        why = f"The rate was {book.rates.highest:g} before. " + (
+            f"`{scheduler}` ({schedule.type_name}) drives it." if schedule is not None else "Nothing sets it back.")  # fmt: skip
+    else:
+        headline = f"the learning rate (lr) of `{name}` was zero in all {book.rates.zero} steps: no parameter changed"
+        why = "With a rate of zero a step changes nothing."
+    return Diagnosis(
+        code=CODE, name=NAME, severity="warning", headline=headline, culprit=made or tell.span(book.made, "its rate is zero", "culprit"),
+        related=tell.spans(step, None if schedule is None else tell.span(schedule.site, "steps the schedule", "context")),
+        explanation=why + " A scheduler takes the rate that the optimizer has when it is made as its start (`initial_lr` is kept, the running rate goes on from where it stands).",
+        fixes=[Fix(title="Set `group['lr']` (and `group['initial_lr']`) back before making the scheduler, or use CosineAnnealingWarmRestarts", safety="unsafe")],
+    )  # fmt: skip
+
+
+def _rounding(incident: Incident, book: Book, name: str, data: dict[str, int]) -> Diagnosis:
+    parameters = [p for p in book.parameters() if p.dtype in (torch.bfloat16, torch.float16)]
+    kind = str(parameters[0].dtype).removeprefix("torch.") if parameters else "a 16-bit type"
+    roots = tell.roots_of(parameters, incident.names)
+    whose = f"`{roots[0]}`" if roots else f"`{name}`"
+    share = round(100 * data["still"] / data["of"])
+    return Diagnosis(
+        code=CODE, name=NAME, severity="warning",
+        headline=f"the updates of {whose} round away: its parameters are {kind}, and {share} % of the sampled weights with a gradient have not changed in 40 steps",
+        culprit=tell.span(_cast(incident, parameters), f"from here on the parameters are {kind}", "culprit"),
+        related=tell.spans(tell.span(book.step_site, f"updates of about {book.rates.highest:g} are below the precision", "context")),
+        tensors=tell.facts(parameters, incident.names),
+        explanation=f"{kind} keeps {8 if kind == 'bfloat16' else 11} significant bits: an update smaller than half a unit in the last place leaves a weight as it was, "
+                    "and as nothing is carried over, it does so at every step.",
+        fixes=[Fix(title="Keep the parameters in float32 and run the forward pass under `torch.autocast`", safety="unsafe",
+                   detail="Or let the optimizer keep float32 master weights.")],
+        avoid=["a larger learning rate: only the weights that are small or have large gradients move then, by too much"],
+    )  # fmt: skip
+
+
+def _cast(incident: Incident, parameters: list[torch.Tensor]) -> CallSite | None:
+    wanted = {id(p) for p in parameters}
+    for ref, site in reversed(incident.memory["ledger"].casts):
+        module = ref()
+        if module is None or any(id(p) in wanted for p in module.parameters()):
+            return site  # type: ignore[no-any-return]
+    return None
+
+
+RULE = Rule(code=CODE, name=NAME, summary="steps that change nothing: learning rate zero, or updates that round away", recognise=recognise,
+            moments=frozenset({"suspicion"}), severity="warning")  # fmt: skip

@@ -1,0 +1,81 @@
+"""# GG602 zeroed-before-step
+
+## What it is
+Gradients that a backward call has just made are cleared before any optimizer step has used them, time and again.
+
+## Why it is wrong
+That backward call does nothing: what only its loss trains is never trained. It happens when a second `zero_grad()` stands
+between two backward calls of one step, or when `zero_grad()` runs for every micro-batch of an accumulation.
+
+## Example
+    optimizer.zero_grad()
+    seg_loss.backward(retain_graph=True)
+    optimizer.zero_grad()        # clears what seg_loss has just made
+    depth_loss.backward()
+    optimizer.step()
+
+## Use instead
+Clear once a step, before the first backward; or add the losses and call backward once.
+
+## Fix safety
+Unsafe: both losses train afterwards, which changes the results; that is the purpose.
+
+## When it speaks, what silences it
+After three backward calls at one line whose every contribution was cleared unused, two of them in traced steps in which the
+user's code read no `.grad` in between. It is silent where any parameter was written in between (a hand-written update, SAM),
+where any of the contributions was used (a GAN's discriminator is filled by the generator's backward as well), and where the
+gradients are read (adversarial examples, Fisher information, gradient surgery), and under a GradScaler, which skips steps.
+"""
+
+from __future__ import annotations
+
+from gradguard.diagnosis import Diagnosis, Fix
+from gradguard.evidence.source import resolve
+from gradguard.rules.base import Rule
+from gradguard.rules.incident import Incident
+from gradguard.rules.protocol import tell
+
+CODE, NAME = "GG602", "zeroed-before-step"
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    """The zero_grad() that clears too early, the backward whose work is lost, and what only that backward trains."""
+    data, book = incident.suspicion.data, incident.suspicion.book
+    part = data.get("part")
+    if part is None or any("Scaler" in type(value).__name__ for _, value in incident.names.bindings):
+        return None
+    zero, backward = resolve(data["zero"]), resolve(part.call.site)
+    owner = data["owner"]()
+    who = incident.names.of(owner) or (zero.receiver if zero is not None else None) or type(owner).__name__
+    loss = (backward.receiver if backward is not None else None) or "the loss"
+    later = [b.last_part for b in incident.memory["ledger"].books.values() if b.last_part is not None and b.last_part is not part]
+    other = next((resolve(p.call.site) for p in later if p.call.site != part.call.site), None)
+    parameters = [] if book is None else book.parameters()
+    only = [p for p in parameters if p.requires_grad and not (book is not None and _moved(book, p))]
+    names = tell.parameter_names(only, incident.names)
+    untrained = f" {tell.listed(names, len(only))} {'get' if len(only) > 1 else 'gets'} gradient from nothing else and never changed." if only and len(only) < len(parameters) else ""
+    roots = sorted({".".join(name.split(".")[:-1]) for name in names})
+    learns = f": {' and '.join(f'`{root}`' for root in roots[:2])} never learns" if untrained and roots else ""
+    return Diagnosis(
+        code=CODE, name=NAME, severity="warning",
+        headline=f"`{who}.zero_grad()` clears the gradients of `{loss}` before any step has used them{learns}",
+        culprit=None if zero is None else zero.span(f"clears what `{tell.short(backward.text if backward else 'backward()', 32)}` has just computed", "culprit"),
+        related=tell.spans(None if backward is None else backward.span("all the gradients of this backward are lost", "backward"),
+                           None if other is None else other.span("only this backward's gradients reach the step", "backward")),
+        tensors=tell.facts(only if untrained else parameters, incident.names),
+        explanation=(f"In {data['count']} steps all that this backward added to `.grad` was cleared before `{who}` (or any other optimizer) stepped, "
+                     f"and nothing read it in between: the call has no effect.{untrained}"),
+        fixes=[Fix(title=f"Remove this `{who}.zero_grad()`: clear once a step, before its first backward", safety="unsafe",
+                   detail="Or add the losses and call backward once: `(loss_a + loss_b).backward()`.")],
+        confidence="certain",
+    )  # fmt: skip
+
+
+def _moved(book: object, parameter: object) -> bool:
+    from gradguard.rules.protocol.books import version_of
+
+    return any(ref() is parameter and version_of(parameter) != version for ref, version in getattr(book, "first_versions", ()))  # type: ignore[arg-type]
+
+
+RULE = Rule(code=CODE, name=NAME, summary="gradients are cleared after backward and before any step has used them", recognise=recognise,
+            moments=frozenset({"suspicion"}), severity="warning")  # fmt: skip

@@ -1,0 +1,156 @@
+"""torch.func, functional_call, parametrizations, TorchScript, fx and export under the guard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.utils.prune
+from torch import nn
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vjp, vmap
+
+from tests.transparency.helpers import assert_transparent, grads, guarding
+
+
+def func_grad() -> Any:
+    x = torch.randn(3)
+    f = lambda v: (v.sin() * v).sum()  # noqa: E731
+    return grad(f)(x), grad(grad(lambda v: v**3))(x[0]), torch.func.grad_and_value(f)(x)
+
+
+def func_vjp_jvp() -> Any:
+    x = torch.randn(3)
+    out, pull = vjp(torch.sin, x)
+    return out, pull(torch.ones(3)), jvp(torch.exp, (x,), (torch.ones(3),))
+
+
+def func_jacobians() -> Any:
+    x = torch.randn(3)
+    return jacrev(torch.tanh)(x), jacfwd(torch.tanh)(x), hessian(lambda v: (v**3).sum())(x)
+
+
+def func_vmap() -> Any:
+    xs = torch.randn(4, 3)
+    per_sample = vmap(grad(lambda v: (v.exp() * v).sum()))(xs)
+    randomness = vmap(lambda v: v + torch.randn(3), randomness="different")(xs)
+    return per_sample, randomness, vmap(torch.dot)(xs, xs), vmap(jacrev(torch.sin))(xs)
+
+
+def per_sample_gradients() -> Any:
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    params = {name: p.detach() for name, p in net.named_parameters()}
+
+    def loss(params: Any, x: torch.Tensor) -> torch.Tensor:
+        return functional_call(net, params, (x,)).pow(2).sum()
+
+    return vmap(grad(loss), in_dims=(None, 0))(params, torch.randn(5, 3))
+
+
+def functional_call_trains() -> Any:
+    net = nn.Linear(3, 2)
+    fast = {name: p * 2 for name, p in net.named_parameters()}
+    functional_call(net, fast, (torch.randn(4, 3),)).sum().backward()
+    return grads(*net.parameters())
+
+
+def ensembles() -> Any:
+    nets = [nn.Linear(3, 2) for _ in range(3)]
+    params, buffers = stack_module_state(nets)
+    base = nets[0]
+    return vmap(lambda p, b, x: functional_call(base, (p, b), (x,)), in_dims=(0, 0, None))(params, buffers, torch.randn(4, 3))
+
+
+def parametrizations() -> Any:
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))
+    spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3))
+    orthogonal = nn.utils.parametrizations.orthogonal(nn.Linear(3, 3))
+    for _ in range(2):
+        (layer(torch.randn(2, 3)).sum() + spectral(torch.randn(2, 3)).sum() + orthogonal(torch.randn(2, 3)).sum()).backward()
+    nn.utils.parametrize.remove_parametrizations(layer, "weight")
+    return [p.grad for m in (spectral, orthogonal) for p in m.parameters()], layer.weight
+
+
+def pruning() -> Any:
+    layer = nn.Linear(4, 4)
+    nn.utils.prune.l1_unstructured(layer, "weight", amount=0.5)
+    layer(torch.randn(2, 4)).sum().backward()
+    return layer.weight, layer.weight_orig.grad
+
+
+@pytest.mark.parametrize("program", [func_grad, func_vjp_jvp, func_jacobians, func_vmap, per_sample_gradients, functional_call_trains, ensembles,
+                                     parametrizations, pruning])
+def test_func_transforms(program: Any) -> None:
+    assert_transparent(program)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_jit_trace() -> None:
+    def program() -> Any:
+        net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+        x = torch.randn(2, 3)
+        traced = torch.jit.trace(net, x)
+        traced(x).sum().backward()
+        return traced(x), grads(*net.parameters()), traced.code, str(traced.inlined_graph).count("aten::")
+
+    assert_transparent(program)
+
+
+@torch.jit.script
+def _scripted(x: torch.Tensor, n: int) -> torch.Tensor:
+    for _ in range(n):
+        x = x.sin() + 1
+    return x
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_jit_script() -> None:
+    def program() -> Any:
+        x = torch.randn(3, requires_grad=True)
+        _scripted(x, 3).sum().backward()
+        module = torch.jit.script(nn.Sequential(nn.Linear(3, 2), nn.Sigmoid()))
+        module(torch.randn(2, 3)).sum().backward()
+        return grads(x, *module.parameters())
+
+    assert_transparent(program)
+
+
+def test_fx_tracing() -> None:
+    def program() -> Any:
+        net = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.2), nn.ReLU())
+        traced = torch.fx.symbolic_trace(net)
+        traced(torch.randn(2, 3)).sum().backward()
+        return traced.code, grads(*net.parameters())
+
+    assert_transparent(program)
+
+
+def test_make_fx_sees_the_same_graph() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def program() -> Any:
+        return make_fx(grad(lambda v: (v.sin() * v).sum()))(torch.randn(3)).code
+
+    assert_transparent(program)
+
+
+def test_fake_tensors() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def program() -> Any:
+        with FakeTensorMode():
+            net = nn.Linear(3, 2)
+            out = net(torch.randn(5, 3))
+            out.sum().backward()
+            return tuple(out.shape), type(net.weight.grad).__name__
+
+    assert_transparent(program)
+
+
+@pytest.mark.slow
+def test_export(level: str) -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
+    bare = torch.export.export(net, (torch.randn(2, 3),))
+    with guarding(level):
+        guarded = torch.export.export(net, (torch.randn(2, 3),))
+    assert guarded.graph_module.code == bare.graph_module.code
