@@ -67,7 +67,7 @@ class Guard:
         self.settings = settings if settings is not None else _settings(level, config, report, overrides)
         self.report = JsonlReport(self.settings.report) if self.settings.report is not None else None
         frame = user_frame(sys._getframe(1))
-        self._made_at = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
+        self.made_at = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
         self._open: list[tuple[Session, Run]] = []
         self._entered_at = 0
         self._held: list[tuple[Diagnosis, Exception]] | None = None
@@ -81,7 +81,7 @@ class Guard:
     @property
     def run(self) -> Run:
         """What this guard remembers in this thread: shared by guards made at the same line, as in a loop."""
-        return self._open[-1][1] if self._open else current_session().run_of(self._made_at, self.settings)
+        return self._open[-1][1] if self._open else current_session().run_of(self.made_at, self.settings)
 
     @property
     def diagnoses(self) -> list[Diagnosis]:
@@ -114,7 +114,7 @@ class Guard:
             return self
         patches.install()
         session = current_session()
-        self._open.append((session, session.run_of(self._made_at, self.settings)))
+        self._open.append((session, session.run_of(self.made_at, self.settings)))
         session.open(self)
         self._entered_at = session.step
         return self
@@ -125,12 +125,19 @@ class Guard:
         session = self._open[-1][0]
         try:
             if error is None:
-                session.closing(sys._getframe(1))
-                if len(session.guards) == 1 and session.step - self._entered_at > 1:
+                # a guard around a single step is left a thousand times: only one around a loop has seen a run end
+                if len(session.guards) == 1 and session.step > self._entered_at:
+                    session.closing(sys._getframe(1))
                     self.run.tell_repeats()
             elif isinstance(error, Exception) and not isinstance(error, GradGuardError):
-                self._escaped(session, error, tb)
+                session.explain(self, "error", "escape", lambda: traceback_frames(tb), error=error)
         finally:
+            self.leave()
+
+    def leave(self) -> None:
+        """Leaves the guard and looks at nothing, for adapters that enter and leave it in different hooks."""
+        if self._open:
+            session = self._open[-1][0]
             session.close(self)
             self._open.pop()
 
@@ -279,9 +286,6 @@ class Guard:
         place = incident.place
         return self.run.suppressions.is_suppressed(diagnosis, None if place is None else place.span()) is not None
 
-    def _escaped(self, session: Session, error: Exception, tb: TracebackType | None) -> None:
-        session.explain(self, "error", "escape", lambda: traceback_frames(tb), error=error)
-
     def _record(self, diagnosis: Diagnosis) -> str:
         """Into the report and the list of diagnoses; gives the text."""
         text = render_for_error(diagnosis)
@@ -307,11 +311,45 @@ class Guard:
             speaker.emit_log(diagnosis, incident.site)
 
     def close(self) -> None:
-        """Says what is said at the end of a run: repeats of known causes, ignore comments that silenced nothing.
+        """The run is over: says what only a whole run shows, repeats of known causes, ignore comments that silence nothing.
 
-        Called by itself at the end of the process; a guard around a whole loop says its repeats when it is left.
+        Happens by itself when a guard around a loop is left, and at the end of the process for one that is entered anew
+        in each step.
+
+        Raises:
+            GradGuardError: a bug was found, and the policy says to raise it (levels strict and forensic).
         """
-        self.run.finish()
+        if self.settings.level == "off":
+            return
+        run = self.run
+        session = current_session()
+        session.guards.append(self)
+        self._open.append((session, run))
+        try:
+            session.closing(sys._getframe(1))
+        finally:
+            self._open.pop()
+            session.guards.pop()
+            run.finish()
+
+    def explaining(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Calls a function; what it raises is diagnosed right here, before the callers' own handlers see it.
+
+        Raises:
+            GradGuardError: the diagnosis.
+        """
+        try:
+            return function(*args, **kwargs)
+        except GradGuardError:
+            raise
+        except Exception as error:
+            tb = error.__traceback__
+            current_session().explain(self, "error", "escape", lambda: traceback_frames(tb), error=error)
+            raise
+
+    def report_to(self, path: str | os.PathLike[str]) -> None:
+        """Writes diagnoses to this file from now on."""
+        self.report = JsonlReport(path)
 
     def silent_rules(self, moment: Moment, traced: bool) -> tuple[Rule, ...]:
         """The rules asked at a moment of a step; empty for most moments, which then cost next to nothing."""

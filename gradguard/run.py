@@ -11,6 +11,7 @@ import logging
 import weakref
 from typing import Any
 
+from gradguard.callsite import CallSite
 from gradguard.depth import Depth
 from gradguard.diagnosis import Diagnosis
 from gradguard.policy import Policy
@@ -30,10 +31,12 @@ class Run:
 
     Args:
         settings: the guard's.
+        made_at: the line that made the guard.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, made_at: CallSite | None = None) -> None:
         self.settings = settings
+        self.made_at = made_at
         self.policy = Policy(settings)
         self.depth = Depth(settings)
         self.speaker = Speaker()
@@ -46,7 +49,13 @@ class Run:
         self.files: set[str] = set()  # the user's files met, for ignore comments that silence nothing
         # only weakly: atexit must not keep a run, and with it a rule's memory, for the life of the process
         ref = weakref.ref(self)
-        atexit.register(lambda: (run := ref()) is not None and run.finish())
+
+        def at_exit() -> None:
+            run = ref()
+            if run is not None:
+                run.end()
+
+        atexit.register(at_exit)
         self._silent: dict[tuple[Moment, bool], tuple[Rule, ...]] = {}
 
     def remember(self, diagnosis: Diagnosis) -> None:
@@ -70,6 +79,19 @@ class Run:
             self._told = repeats
             for line in self.speaker.summary_lines():
                 logger.warning("%s", line)
+
+    def end(self) -> None:
+        """The process ends: a run that was guarded step by step has had no other end."""
+        from gradguard.guard import Guard
+
+        if self._finished or not self.depth.steps:
+            return
+        try:
+            guard = Guard(settings=self.settings)
+            guard.made_at = self.made_at
+            guard.close()
+        except Exception as error:  # at the end of the process there is nobody left to raise to
+            logger.error("%s", error)
 
     def finish(self) -> None:
         """The end of the run: repeats, and (where the settings ask for it) comments that silenced nothing."""

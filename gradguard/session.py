@@ -94,7 +94,7 @@ class Session:
         if run is None or run.settings is not settings:
             if len(self._runs) >= 64:
                 self._runs.pop(next(iter(self._runs)))
-            run = self._runs[made_at] = Run(settings)
+            run = self._runs[made_at] = Run(settings, made_at)
         return run
 
     def open(self, guard: Guard) -> None:
@@ -298,7 +298,8 @@ class Session:
 
     def before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
-            self.guards[0].run.ledger.before_step(optimizer)
+            with quiet():
+                self.guards[0].run.ledger.before_step(optimizer)
             self.moment("before_step", "optimizer", sys._getframe(2), optimizer=optimizer, args=args, kwargs=kwargs)
             if self.tracing and not _has_closure(args, kwargs):
                 # most torch calls of a small model's step are its optimizer's own (TORCH_FACTS 29), and none of them is a clue

@@ -80,6 +80,11 @@ class Speaker:
         with self._lock:
             return diagnosis.key in self._said
 
+    def remember(self, diagnosis: Diagnosis) -> None:
+        """Takes a cause as said (by the run that this one resumes)."""
+        with self._lock:
+            self._said.setdefault(diagnosis.key, diagnosis)
+
     def count(self, diagnosis: Diagnosis) -> None:
         """Counts one more meeting of a cause that was said before."""
         self._first(diagnosis)

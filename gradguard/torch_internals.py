@@ -6,6 +6,10 @@ this torch lacks.
 
 from __future__ import annotations
 
+import ctypes
+import importlib
+import math
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Literal
@@ -17,6 +21,12 @@ _absent: list[str] = []
 
 def _lookup(path: str, fallback: Any) -> Any:
     found: Any = torch
+    *modules, _ = path.split(".")
+    if modules and modules[0] == "utils":  # its parts are not all imported with torch
+        try:
+            importlib.import_module(f"torch.{'.'.join(modules)}")
+        except ImportError:
+            pass
     for part in path.split("."):
         found = getattr(found, part, None)
         if found is None:
@@ -39,7 +49,7 @@ _stack_at: Callable[[int], Any] | None = _lookup("_C._get_function_stack_at", No
 _no_torch_function: Callable[[], AbstractContextManager[Any]] = _lookup("_C.DisableTorchFunction", nullcontext)
 _len_dispatch_stack: Callable[[], int] = _lookup("_C._len_torch_dispatch_stack", lambda: 0)
 _no_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _lookup("utils._python_dispatch._disable_current_modes", nullcontext)
-_device_context: Any = _lookup("utils._device.DeviceContext", ())
+_default_device: Any = _lookup("_GLOBAL_DEVICE_CONTEXT", None)
 current_node: Callable[[], Any] = _lookup("_C._current_autograd_node", lambda: None)
 
 ACCUMULATE_SEQ = 2**63  # AccumulateGrad nodes carry the maximum number, far above any count
@@ -78,7 +88,7 @@ def others_watch() -> bool:
 
 
 def insert_mode(mode: Any) -> None:
-    """Puts a function mode at the bottom of this thread's stack, or right above a default device.
+    """Puts a function mode at the bottom of this thread's stack, or right above `torch.set_default_device`'s.
 
     At the bottom, a user's own `with SomeMode():` that ends after ours was inserted pops its own mode, not ours.
     `torch.set_default_device` does the same for the same reason, and insists on standing lowest when it is taken away.
@@ -86,7 +96,7 @@ def insert_mode(mode: Any) -> None:
     if _len_stack is None or _push is None or _pop is None:
         return
     above = [_pop() for _ in range(_len_stack())]
-    if above and isinstance(above[-1], _device_context):
+    if above and above[-1] is getattr(_default_device, "device_context", None):
         _push(above.pop())
     _push(mode)
     for other in reversed(above):
@@ -177,13 +187,28 @@ def saved_data(slot: Any) -> torch.Tensor | None:
     return data if isinstance(data, torch.Tensor) else None
 
 
+def _short_name(raw_name: str) -> str:
+    return raw_name.removeprefix("_raw_saved_")
+
+
+def held_by_hook(node: Any, name: str) -> bool:
+    """Whether a hook holds the saved value `name` of a node: unpacking it runs foreign code (checkpointing computes again)."""
+    try:
+        slot = getattr(node, f"_raw_saved_{name}")
+    except Exception:
+        return False
+    slots = slot if isinstance(slot, (tuple, list)) else (slot,)
+    return any(getattr(one, "unpack_hook", None) is not None for one in slots)
+
+
 def check_saved(node: Any) -> str | None:
     """PyTorch's own verdict on a node's saved values: its error text if reading them raises, else None.
 
-    Reads the public-looking `_saved_*` properties, which unpack and so compare versions exactly as backward does.
+    Reads the public-looking `_saved_*` properties, which unpack and so compare versions exactly as backward does. What a
+    hook holds is left alone.
     """
-    names = ["saved_tensors"] if hasattr(type(node), "_forward_cls") else []
-    names += [name.replace("_raw_saved_", "_saved_") for name in _raw_saved_names(node)]
+    names = ["saved_tensors"] if hasattr(type(node), "_forward_cls") and not held_by_hook(node, "tensors") else []
+    names += [f"_saved_{name}" for name in map(_short_name, _raw_saved_names(node)) if not held_by_hook(node, name)]
     for name in names:
         try:
             getattr(node, name, None)
@@ -239,24 +264,41 @@ def parametrization_cache() -> list[torch.Tensor]:
     return [value for value in list(kept.values()) if isinstance(value, torch.Tensor)] if isinstance(kept, dict) else []
 
 
-_hash_tensor: Callable[[torch.Tensor], torch.Tensor] | None = _lookup("hash_tensor", None)
+def has_own_dispatch(tensor: torch.Tensor) -> bool:
+    """Whether a `__torch_dispatch__` answers for this tensor: such a tensor may have no memory of its own, though it says it has."""
+    try:
+        return bool(torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python))
+    except Exception:
+        return type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter
 
 
 def fingerprint(tensor: torch.Tensor) -> int | None:
-    """A checksum of a tensor's contents, about as dear as a sum over it; None where it cannot be taken.
+    """A checksum of a tensor's contents that also depends on their order; None where it cannot be taken.
 
-    The caller sees to it that no function mode is on.
+    Large tensors cost about two sums over them (`torch.hash_tensor` costs six and, an exclusive or, does not see a sort). The
+    caller sees to it that no function mode is on.
     """
+    if has_own_dispatch(tensor):
+        return None
     try:
         with torch.no_grad():
-            flat = tensor.detach()
-            if _hash_tensor is not None:
-                # the hash is an exclusive or: blind to a permutation and to an even number of equal elements, hence three odd selections
-                values = flat.reshape(-1)
-                parts = (values, values[::2], values[: values.numel() // 3 + 1])
-                return hash(tuple(int(_hash_tensor(part[: part.numel() - 1 + part.numel() % 2]).item()) for part in (*parts, values[-1:])))
-            raw = flat.contiguous().view(torch.uint8) if flat.dim() else flat.reshape(1).view(torch.uint8)
-            weights = torch.arange(1, raw.numel() + 1, dtype=torch.int64, device=raw.device)
-            return int((raw.reshape(-1).to(torch.int64) * weights).sum().item())
+            values = tensor.detach().contiguous()
+            size = values.numel() * values.element_size()
+            if values.device.type == "cpu" and size <= 65_536:
+                address = values.data_ptr() if size else 0
+                if size and not address:
+                    return None
+                return zlib.crc32((ctypes.c_char * size).from_address(address)) if size else 0
+            if values.is_complex():
+                values = torch.view_as_real(values)
+            if values.storage_offset() * values.element_size() % 8:
+                values = values.clone()  # eight bytes are read at a time
+            raw = values.reshape(-1).view(torch.uint8)
+            side = math.isqrt(size // 8)
+            square, rest = raw[: 8 * side * side].view(torch.int64).view(side, side), raw[8 * side * side :].to(torch.int64)
+            weights = torch.arange(1, max(side, rest.numel()) + 1, dtype=torch.int64, device=raw.device)
+            rows, columns = square.sum(1), square.sum(0)
+            marks = torch.stack([(rows * weights[:side]).sum(), (columns * weights[:side]).sum(), (rest * weights[: rest.numel()]).sum()])
+            return hash(tuple(marks.tolist()))
     except Exception:
         return None

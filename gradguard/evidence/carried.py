@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 from gradguard.evidence.consumed import Consumed, Link, consumed, same_place
-from gradguard.evidence.flow import Carried, loop_carried
+from gradguard.evidence.flow import Carried, loop_carried, reads_of
 from gradguard.evidence.frames import FrameView
 from gradguard.evidence.graph import is_accumulate
 from gradguard.evidence.holders import Holding, holdings, live_tensors
@@ -110,7 +110,7 @@ class Carriers:
             link = replace(link, carriers=(link.source, *(node for node in link.carriers[1:] if node_sequence(node) < border)))
         carrier = Carrier(link)
         carrier.made = self.site(link.source)
-        for search in (self._in_loops, self._held, self._succeeded):
+        for search in (self._in_loops, self._held, self._grown, self._succeeded):
             search(carrier, border)
             if carrier.names:
                 break
@@ -243,6 +243,48 @@ class Carriers:
         stores = stores_of_global(holding.name, files, container=bool(holding.through))
         return (2 if stores else 1), stores
 
+    def _grown(self, carrier: Carrier, border: int | None) -> None:
+        """An attribute or outer variable that was updated from the old tensor after its backward, and read again in this step."""
+        above = self.graph.above(carrier.link.carriers)
+        nodes = [node for node in reversed(self.graph.order) if node in above]
+        for tensor in self._oldest_first(live_tensors(above), nodes)[:32]:
+            for holding in holdings(tensor, self.frames, self.ignore):
+                if holding.frame is not None and holding.owner is None and not view_of(holding.frame, self.frames):
+                    continue
+                kept = [store for store in self._stores(holding)[1] if self._outlives_a_turn(store, holding)]
+                if kept:
+                    carrier.names, carrier.holding, carrier.tensor = [holding.name], holding, tensor
+                    carrier.how = "container" if holding.through else "attribute" if holding.owner is not None else "variable"
+                    carrier.stores, carrier.store, carrier.renewal = kept, self._best(kept, carrier, ("carried", "method")), "each step"
+                    return
+
+    def _outlives_a_turn(self, store: Store, holding: Holding) -> bool:
+        """Whether what is stored there is read in a later turn: stored behind the backward call, or made from what it held before."""
+        if holding.owner is None:
+            return store.relation == "method" or (store.relation == "carried" and _reads_itself(store, holding.name))
+        if store.relation == "carried":
+            return True
+        function = store.function
+        if store.relation not in ("method", "fresh") or function is None:
+            return False
+        name = f"self.{holding.attribute}"
+        if any(read.lineno <= store.statement.lineno for read in reads_of(function, name)):
+            return True
+        return isinstance(function, ast.FunctionDef) and self._called_behind(function.name)
+
+    def _called_behind(self, name: str) -> bool:
+        """Whether the frames around call a method of this name behind the running statement, in the same loop, and not before it."""
+        behind = before = False
+        for view in self.frames:
+            place = resolve(view.site)
+            if place is None or place.statement is None or not place.enclosing_loops:
+                continue
+            for node in ast.walk(place.enclosing_loops[0]):
+                if isinstance(node, ast.Call) and _called_name(node) == name:
+                    behind |= node.lineno > (place.statement.end_lineno or place.statement.lineno)
+                    before |= node.lineno < place.statement.lineno
+        return behind and not before
+
     def _succeeded(self, carrier: Carrier, border: int | None) -> None:
         """Nothing holds the old tensor any more: a tensor made the same way in this step stands in its place."""
         border = carrier.link.seq + 1 if border is None else border
@@ -251,9 +293,11 @@ class Carriers:
             node = _node(tensor)
             if node is None or node_sequence(node) < border or not any(self.alike(node, old) for old in carrier.link.carriers):
                 continue
-            found.extend(holding for holding in holdings(tensor, self.frames, self.ignore) if holding.owner is not None)
+            found.extend(holdings(tensor, self.frames, self.ignore))
         for holding in found:
-            stores = stores_of_attribute(holding, self.frames)
+            stores = self._stores(holding)[1]
+            if holding.owner is None:  # a variable that functions set; those of the loops around have been looked at
+                stores = [store for store in stores if store.relation == "method"]
             if stores:
                 carrier.names = list(dict.fromkeys([holding.name, *(other.name for other in found)]))
                 carrier.how, carrier.holding, carrier.tensor = "overwritten", holding, holding.tensor
@@ -303,8 +347,15 @@ def previous_turn(journal: Journal, call: BackwardFact | None) -> BackwardFact |
 
 
 def _called_in(node: ast.AST) -> set[str]:
-    calls = (inner.func for inner in ast.walk(node) if isinstance(inner, ast.Call))
-    return {function.attr if isinstance(function, ast.Attribute) else function.id for function in calls if isinstance(function, (ast.Attribute, ast.Name))}
+    return {name for inner in ast.walk(node) if isinstance(inner, ast.Call) if (name := _called_name(inner))}
+
+
+def _called_name(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
+
+
+def _reads_itself(store: Store, name: str) -> bool:
+    return store.value is not None and bool(reads_of(store.value, name))
 
 
 def _kind(node: Any) -> str:

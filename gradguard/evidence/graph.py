@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gradguard.torch_internals import ACCUMULATE_SEQ, check_saved, node_sequence, saved_data, saved_slots, storage_key
+from gradguard.torch_internals import ACCUMULATE_SEQ, check_saved, held_by_hook, node_sequence, saved_data, saved_slots, storage_key
 
 MAX_NODES = 200_000
 
@@ -138,7 +138,7 @@ def _mismatched_slot(node: Any, verdict: str) -> tuple[str, torch.Tensor | None]
     found = int(_VERSIONS.search(verdict)[1]) if _VERSIONS.search(verdict) else -1  # type: ignore[index]
     for name, slot in saved_slots(node):
         data = saved_data(slot)
-        if "[" not in name:
+        if "[" not in name and not held_by_hook(node, name):
             try:
                 getattr(node, f"_saved_{name}")
             except RuntimeError as error:

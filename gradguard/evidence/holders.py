@@ -7,6 +7,7 @@ distribution in an attribute, a deque in a memory bank) is found as well.
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import CellType, FrameType, FunctionType, MethodType, ModuleType
@@ -184,11 +185,14 @@ def _of_instance(owner: Any, attributes: dict[str, Any], obj: Any, through: tupl
 
 def _is_users(owner: Any) -> bool:
     """Whether the object is of a class (or is a class or module) that the user wrote."""
-    import sys
-
+    if isinstance(owner, ModuleType):
+        file = getattr(owner, "__file__", None)
+        return file is None or USER_FILES[file]
     kind = owner if isinstance(owner, type) else type(owner)
-    module = owner if isinstance(owner, ModuleType) else sys.modules.get(kind.__module__)
+    for member in vars(kind).values():
+        code = getattr(getattr(member, "__func__", None) or getattr(member, "fget", None) or getattr(member, "func", None) or member, "__code__", None)
+        if code is not None and not code.co_filename.startswith("<"):
+            return USER_FILES[code.co_filename]
+    module = sys.modules.get(kind.__module__)
     file = getattr(module, "__file__", None)
-    if file is None:
-        return kind.__module__ == "__main__"
-    return USER_FILES[file]
+    return kind.__module__ == "__main__" if file is None else USER_FILES[file]

@@ -7,7 +7,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType, FrameType
 from typing import Any, Literal
 
@@ -61,7 +61,7 @@ class Store:
         """What is put there."""
         if isinstance(self.statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
             return self.statement.value
-        return self.statement.value if isinstance(self.statement, ast.Expr) else None
+        return self.statement.value if isinstance(self.statement, (ast.Expr, ast.Return)) else None
 
     def covers(self, place: ResolvedSite | None) -> bool:
         """Whether a place lies in this statement."""
@@ -72,8 +72,13 @@ def relation_in(source: Source, statement: ast.stmt, place: ResolvedSite) -> Rel
     """How a store lies to the place that a frame of the same function is executing."""
     at = place.statement
     loops = place.enclosing_loops
-    if not loops or at is None:
+    if at is None:
         return "outside"
+    if not loops:
+        if place.enclosing_function is None:
+            return "outside"
+        # a function that is called in each turn: what stands behind the running statement was done in the turn before
+        return "fresh" if statement is not at and position_before(statement, at) else "carried"
     loop = loops[0]
     if not contains(loop, statement, source):
         return "outside"
@@ -95,10 +100,19 @@ def stores_of_variable(name: str, view: FrameView, *, container: bool) -> list[S
     scope = None if source is None else scope_of(source, code)
     if source is None or scope is None or place is None:
         return []
-    found = assignments_to(scope, name)
-    if container:
-        found = [*stores_into(scope, name), *found]
-    return [Store(source, statement, relation_in(source, statement, place)) for statement in found]
+    puts = stores_into(scope, name) if container else []
+    found = []
+    for statement in dict.fromkeys([*puts, *assignments_to(scope, name)]):
+        here = _own_scope(source, statement) is scope
+        found.append(Store(source, statement, relation_in(source, statement, place) if here else _off_stack(source, statement, name)))
+    return _kept(found, set(puts))
+
+
+def _kept(stores: list[Store], puts: set[ast.stmt]) -> list[Store]:
+    """What is put into a container in this turn stays there for the next, unless the container itself is made anew in each turn."""
+    if any(store.relation == "fresh" and store.statement not in puts for store in stores):
+        return stores
+    return [replace(store, relation="carried") if store.relation == "fresh" and store.statement in puts else store for store in stores]
 
 
 def stores_of_global(name: str, files: Sequence[str], *, container: bool) -> list[Store]:
@@ -119,11 +133,13 @@ def stores_of_global(name: str, files: Sequence[str], *, container: bool) -> lis
 def stores_of_attribute(holding: Holding, frames: Sequence[FrameView]) -> list[Store]:
     """The statements that put something into an attribute: in the owner's classes, then in the files around."""
     container = bool(holding.through)
+    puts: set[ast.stmt] = set()
     found: dict[ast.stmt, Store] = {}
     for source, definition in classes_of(holding.owner):
         name = f"self.{holding.attribute}"
-        statements = [*stores_into(definition, name), *assignments_to(definition, name)] if container else assignments_to(definition, name)
-        for statement in statements:
+        inserting = stores_into(definition, name)  # also for a tensor: `self.table[ids] = values`
+        puts.update(inserting)
+        for statement in [*inserting, *assignments_to(definition, name)]:
             found.setdefault(statement, Store(source, statement, _attribute_relation(source, statement, name, frames)))
     if not found:
         for file in dict.fromkeys(view.frame.f_code.co_filename for view in frames if view.is_user):
@@ -131,7 +147,30 @@ def stores_of_attribute(holding: Holding, frames: Sequence[FrameView]) -> list[S
             for statement, name in _foreign_stores(outside, holding.attribute) if outside is not None else ():
                 assert outside is not None
                 found.setdefault(statement, Store(outside, statement, _attribute_relation(outside, statement, name, frames)))
-    return [store for store in found.values() if not _stores_nothing(store)]
+    if not found:
+        found = {store.statement: store for source, definition in classes_of(holding.owner) for store in _cached_property(source, definition, holding.attribute)}
+    return [store for store in (_kept(list(found.values()), puts) if container else found.values()) if not _stores_nothing(store)]
+
+
+def _cached_property(source: Source, definition: ast.ClassDef, attribute: str) -> Iterator[Store]:
+    """The `return` of a property whose result is kept in the instance."""
+    for node in definition.body:
+        if isinstance(node, ast.FunctionDef) and node.name == attribute and node.decorator_list:
+            for statement in returns_of(node):
+                yield Store(source, statement, "cache")
+
+
+def returns_of(function: ast.AST) -> list[ast.Return]:
+    """A function's own `return` statements that give something back."""
+    found: list[ast.Return] = []
+    stack = list(getattr(function, "body", []))
+    while stack:
+        node = stack.pop(0)
+        if isinstance(node, ast.Return) and node.value is not None and not isinstance(node.value, ast.Constant):
+            found.append(node)
+        if not isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+            stack = [*ast.iter_child_nodes(node), *stack]
+    return found
 
 
 def _stores_nothing(store: Store) -> bool:

@@ -56,7 +56,6 @@ _QUERIES = {
     "untyped_storage",
     "storage",
     "get_device",
-    "type",
     "is_signed",
     "is_inference",
     "__len__",

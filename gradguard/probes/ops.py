@@ -215,8 +215,9 @@ class OpProbe(TorchFunctionMode):
             if tensor.requires_grad:
                 node = tensor.grad_fn
                 attached.append(-1 if node is None else node._sequence_nr())
-                if node is None:
-                    leaves.append(weakref.ref(tensor))
+                leaf = tensor if node is None else _only_leaf(node)
+                if leaf is not None:
+                    leaves.append(weakref.ref(leaf))
             else:
                 cut = cut_of(tensor)
                 if cut is not None:
@@ -382,11 +383,12 @@ class OpProbe(TorchFunctionMode):
     def _fed(self, kind: int, seq: int, cut: Cut) -> None:
         """A value that had lost its path goes into a differentiable call."""
         journal = self.journal
+        roots = cut.roots()
         if kind & ADDEND:
-            journal.remember_partial(seq, _merge([journal.partial.get(seq, ()), cut.roots()]))
-            return
-        journal.remember_fed(seq, _merge([journal.fed.get(seq, ()), cut.roots()]))
-        for origin in cut.roots():
+            journal.remember_partial(seq, _merge([journal.partial.get(seq, ()), roots]))
+        else:
+            journal.remember_fed(seq, _merge([journal.fed.get(seq, ()), roots]))
+        for origin in roots:
             if origin.kind == "sample" and not origin.scored and _is_scoring(sys._getframe(3)):
                 origin.scored = True
 
@@ -411,6 +413,8 @@ _DISTRIBUTIONS = os.sep + os.path.join("torch", "distributions") + os.sep
 
 def _is_sampling(frame: FrameType | None) -> bool:
     """Whether the call comes from `sample()` of a torch distribution that could have sampled with a path (`rsample`)."""
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
     for _ in range(4):
         if frame is None or _DISTRIBUTIONS not in frame.f_code.co_filename:
             return False
@@ -429,6 +433,19 @@ def _is_scoring(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _only_leaf(node: Any) -> Any:
+    """The leaf that a value is a plain function of (`scale.exp()`), through at most five nodes with one input each."""
+    for _ in range(5):
+        following = [source for source, _ in node.next_functions if source is not None]
+        if len(following) != 1:
+            return None
+        node = following[0]
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            return leaf
+    return None
 
 
 def _around(frame: FrameType | None, most: int = 6) -> tuple[CallSite, ...]:

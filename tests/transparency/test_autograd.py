@@ -366,12 +366,12 @@ def test_in_place_and_views() -> None:
     def program() -> Any:
         x = torch.randn(4, 4, requires_grad=True)
         y = x * 1
+        y.unsqueeze_(0).squeeze_(0)
         y[0] = 3.0
         y[:, 1].mul_(2)
         y += x
         y.t().add_(1)
         F.relu(y, inplace=True)
-        y.unsqueeze_(0)
         y.sum().backward()
         with torch.no_grad():
             x -= 0.1 * x.grad

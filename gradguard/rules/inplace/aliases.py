@@ -14,12 +14,67 @@ from gradguard.evidence.bindings import assignments_to, dotted, flatten
 from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.syntax import FUNCTIONS, Source, range_of
 
-VIEWS = frozenset({
-    "view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "ravel", "squeeze", "unsqueeze", "transpose", "permute", "t", "T", "mT", "H", "mH", "swapaxes", "swapdims",
-    "movedim", "moveaxis", "expand", "expand_as", "broadcast_to", "narrow", "select", "diagonal", "unfold", "as_strided", "detach", "data", "real", "imag", "unbind",
-    "chunk", "split", "tensor_split", "split_with_sizes", "hsplit", "vsplit", "dsplit", "contiguous", "view_as_real", "view_as_complex", "alias", "to", "float", "numpy", "cpu",
-    "requires_grad_", "as_tensor", "from_numpy", "asarray", "broadcast_tensors", "atleast_1d", "atleast_2d", "atleast_3d", "rearrange",
-})  # fmt: skip
+VIEWS = frozenset(
+    {
+        "view",
+        "view_as",
+        "reshape",
+        "reshape_as",
+        "flatten",
+        "unflatten",
+        "ravel",
+        "squeeze",
+        "unsqueeze",
+        "transpose",
+        "permute",
+        "t",
+        "T",
+        "mT",
+        "H",
+        "mH",
+        "swapaxes",
+        "swapdims",
+        "movedim",
+        "moveaxis",
+        "expand",
+        "expand_as",
+        "broadcast_to",
+        "narrow",
+        "select",
+        "diagonal",
+        "unfold",
+        "as_strided",
+        "detach",
+        "data",
+        "real",
+        "imag",
+        "unbind",
+        "chunk",
+        "split",
+        "tensor_split",
+        "split_with_sizes",
+        "hsplit",
+        "vsplit",
+        "dsplit",
+        "contiguous",
+        "view_as_real",
+        "view_as_complex",
+        "alias",
+        "to",
+        "float",
+        "numpy",
+        "cpu",
+        "requires_grad_",
+        "as_tensor",
+        "from_numpy",
+        "asarray",
+        "broadcast_tensors",
+        "atleast_1d",
+        "atleast_2d",
+        "atleast_3d",
+        "rearrange",
+    }
+)
 MULTI = frozenset({"unbind", "chunk", "split", "tensor_split", "split_with_sizes", "hsplit", "vsplit", "dsplit"})
 OVERLAPPING = frozenset({"expand", "expand_as", "broadcast_to", "broadcast_tensors", "as_strided", "unfold"})
 
@@ -61,7 +116,11 @@ def peel(node: ast.expr) -> tuple[ast.expr, list[str]]:
                     else:
                         node = function.value
                     continue
-            elif isinstance(function, ast.Name) and function.id in ("rearrange", "from_numpy", "enumerate", "zip", "reversed", "iter", "list", "tuple") and node.args:
+            elif (
+                isinstance(function, ast.Name)
+                and function.id in ("rearrange", "from_numpy", "enumerate", "zip", "reversed", "iter", "list", "tuple")
+                and node.args
+            ):
                 calls.append("for" if function.id in ("enumerate", "reversed", "iter", "list", "tuple", "zip") else function.id)
                 node = node.args[0]
                 continue
@@ -96,7 +155,7 @@ def written_expression(place: ResolvedSite, by_module: bool = False) -> ast.expr
         return node.args[0] if node.args else None
     if isinstance(node, ast.Call) and not isinstance(node.func, ast.Attribute) and node.args and not isinstance(node.args[0], ast.Starred):
         return node.args[0]
-    found = place._receiver_node  # noqa: SLF001  (the expression behind `receiver`)
+    found = place._receiver_node
     if isinstance(node, ast.AugAssign) and found is not None:
         return found
     return found
@@ -117,7 +176,11 @@ def aliases(place: ResolvedSite | None, caller: ResolvedSite | None = None, by_m
     node = written_expression(place, by_module)
     if node is None:
         return []
-    name = dotted(peel(node)[0])
+    return aliases_of_name(place, dotted(peel(node)[0]), caller, limit)
+
+
+def aliases_of_name(place: ResolvedSite, name: str | None, caller: ResolvedSite | None = None, limit: int = 5) -> list[Alias]:
+    """The same chain for a variable as it is at a place."""
     found: list[Alias] = []
     where: ResolvedSite | None = place
     while name is not None and where is not None and where.source is not None and len(found) < limit:
@@ -165,7 +228,11 @@ def _value_for(statement: ast.stmt, name: str) -> tuple[ast.expr | None, str]:
         value = statement.value
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         for target in targets:
-            if isinstance(target, (ast.Tuple, ast.List)) and isinstance(value, (ast.Tuple, ast.List)) and len(target.elts) == len(value.elts):
+            if (
+                isinstance(target, (ast.Tuple, ast.List))
+                and isinstance(value, (ast.Tuple, ast.List))
+                and len(target.elts) == len(value.elts)
+            ):
                 for element, item in zip(target.elts, value.elts, strict=True):
                     if dotted(element) == name:
                         return item, ""
@@ -182,7 +249,12 @@ def _iterated(loop: ast.For | ast.AsyncFor, name: str) -> ast.expr | None:
     if isinstance(iterated, ast.Call) and isinstance(iterated.func, ast.Name) and iterated.args:
         if iterated.func.id == "enumerate" and isinstance(target, ast.Tuple) and len(target.elts) == 2:
             iterated, target = iterated.args[0], target.elts[1]
-        if isinstance(iterated, ast.Call) and isinstance(iterated.func, ast.Name) and iterated.func.id == "zip" and isinstance(target, ast.Tuple):
+        if (
+            isinstance(iterated, ast.Call)
+            and isinstance(iterated.func, ast.Name)
+            and iterated.func.id == "zip"
+            and isinstance(target, ast.Tuple)
+        ):
             for element, argument in zip(target.elts, iterated.args, strict=False):
                 if name in [dotted(single) for single in flatten(element)]:
                     return argument

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from gradguard.diagnosis import SourceSpan
-from gradguard.evidence.bindings import assignments_to, dotted, flatten
+from gradguard.evidence.bindings import dotted, flatten
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.evidence.syntax import FUNCTIONS, Source, header_range, load, range_of
 from gradguard.rules.incident import Incident
-from gradguard.rules.inplace.flags import file_of
 from gradguard.rules.inplace.aliases import parameters_of, peel
+from gradguard.rules.inplace.flags import file_of
 
 _METHODS = frozenset({"fill", "sort", "partition", "put", "itemset", "setfield", "byteswap"})
 _FIRST = frozenset({"copyto", "place", "putmask", "put", "fill_diagonal", "put_along_axis", "shuffle", "at"})
@@ -61,7 +61,7 @@ def array_story(incident: Incident, tensor: torch.Tensor, storage: int | None) -
         if place is None or place.source is None:
             continue
         left = left or place
-        scope = place.enclosing_function or place.source.tree
+        scope: ast.AST | None = place.enclosing_function or place.source.tree
         for target in _receivers(place):
             name = name or target
             if scope is not None:
@@ -69,9 +69,9 @@ def array_story(incident: Incident, tensor: torch.Tensor, storage: int | None) -
         found += _passed_on(place.source, place.node, None)
         if found:
             break
-    for expression, source, scope, variable in _live(incident, tensor):
+    for expression, source, inner, variable in _live(incident, tensor):
         name = name or expression
-        found += writes_in(source, scope, variable, None)
+        found += writes_in(source, inner, variable, None)
     return ArrayStory(left, name, _distinct(found))
 
 
@@ -178,7 +178,9 @@ def _passed_on(source: Source, node: ast.AST | None, names: set[str] | None, dep
     if not isinstance(call, ast.Call):
         return []
     called = (dotted(call.func) or "").rpartition(".")[2]
-    function = next((item for item in source.scopes if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)) and item.name == called), None)
+    function = next(
+        (item for item in source.scopes if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)) and item.name == called), None
+    )
     if function is None:
         return []
     parameters = parameters_of(function)
@@ -242,9 +244,12 @@ def _written(statement: ast.stmt) -> Iterator[tuple[ast.AST, ast.expr]]:
         if isinstance(node.func, ast.Attribute):
             if node.func.attr in _METHODS and (dotted(node.func.value) or "") not in ("np", "numpy"):
                 yield node, node.func.value
-            elif node.func.attr in _FIRST and node.args:
-                yield node, node.args[0]
-            elif node.func.attr == "nan_to_num" and node.args and any(
-                keyword.arg == "copy" and isinstance(keyword.value, ast.Constant) and keyword.value.value is False for keyword in node.keywords
+            elif (node.func.attr in _FIRST and node.args) or (
+                node.func.attr == "nan_to_num"
+                and node.args
+                and any(
+                    keyword.arg == "copy" and isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+                    for keyword in node.keywords
+                )
             ):
                 yield node, node.args[0]

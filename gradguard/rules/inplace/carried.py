@@ -48,7 +48,9 @@ def carried_over(incident: Incident, target: Any, boundary: int) -> Carried | No
                 queue.append(user)
     old_root = next((root for root in roots if root in leading and node_sequence(root) < boundary), None)
     if old_root is not None:
-        name = next((incident.names.of(tensor) for tensor in incident.roots if tensor.grad_fn is old_root), None) or incident.names.of_node(old_root)
+        name = next((incident.names.of(tensor) for tensor in incident.roots if tensor.grad_fn is old_root), None) or incident.names.of_node(
+            old_root
+        )
         return Carried(name, _made(incident, old_root, name), None, True, old_root)
     crossing = [edge for edge in crossing if node_sequence(edge[1]) < ACCUMULATE_SEQ]
     crossing.sort(key=lambda edge: -node_sequence(edge[1]))
@@ -73,7 +75,11 @@ def _made(incident: Incident, node: Any, name: str | None) -> SourceSpan | None:
                     return found
     op = incident.journal.op_at(node_sequence(node))
     place = None if op is None else resolve(op.site)
-    return None if place is None else place.span(f"`{name}` was made here, before the update" if name else "made here, before the update", "carried")
+    return (
+        None
+        if place is None
+        else place.span(f"`{name}` was made here, before the update" if name else "made here, before the update", "carried")
+    )
 
 
 def assigned_in(view: FrameView, name: str, label: str, role: Role) -> SourceSpan | None:
@@ -84,7 +90,11 @@ def assigned_in(view: FrameView, name: str, label: str, role: Role) -> SourceSpa
     scope = place.enclosing_function or place.source.tree
     if scope is None:
         return None
-    found = [statement for statement in assignments_to(scope, name) if statement.lineno < place.line and isinstance(statement, (ast.Assign, ast.AugAssign, ast.AnnAssign))]
+    found = [
+        statement
+        for statement in assignments_to(scope, name)
+        if statement.lineno < place.line and isinstance(statement, (ast.Assign, ast.AugAssign, ast.AnnAssign))
+    ]
     if not found:
         return None
     value = found[-1].value

@@ -54,8 +54,8 @@ def file_of(cls: type) -> str | None:
     """The file a class was written in: that of its methods' code (a notebook cell or exec'd code has no module file)."""
     for value in vars(cls).values():
         code = getattr(getattr(value, "__func__", value), "__code__", None)
-        if isinstance(code, CodeType) and code.co_qualname.startswith(cls.__qualname__) if sys.version_info >= (3, 11) else isinstance(code, CodeType):
-            return str(code.co_filename)
+        if isinstance(code, CodeType) and str(getattr(code, "co_qualname", cls.__qualname__)).startswith(cls.__qualname__):
+            return code.co_filename
     return getattr(sys.modules.get(cls.__module__), "__file__", None)
 
 
@@ -98,7 +98,11 @@ def _best(*choices: list[tuple[Source, ast.Call]]) -> list[tuple[Source, ast.Cal
 def _constructions(source: Source, kind: type) -> Iterator[ast.Call]:
     """Calls that build this kind of module with the flag on."""
     for node in ast.walk(source.tree or ast.Module([], [])):
-        if isinstance(node, ast.Call) and (dotted(node.func) or "").rpartition(".")[2] == kind.__name__ and flag_argument(node, kind) is not None:
+        if (
+            isinstance(node, ast.Call)
+            and (dotted(node.func) or "").rpartition(".")[2] == kind.__name__
+            and flag_argument(node, kind) is not None
+        ):
             yield node
 
 
@@ -121,7 +125,8 @@ def flag_argument(call: ast.Call, kind: type) -> ast.expr | ast.keyword | None:
 def _assignments(source: Source) -> Iterator[ast.Assign]:
     for node in ast.walk(source.tree or ast.Module([], [])):
         if isinstance(node, ast.Assign) and any(isinstance(target, ast.Attribute) and target.attr == "inplace" for target in node.targets):
-            if isinstance(node.value, ast.Constant) and node.value.value is True:
+            value = node.value
+            if isinstance(value, ast.Constant) and value.value is True:
                 yield node
 
 
@@ -130,7 +135,12 @@ def _fits(source: Source, call: ast.Call, name: str) -> bool:
     above: Any = source.parents.get(call)
     if isinstance(above, ast.Assign):
         return any(isinstance(target, ast.Attribute) and target.attr == name for target in above.targets)
-    if name.isdigit() and isinstance(above, ast.Call) and call in above.args and not any(isinstance(item, ast.Starred) for item in above.args):
+    if (
+        name.isdigit()
+        and isinstance(above, ast.Call)
+        and call in above.args
+        and not any(isinstance(item, ast.Starred) for item in above.args)
+    ):
         return above.args.index(call) == int(name)
     if name.isdigit() and isinstance(above, ast.List) and not any(isinstance(item, ast.Starred) for item in above.elts):
         return above.elts.index(call) == int(name)
@@ -140,4 +150,8 @@ def _fits(source: Source, call: ast.Call, name: str) -> bool:
 def _of_classes(calls: list[tuple[Source, ast.Call]], owners: list[nn.Module]) -> list[tuple[Source, ast.Call]]:
     """Those inside the classes of the modules around."""
     classes = {type(owner).__name__ for owner in owners if not type(owner).__module__.startswith("torch.")}
-    return [(source, call) for source, call in calls if any(isinstance(above, ast.ClassDef) and above.name in classes for above in source.ancestors(call))]
+    return [
+        (source, call)
+        for source, call in calls
+        if any(isinstance(above, ast.ClassDef) and above.name in classes for above in source.ancestors(call))
+    ]

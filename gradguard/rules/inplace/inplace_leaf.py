@@ -49,29 +49,51 @@ def recognise(incident: Incident) -> Diagnosis | None:
     write = Refused(incident)
     what = write.state.full if write.state is not None else write.written
     kind = "parameter" if write.state is not None or isinstance(write.tensor, nn.Parameter) else "leaf tensor"
-    alias = f" (`{write.written}` here)" if write.written and write.state is not None and not str(what).endswith(write.written.removeprefix("self")) else ""
+    alias = (
+        f" (`{write.written}` here)"
+        if write.written and write.state is not None and not str(what).endswith(write.written.removeprefix("self"))
+        else ""
+    )
     known = f"`{what}`{alias}, a {kind} that requires grad," if what else f"a {kind} that requires grad"
     culprit = write.culprit(f"changes `{write.written or what or 'a leaf'}` in place while grad mode is on")
     origin = write.made(write.written, f"`{write.written}` is made here, as a leaf") if write.written and write.state is None else None
     return Diagnosis(
-        code=CODE, name=NAME, headline=f"{write.text} changes {known} in place outside of `torch.no_grad()`",
-        culprit=culprit, related=write.related(culprit, origin, *write.alias_spans(), write.helper()), tensors=write.facts(),
-        explanation="A leaf's gradient belongs to the value it had in the forward pass; a tracked in-place change would overwrite that value "
-        "and make the tensor the result of an operation, which no optimizer and no `.grad` could use any more.",
-        fixes=_fixes(write, kind), avoid=["`.data`: it hides the write from autograd, also where a pending backward still needs the old value"],
-    )  # fmt: skip
+        code=CODE,
+        name=NAME,
+        headline=f"{write.text} changes {known} in place outside of `torch.no_grad()`",
+        culprit=culprit,
+        related=write.related(culprit, origin, *write.alias_spans(), write.helper()),
+        tensors=write.facts(),
+        explanation=(
+            "A leaf's gradient belongs to the value it had in the forward "
+            "pass; a tracked in-place change would overwrite that value "
+            "and make the tensor the result of an operation, which no optimizer and no `.grad` could use any more."
+        ),
+        fixes=_fixes(write, kind),
+        avoid=["`.data`: it hides the write from autograd, also where a pending backward still needs the old value"],
+    )
 
 
 def _fixes(write: Refused, kind: str) -> list[Fix]:
     place = write.place
-    guard = Fix(title="do the update under `torch.no_grad()`", safety="safe", patch=None if place is None or write.module is not None else under_no_grad(place),
-                detail="inside `with torch.no_grad():` parameters may be written, and the graph does not grow")
+    guard = Fix(
+        title="do the update under `torch.no_grad()`",
+        safety="safe",
+        patch=None if place is None or write.module is not None else under_no_grad(place),
+        detail="inside `with torch.no_grad():` parameters may be written, and the graph does not grow",
+    )
     made = None if place is None or write.module is not None else out_of_place(place)
-    fresh = Fix(title=f"make a new tensor instead: `{short(made[0], 90)}`" if made else "make a new tensor instead of writing into the leaf",
-                safety="unsafe", patch=made[1] if made else None, detail="the result is part of the graph, and the leaf keeps its value and gets the gradient")
+    fresh = Fix(
+        title=f"make a new tensor instead: `{short(made[0], 90)}`" if made else "make a new tensor instead of writing into the leaf",
+        safety="unsafe",
+        patch=made[1] if made else None,
+        detail="the result is part of the graph, and the leaf keeps its value and gets the gradient",
+    )
     if write.module is not None:
-        return [Fix(title=f"build this `nn.{type(write.module).__name__}` without `inplace=True`", safety="safe"),
-                Fix(title="do not hand it a leaf", safety="manual")]
+        return [
+            Fix(title=f"build this `nn.{type(write.module).__name__}` without `inplace=True`", safety="safe"),
+            Fix(title="do not hand it a leaf", safety="manual"),
+        ]
     if kind == "parameter" or _is_update(write):
         return [guard]
     return [fresh, guard]
@@ -84,6 +106,13 @@ def _is_update(write: Refused) -> bool:
 
 
 RULE = Rule(
-    code=CODE, name=NAME, summary="A leaf that requires grad was changed in place while grad mode was on.", recognise=recognise, priority=10,
-    messages=("a leaf variable that requires grad is being used in an in-place", "a leaf variable that requires grad has been used in an in-place"),
-)  # fmt: skip
+    code=CODE,
+    name=NAME,
+    summary="A leaf that requires grad was changed in place while grad mode was on.",
+    recognise=recognise,
+    priority=10,
+    messages=(
+        "a leaf variable that requires grad is being used in an in-place",
+        "a leaf variable that requires grad has been used in an in-place",
+    ),
+)

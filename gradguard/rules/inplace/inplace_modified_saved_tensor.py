@@ -44,6 +44,7 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.inplace import tell
 from gradguard.rules.inplace.aliases import peel
 from gradguard.rules.inplace.classify import kind_of
+from gradguard.rules.inplace.detached import detached
 from gradguard.rules.inplace.flags import Flag, flag_argument, flag_of, holder_of
 from gradguard.rules.inplace.numpy_write import numpy_written, told
 from gradguard.rules.inplace.repairs import drop_argument, out_of_place, patch
@@ -58,6 +59,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if incident.moment == "before_backward":
         found = numpy_written(incident)
         return told(incident, CODE, NAME) if found is not None and found[1].writes else None
+    if incident.says(DETACHED):
+        return detached(incident, CODE, NAME)
     story = story_of(incident)
     if story is None or kind_of(story) != "value":
         return None
@@ -79,9 +82,15 @@ def _told(story: Story, write: Write) -> Diagnosis:
         subject = f"`{short(place.text if place else write.func)}`"
     headline = f"{subject} writes over {target.phrase}, which `{story.op_word}` had saved for its backward pass"
     facts = tell.tensor_facts(story, target.name)
-    related = tell.compact([
-        tell.saved_span(story), *target.spans(), tell.helper_span(write, target.chain), *labels, tell.backward_span(story),
-    ])  # fmt: skip
+    related = tell.compact(
+        [
+            tell.saved_span(story),
+            *target.spans(),
+            tell.helper_span(write, target.chain),
+            *labels,
+            tell.backward_span(story),
+        ]
+    )
     saved = f"`{target.name}`" if target.name else "It"
     made = write.version if write.version is not None else story.mismatch.found
     explanation = (
@@ -89,10 +98,17 @@ def _told(story: Story, write: Write) -> Diagnosis:
         "and the value that backward needs is gone."
     )
     return Diagnosis(
-        code=CODE, name=NAME, headline=headline, culprit=culprit, related=tell.without(related, culprit),
-        tensors=[facts.model_copy(update={"module": module})], explanation=explanation, notes=tell.other_writes(story),
-        fixes=_fixes(story, write, target, flag), avoid=[tell.NO_DATA],
-    )  # fmt: skip
+        code=CODE,
+        name=NAME,
+        headline=headline,
+        culprit=culprit,
+        related=tell.without(related, culprit),
+        tensors=[facts.model_copy(update={"module": module})],
+        explanation=explanation,
+        notes=tell.other_writes(story),
+        fixes=_fixes(story, write, target, flag),
+        avoid=[tell.NO_DATA],
+    )
 
 
 def _sentence(clause: str) -> str:
@@ -148,7 +164,13 @@ def _fixes(story: Story, write: Write, target: Target, flag: Flag | None) -> lis
     if any(link.call in ("detach", "data") for link in target.chain):
         link = next(link for link in target.chain if link.call in ("detach", "data"))
         text = link.text if link.text.endswith(")") or link.call == "data" else f"{link.base}.detach()"
-        fixes.append(Fix(title=f"copy before writing: `{short(text, 50)}.clone()`", safety="safe", detail="`detach()` and `.data` cut the graph but share the memory"))
+        fixes.append(
+            Fix(
+                title=f"copy before writing: `{short(text, 50)}.clone()`",
+                safety="safe",
+                detail="`detach()` and `.data` cut the graph but share the memory",
+            )
+        )
     return fixes
 
 
@@ -167,8 +189,14 @@ def _copy_for_the_op(story: Story, target: Target) -> list[Fix]:
     text, where = saved.source.flat(read[0]), range_of(read[0])
     alone = all(item.seq == story.mismatch.seq or _line_of(story, item.seq) == saved.line for item in story.incident.mismatches)
     diff = patch(saved.source, [((where[2], where[3], where[2], where[3]), ".clone()")]) if where is not None and alone else None
-    return [Fix(title=f"give `{story.op_word}` a copy of its own at line {saved.line}: `{short(text, 50)}.clone()`", safety="safe", patch=diff,
-                detail="it then saves the copy, which nothing writes over" + ("" if alone else "; other lines that read it need the same"))]
+    return [
+        Fix(
+            title=f"give `{story.op_word}` a copy of its own at line {saved.line}: `{short(text, 50)}.clone()`",
+            safety="safe",
+            patch=diff,
+            detail="it then saves the copy, which nothing writes over" + ("" if alone else "; other lines that read it need the same"),
+        )
+    ]
 
 
 def _line_of(story: Story, seq: int) -> int | None:
@@ -179,16 +207,27 @@ def _line_of(story: Story, seq: int) -> int | None:
 def _without_flag(write: Write, flag: Flag | None) -> Fix:
     kind = type(write.module).__name__
     if flag is None:
-        return Fix(title=f"build this `nn.{kind}` without `inplace=True`", safety="safe", detail="what it computes stays the same, it only takes a new tensor to do so")
+        return Fix(
+            title=f"build this `nn.{kind}` without `inplace=True`",
+            safety="safe",
+            detail="what it computes stays the same, it only takes a new tensor to do so",
+        )
     diff = None
     if isinstance(flag.node, ast.Call):
         argument = flag_argument(flag.node, type(write.module))
         edit = None if argument is None else drop_argument(flag.node, argument)
         diff = None if edit is None else patch(flag.source, [edit])
-        return Fix(title=f"take `inplace=True` off the `nn.{kind}` at line {flag.span.line}", safety="safe", patch=diff,
-                   detail="what it computes stays the same, it only takes a new tensor to do so")
-    return Fix(title=f"do not set `{short(flag.span.text)}` (line {flag.span.line}) on this `nn.{kind}`", safety="safe",
-               detail="an in-place module may only follow an operation that does not need its own output in backward")
+        return Fix(
+            title=f"take `inplace=True` off the `nn.{kind}` at line {flag.span.line}",
+            safety="safe",
+            patch=diff,
+            detail="what it computes stays the same, it only takes a new tensor to do so",
+        )
+    return Fix(
+        title=f"do not set `{short(flag.span.text)}` (line {flag.span.line}) on this `nn.{kind}`",
+        safety="safe",
+        detail="an in-place module may only follow an operation that does not need its own output in backward",
+    )
 
 
 def _new_tensor(place: ResolvedSite, target: Target) -> list[Fix]:
@@ -196,8 +235,14 @@ def _new_tensor(place: ResolvedSite, target: Target) -> list[Fix]:
     if made is not None:
         text, diff = made
         local = target.written is not None and not target.chain and "." not in target.written
-        return [Fix(title=f"make a new tensor instead: `{short(text, 90)}`", safety="safe" if local else "unsafe", patch=diff,
-                    detail=None if local else "other names of the same memory no longer see the change")]
+        return [
+            Fix(
+                title=f"make a new tensor instead: `{short(text, 90)}`",
+                safety="safe" if local else "unsafe",
+                patch=diff,
+                detail=None if local else "other names of the same memory no longer see the change",
+            )
+        ]
     return [_for_assignment(place, target)]
 
 
@@ -217,13 +262,28 @@ def _for_assignment(place: ResolvedSite, target: Target) -> Fix:
                 diff = patch(place.source, [(whole, new)])
             return Fix(title=f"make a new tensor instead: `{short(new, 90)}`", safety="unsafe", patch=diff)
         if place.enclosing_loops:
-            return Fix(title=f"collect the pieces in a Python list and join them after the loop (`torch.stack(pieces)`) instead of writing them into `{name}`",
-                       safety="manual", detail=f"within the loop use the piece itself, not a view of `{name}`")
-        return Fix(title=f"build the changed `{name}` as a new tensor (`torch.cat`, `torch.stack`, `torch.where`) instead of assigning into it", safety="manual")
+            return Fix(
+                title=(
+                    "collect the pieces in a Python list and join them after the loop "
+                    f"(`torch.stack(pieces)`) instead of writing them into `{name}`"
+                ),
+                safety="manual",
+                detail=f"within the loop use the piece itself, not a view of `{name}`",
+            )
+        return Fix(
+            title=f"build the changed `{name}` as a new tensor (`torch.cat`, `torch.stack`, `torch.where`) instead of assigning into it",
+            safety="manual",
+        )
     return Fix(title=f"write into a copy: `{name}.clone()`, or use an operation that returns a new tensor", safety="manual")
 
 
 RULE = Rule(
-    code=CODE, name=NAME, summary="A value saved for backward was changed in place.", recognise=recognise,
-    moments=frozenset({"error", "before_backward"}), priority=10, messages=(MODIFIED, DETACHED), traced_only=True,
-)  # fmt: skip
+    code=CODE,
+    name=NAME,
+    summary="A value saved for backward was changed in place.",
+    recognise=recognise,
+    moments=frozenset({"error", "before_backward"}),
+    priority=10,
+    messages=(MODIFIED, DETACHED),
+    traced_only=True,
+)

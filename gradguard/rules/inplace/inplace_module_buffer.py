@@ -64,14 +64,24 @@ def _told(story: Story, write: Write) -> Diagnosis:
     target = tell.Target(story, write)
     related = tell.compact([tell.saved_span(story), *target.spans(), tell.helper_span(write, chain), tell.backward_span(story)])
     return Diagnosis(
-        code=CODE, name=NAME,
-        headline=f"`{tell.short(place.text if place else write.func)}` writes into the buffer `{state.full}`, which `{story.op_word}` had saved for its backward pass",
-        culprit=culprit, related=tell.without(related, culprit),
+        code=CODE,
+        name=NAME,
+        headline=(
+            f"`{tell.short(place.text if place else write.func)}` writes into the buffer "
+            f"`{state.full}`, which `{story.op_word}` had saved for its backward pass"
+        ),
+        culprit=culprit,
+        related=tell.without(related, culprit),
         tensors=[tell.tensor_facts(story, state.full)],
-        explanation=f"The buffer itself gets no gradient, but {tell.why(story)}, and that is `{state.full}` as it was at version {story.mismatch.expected}. "
-        "`no_grad` does not help: the write changes the memory that the graph refers to.",
-        notes=tell.other_writes(story), fixes=_fixes(story, write), avoid=[tell.NO_DATA],
-    )  # fmt: skip
+        explanation=(
+            f"The buffer itself gets no gradient, but {tell.why(story)}, and that "
+            f"is `{state.full}` as it was at version {story.mismatch.expected}. "
+            "`no_grad` does not help: the write changes the memory that the graph refers to."
+        ),
+        notes=tell.other_writes(story),
+        fixes=_fixes(story, write),
+        avoid=[tell.NO_DATA],
+    )
 
 
 def _fixes(story: Story, write: Write) -> list[Fix]:
@@ -90,7 +100,9 @@ def _replaced(write: Write, attribute: str) -> Fix | None:
         return None
     made = out_of_place(place)
     if made is None:
-        return Fix(title=f"put a new tensor into the buffer (`self.{attribute} = ...`) instead of writing into the old one", safety="unsafe")
+        return Fix(
+            title=f"put a new tensor into the buffer (`self.{attribute} = ...`) instead of writing into the old one", safety="unsafe"
+        )
     return Fix(title=f"put a new tensor into the buffer: `{tell.short(made[0], 90)}`", safety="unsafe", patch=made[1])
 
 
@@ -99,17 +111,30 @@ def _cloned(story: Story, attribute: str) -> Fix | None:
     place = story.saved_at
     if place is None or place.source is None or place.node is None:
         return Fix(title=f"use a copy in the forward pass: `self.{attribute}.clone()`", safety="safe")
-    read = [node for node in ast.walk(place.node) if isinstance(node, ast.Attribute) and node.attr == attribute and isinstance(node.ctx, ast.Load)]
+    read = [
+        node
+        for node in ast.walk(place.node)
+        if isinstance(node, ast.Attribute) and node.attr == attribute and isinstance(node.ctx, ast.Load)
+    ]
     name = dotted(read[0]) if read else None
     where = range_of(read[0]) if read else None
     if name is None or where is None:
         return Fix(title=f"use a copy in the forward pass: `self.{attribute}.clone()`", safety="safe")
     diff = patch(place.source, [(found, f"{name}.clone()") for found in map(range_of, read) if found is not None])
-    return Fix(title=f"use a copy in the forward pass: `{name}.clone()` at line {where[0]}", safety="safe", patch=diff,
-               detail="the op then saves the copy, and the buffer may be written")
+    return Fix(
+        title=f"use a copy in the forward pass: `{name}.clone()` at line {where[0]}",
+        safety="safe",
+        patch=diff,
+        detail="the op then saves the copy, and the buffer may be written",
+    )
 
 
 RULE = Rule(
-    code=CODE, name=NAME, summary="A module's buffer was written after the forward pass had saved it.", recognise=recognise,
-    moments=frozenset({"error"}), priority=20, messages=(MODIFIED,),
-)  # fmt: skip
+    code=CODE,
+    name=NAME,
+    summary="A module's buffer was written after the forward pass had saved it.",
+    recognise=recognise,
+    moments=frozenset({"error"}),
+    priority=20,
+    messages=(MODIFIED,),
+)

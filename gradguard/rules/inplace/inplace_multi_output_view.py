@@ -56,38 +56,75 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if custom:
         headline = f"{write.text} changes {what} in place, which is a view returned by a custom autograd Function"
         explanation = (
-            "A view that leaves a custom Function carries that Function's backward; rewriting its history for an in-place change would bypass it. "
-            "A module with a full backward hook (`register_full_backward_hook`) wraps its inputs and outputs in such a Function, so an in-place module right after it is refused."
+            "A view that leaves a custom Function carries that Function's backward; "
+            "rewriting its history for an in-place change would bypass it. "
+            "A module with a full backward hook (`register_full_backward_hook`) wraps its inputs "
+            "and outputs in such a Function, so an in-place module right after it is refused."
         )
-        fixes = [Fix(title=f"make a new tensor instead of changing {what} in place", safety="safe", detail="for a module: build it without `inplace=True`"),
-                 Fix(title="return a `clone()` from the custom Function", safety="manual")]
+        fixes = [
+            Fix(
+                title=f"make a new tensor instead of changing {what} in place",
+                safety="safe",
+                detail="for a module: build it without `inplace=True`",
+            ),
+            Fix(title="return a `clone()` from the custom Function", safety="manual"),
+        ]
     else:
         looped = link is not None and link.call == "for"
         of = f" of `{base}`" if base else ""
         source = "the loop" if looped else how or "one call"
-        headline = f"{write.text} changes {what} in place, one of several views{of} that {source} returned" if not looped else (
-            f"{write.text} changes {what} in place, which is one of the views{of} that the loop runs over")
+        headline = (
+            f"{write.text} changes {what} in place, one of several views{of} that {source} returned"
+            if not looped
+            else (f"{write.text} changes {what} in place, which is one of the views{of} that the loop runs over")
+        )
         explanation = (
-            f"Looping over a tensor, like `unbind`, `chunk` and `split`, gives views that are all outputs of one node; autograd cannot rewrite the history of one of them. "
-            f"The write would go into the memory of `{base}`." if base else
-            "`unbind`, `chunk`, `split` and loops over a tensor give views that are all outputs of one node; autograd cannot rewrite the history of one of them."
+            "Looping over a tensor, like `unbind`, `chunk` and `split`, gives views that are "
+            "all outputs of one node; autograd cannot rewrite the history of one of them. "
+            f"The write would go into the memory of `{base}`."
+            if base
+            else "`unbind`, `chunk`, `split` and loops over a tensor give views that are all outputs of one node; "
+            "autograd cannot rewrite the history of one of them."
         )
         fixes = _fixes(write, base)
     culprit = write.culprit(f"changes {what} in place")
     label = f"{what} is one of several views made here"
     related = write.related(culprit, *write.alias_spans(), None if maker is None else maker.span(label, "made"), write.helper())
-    return Diagnosis(code=CODE, name=NAME, headline=headline, culprit=culprit, related=related, tensors=write.facts(), explanation=explanation, fixes=fixes)
+    return Diagnosis(
+        code=CODE,
+        name=NAME,
+        headline=headline,
+        culprit=culprit,
+        related=related,
+        tensors=write.facts(),
+        explanation=explanation,
+        fixes=fixes,
+    )
 
 
 def _fixes(write: Refused, base: str | None) -> list[Fix]:
-    fixes = [Fix(title=f"change the whole of `{base}` out of place (`masked_fill`, `torch.where`), instead of its pieces one by one" if base else
-                 "change the whole tensor out of place (`masked_fill`, `torch.where`) instead of its pieces", safety="manual")]
+    fixes = [
+        Fix(
+            title=f"change the whole of `{base}` out of place (`masked_fill`, `torch.where`), instead of its pieces one by one"
+            if base
+            else "change the whole tensor out of place (`masked_fill`, `torch.where`) instead of its pieces",
+            safety="manual",
+        )
+    ]
     made = None if write.place is None or write.module is not None else out_of_place(write.place)
     if made is not None:
-        fixes.append(Fix(title=f"make a new tensor of the piece: `{tell.short(made[0], 90)}`", safety="unsafe", patch=made[1],
-                         detail="the base keeps its values; join the pieces again where they are needed"))
+        fixes.append(
+            Fix(
+                title=f"make a new tensor of the piece: `{tell.short(made[0], 90)}`",
+                safety="unsafe",
+                patch=made[1],
+                detail="the base keeps its values; join the pieces again where they are needed",
+            )
+        )
     elif write.written:
-        fixes.append(Fix(title=f"work on a copy of the piece: `{write.written}.clone()`", safety="unsafe", detail="the base keeps its values"))
+        fixes.append(
+            Fix(title=f"work on a copy of the piece: `{write.written}.clone()`", safety="unsafe", detail="the base keeps its values")
+        )
     return fixes
 
 
@@ -101,27 +138,50 @@ def _base_written(incident: Incident) -> Diagnosis | None:
         text = f"`{tell.short(found.place.text)}`"
         culprit = found.place.span("changes the memory of views that are still in use", "culprit")
     maker = view_maker(incident)
-    related = tell.without(tell.compact([
-        None if maker is None else maker.span("the views are made here", "made"), _caller(found),
-        None if use is None else use.span("a view is used here, after its memory was changed", "changed"),
-    ]), culprit)  # fmt: skip
+    related = tell.without(
+        tell.compact(
+            [
+                None if maker is None else maker.span("the views are made here", "made"),
+                _caller(found),
+                None if use is None else use.span("a view is used here, after its memory was changed", "changed"),
+            ]
+        ),
+        culprit,
+    )
     return Diagnosis(
-        code=CODE, name=NAME, headline=f"{text} changes a tensor in place whose views, made by one call, are still in use", culprit=culprit, related=related,
-        explanation="`unbind`, `chunk`, `split` and loops over a tensor give views that are all outputs of one node. After their base was changed in place "
-        "autograd would have to rewrite the history of each of them, which it cannot.",
-        notes=[] if culprit is not None else [tell.UNSEEN],
-        fixes=[Fix(title="make a new tensor instead of changing the base in place", safety="unsafe"),
-               Fix(title="make the views after the change", safety="manual"), Fix(title="take views one by one (`x[i]`) instead of all in one call", safety="manual")],
-    )  # fmt: skip
+        code=CODE,
+        name=NAME,
+        headline=f"{text} changes a tensor in place whose views, made by one call, are still in use",
+        culprit=culprit,
+        related=related,
+        explanation=(
+            "`unbind`, `chunk`, `split` and loops over a tensor give views that "
+            "are all outputs of one node. After their base was changed in place "
+            "autograd would have to rewrite the history of each of them, which it cannot."
+        ),
+        notes=[] if found is not None and found.sure == "certain" else [tell.UNSEEN],
+        confidence="certain" if found is None else found.sure,
+        fixes=[
+            Fix(title="make a new tensor instead of changing the base in place", safety="unsafe"),
+            Fix(title="make the views after the change", safety="manual"),
+            Fix(title="take views one by one (`x[i]`) instead of all in one call", safety="manual"),
+        ],
+    )
 
 
 def _caller(write: Write | None) -> SourceSpan | None:
     return None if write is None else tell.helper_span(write, [])
 
 
-
 RULE = Rule(
-    code=CODE, name=NAME, summary="One of several views made by one call was changed in place.", recognise=recognise, priority=10,
-    messages=("is a view and is being modified inplace", "is a view and its base or another view of its base has been modified inplace",
-              "is a view of a view which was created in"),
-)  # fmt: skip
+    code=CODE,
+    name=NAME,
+    summary="One of several views made by one call was changed in place.",
+    recognise=recognise,
+    priority=10,
+    messages=(
+        "is a view and is being modified inplace",
+        "is a view and its base or another view of its base has been modified inplace",
+        "is a view of a view which was created in",
+    ),
+)

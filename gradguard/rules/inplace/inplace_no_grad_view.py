@@ -51,18 +51,28 @@ def recognise(incident: Incident) -> Diagnosis | None:
     made = [span.model_copy(update={"label": f"the view {what}{of} was made here, under {mode}"}) for span in write.alias_spans()[:1]]
     new = None if place is None or write.module is not None else out_of_place(place)
     fixes = [
-        Fix(title=f"write under `torch.no_grad()` too, if the change of {what} is not meant to be differentiated", safety="manual",
-            patch=None if place is None or write.module is not None else under_no_grad(place)),
+        Fix(
+            title=f"write under `torch.no_grad()` too, if the change of {what} is not meant to be differentiated",
+            safety="manual",
+            patch=None if place is None or write.module is not None else under_no_grad(place),
+        ),
         Fix(title=f"make the view {what} outside of {mode}, if it is", safety="manual"),
-        Fix(title=f"make a new tensor: `{tell.short(new[0], 90)}`" if new else f"write into a copy: `{write.written or 'view'}.clone()`", safety="unsafe"),
-    ]  # fmt: skip
+        Fix(
+            title=f"make a new tensor: `{tell.short(new[0], 90)}`" if new else f"write into a copy: `{write.written or 'view'}.clone()`",
+            safety="unsafe",
+        ),
+    ]
     return Diagnosis(
-        code=CODE, name=NAME, headline=f"{write.text} changes {what}, a view{of} made under {mode}, in place with grad mode on",
-        culprit=culprit, related=write.related(culprit, *made, *write.alias_spans()[1:], write.helper()), tensors=write.facts(),
+        code=CODE,
+        name=NAME,
+        headline=f"{write.text} changes {what}, a view{of} made under {mode}, in place with grad mode on",
+        culprit=culprit,
+        related=write.related(culprit, *made, *write.alias_spans()[1:], write.helper()),
+        tensors=write.facts(),
         explanation=f"A view made under {mode} has no history of its own, while the memory it shares may be part of a graph; "
         "whether this write shall be differentiated cannot be told, so PyTorch refuses.",
         fixes=fixes,
-    )  # fmt: skip
+    )
 
 
 def _base_written(incident: Incident, mode: str) -> Diagnosis:
@@ -71,14 +81,24 @@ def _base_written(incident: Incident, mode: str) -> Diagnosis:
     culprit = None if place is None else place.span(f"changes the memory of a view that was made under {mode}", "culprit")
     use = incident.place
     return Diagnosis(
-        code=CODE, name=NAME, headline=f"A view made under {mode} is used after its memory was changed in place with grad mode on", culprit=culprit,
+        code=CODE,
+        name=NAME,
+        headline=f"A view made under {mode} is used after its memory was changed in place with grad mode on",
+        culprit=culprit,
         related=tell.without(tell.compact([None if use is None else use.span("the view is used here", "changed")]), culprit),
         explanation=f"A view made under {mode} has no history; after a tracked write to its memory autograd would have to give it one.",
-        fixes=[Fix(title=f"make the view after the write, or outside of {mode}", safety="manual"), Fix(title="use a `clone()` of it", safety="safe")],
-    )  # fmt: skip
+        fixes=[
+            Fix(title=f"make the view after the write, or outside of {mode}", safety="manual"),
+            Fix(title="use a `clone()` of it", safety="safe"),
+        ],
+    )
 
 
 RULE = Rule(
-    code=CODE, name=NAME, summary="A view made under no_grad was changed in place with grad mode on.", recognise=recognise, priority=12,
+    code=CODE,
+    name=NAME,
+    summary="A view made under no_grad was changed in place with grad mode on.",
+    recognise=recognise,
+    priority=12,
     messages=("a view was created in no_grad mode and", "a view was created in inference mode and"),
-)  # fmt: skip
+)

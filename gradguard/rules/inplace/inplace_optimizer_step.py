@@ -67,31 +67,55 @@ def _told(story: Story, write: Write) -> Diagnosis:
     through = f" of `{carried.name}`" if carried is not None and carried.name else ""
     headline = f"{subject} changed `{parameter}` between the forward pass{through} and its backward pass"
     if write.kind != "step" and write.caller is not None and place is not None:
-        headline = f"`{place.function.rpartition('.')[2]}` updates `{parameter}` in place between the forward pass{through} and its backward pass"
+        headline = (
+            f"`{place.function.rpartition('.')[2]}` updates `{parameter}` in place between the forward pass{through} and its backward pass"
+        )
     used = story.saved_at
     spans = [
-        None if used is None else used.span(f"the forward pass used `{parameter}` here (`{story.op_word}` saved it, version {story.mismatch.expected})", "saved"),
-        None if carried is None else carried.made, tell.helper_span(write, []), None if carried is None else carried.used, tell.backward_span(story),
-    ]  # fmt: skip
+        None
+        if used is None
+        else used.span(
+            f"the forward pass used `{parameter}` here (`{story.op_word}` saved it, version {story.mismatch.expected})", "saved"
+        ),
+        None if carried is None else carried.made,
+        tell.helper_span(write, []),
+        None if carried is None else carried.used,
+        tell.backward_span(story),
+    ]
     related = tell.without(tell.compact(spans), culprit)
     return Diagnosis(
-        code=CODE, name=NAME, headline=headline, culprit=culprit, related=related, tensors=[tell.tensor_facts(story, parameter)],
-        explanation=_explanation(story, write, carried, subject), notes=_notes(story, write), fixes=_fixes(story, write, carried, subject),
-        avoid=["`retain_graph=True`: it keeps the graph, not the old weights" if write.kind == "step" else tell.NO_RETAIN,
-               "`.data` or a deep copy of the weights to get past the check: the gradient would mix old activations with new weights"],
-    )  # fmt: skip
+        code=CODE,
+        name=NAME,
+        headline=headline,
+        culprit=culprit,
+        related=related,
+        tensors=[tell.tensor_facts(story, parameter)],
+        explanation=_explanation(story, write, carried, subject),
+        notes=_notes(story, write),
+        fixes=_fixes(story, write, carried, subject),
+        avoid=[
+            "`retain_graph=True`: it keeps the graph, not the old weights" if write.kind == "step" else tell.NO_RETAIN,
+            "`.data` or a deep copy of the weights to get past the check: the gradient would mix old activations with new weights",
+        ],
+    )
 
 
 def _boundary(story: Story, write: Write) -> int | None:
-    facts = [fact for fact in (*story.incident.journal.steps, *story.incident.journal.writes) if fact.clock == write.clock]
-    return facts[0].seq if facts else None
+    journal = story.incident.journal
+    seqs = [fact.seq for fact in journal.steps if fact.clock == write.clock] + [
+        fact.seq for fact in journal.writes if fact.clock == write.clock
+    ]
+    return seqs[0] if seqs else None
 
 
 def _explanation(story: Story, write: Write, carried: Carried | None, subject: str) -> str:
     parameter = story.state.full if story.state is not None else "the parameter"
-    text = f"`{story.op_word}` saved `{parameter}` at version {story.mismatch.expected}; the update made it version {story.mismatch.found}. "
+    text = (
+        f"`{story.op_word}` saved `{parameter}` at version {story.mismatch.expected}; the update made it version {story.mismatch.found}. "
+    )
     if carried is not None and carried.name and not carried.is_root:
-        text += f"`{carried.name}` was computed with the old weights and is used again after the update, so this backward runs through the old forward pass. "
+        text += f"`{carried.name}` was computed with the old weights and is used again after the update: "
+        text += "this backward runs through the old forward pass. "
     elif carried is not None:
         text += "The loss was computed with the old weights, but its backward runs only after the update. "
     return text + "A gradient from old activations and new weights would be wrong, so PyTorch refuses."
@@ -100,7 +124,9 @@ def _explanation(story: Story, write: Write, carried: Carried | None, subject: s
 def _notes(story: Story, write: Write) -> list[str]:
     notes = []
     storages = {item.storage for item in story.incident.mismatches}
-    names = [state.path for storage in storages if storage is not None and (state := story.incident.names.state(storage=storage)) is not None]
+    names = [
+        state.path for storage in storages if storage is not None and (state := story.incident.names.state(storage=storage)) is not None
+    ]
     if len(names) > 1:
         notes.append(f"the same update changed {len(names)} parameters that this backward needs: {short_list(sorted(names))}")
     later = [item for item in story.writes[1:] if item.place is not None and item.place.line != (write.place.line if write.place else None)]
@@ -118,21 +144,40 @@ def _fixes(story: Story, write: Write, carried: Carried | None, subject: str) ->
         called = write.caller or write.place
         line = called.line if called is not None else None
         what = f"`{tell.short(called.text)}`" if called is not None else "the update"
-        return [Fix(title=f"move {what}{f' (line {line})' if line else ''} to after `backward()` and the optimizer's step", safety="manual",
-                    detail="an update of the weights belongs after every backward pass that used them")]
+        return [
+            Fix(
+                title=f"move {what}{f' (line {line})' if line else ''} to after `backward()` and the optimizer's step",
+                safety="manual",
+                detail="an update of the weights belongs after every backward pass that used them",
+            )
+        ]
     if carried is not None and name and not carried.is_root:
         return [
-            Fix(title=f"compute `{name}` again after {subject}, so that the second loss is built with the updated {network}", safety="manual"),
-            Fix(title=f"use `{name}.detach()` in the second loss, if it is not meant to send a gradient through {network}", safety="manual"),
+            Fix(
+                title=f"compute `{name}` again after {subject}, so that the second loss is built with the updated {network}",
+                safety="manual",
+            ),
+            Fix(
+                title=f"use `{name}.detach()` in the second loss, if it is not meant to send a gradient through {network}", safety="manual"
+            ),
             Fix(title=f"call both backward passes before {subject}", safety="manual"),
         ]
     return [
-        Fix(title=f"call this backward before {subject}", safety="manual", detail="first all backward passes of one forward pass, then the steps"),
+        Fix(
+            title=f"call this backward before {subject}",
+            safety="manual",
+            detail="first all backward passes of one forward pass, then the steps",
+        ),
         Fix(title=f"compute the loss again after {subject}, with the updated {network}", safety="manual"),
     ]
 
 
 RULE = Rule(
-    code=CODE, name=NAME, summary="Parameters were updated between a forward pass and its backward pass.", recognise=recognise,
-    moments=frozenset({"error"}), priority=20, messages=(MODIFIED,),
-)  # fmt: skip
+    code=CODE,
+    name=NAME,
+    summary="Parameters were updated between a forward pass and its backward pass.",
+    recognise=recognise,
+    moments=frozenset({"error"}),
+    priority=20,
+    messages=(MODIFIED,),
+)

@@ -61,13 +61,18 @@ def recognise(incident: Incident) -> Diagnosis | None:
     of = f" by {how}" if source else ""
     culprit = write.culprit(f"writes into {what}, whose elements share memory")
     return Diagnosis(
-        code=CODE, name=NAME, headline=f"{write.text} writes in place into {what}, whose elements were made to share memory{of or ' (expand)'}",
-        culprit=culprit, related=write.related(culprit, span, *write.alias_spans(), write.helper()), tensors=write.facts(),
+        code=CODE,
+        name=NAME,
+        headline=f"{write.text} writes in place into {what}, whose elements were made to share memory{of or ' (expand)'}",
+        culprit=culprit,
+        related=write.related(culprit, span, *write.alias_spans(), write.helper()),
+        tensors=write.facts(),
         explanation=f"{how} copies nothing: every repeated element is the same place in memory"
-        + (f", that of `{source}`" if source else "") + ". Writing to each of them would write to one place many times, so PyTorch refuses.",
+        + (f", that of `{source}`" if source else "")
+        + ". Writing to each of them would write to one place many times, so PyTorch refuses.",
         notes=[] if span is not None or write.chain else ["where the tensor was expanded is not known: " + tell.UNSEEN],
         fixes=_fixes(write, maker, what),
-    )  # fmt: skip
+    )
 
 
 def _fixes(write: Refused, maker: ResolvedSite | None, what: str) -> list[Fix]:
@@ -78,8 +83,14 @@ def _fixes(write: Refused, maker: ResolvedSite | None, what: str) -> list[Fix]:
     if maker is not None and maker.node is not None and maker.source is not None:
         where = range_of(maker.node)
         diff = None if where is None else patch(maker.source, [((where[2], where[3], where[2], where[3]), ".clone()")])
-        fixes.append(Fix(title=f"give it memory of its own: `{tell.short(maker.text, 60)}.clone()`", safety="safe", patch=diff,
-                         detail="`repeat` does the same in one call"))
+        fixes.append(
+            Fix(
+                title=f"give it memory of its own: `{tell.short(maker.text, 60)}.clone()`",
+                safety="safe",
+                patch=diff,
+                detail="`repeat` does the same in one call",
+            )
+        )
     elif not fixes:
         fixes.append(Fix(title=f"write into a copy: `{what.strip('`')}.clone()`", safety="safe"))
     return fixes
@@ -113,8 +124,14 @@ def _expanded_in_source(write: Refused) -> ResolvedSite | None:
         source = load(name)
         if source is None or source.tree is None:
             continue
-        calls += [(source, node) for node in ast.walk(source.tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-                  and node.func.attr in ("expand", "expand_as", "broadcast_to") and dotted(node.func) is not None]
+        calls += [
+            (source, node)
+            for node in ast.walk(source.tree)
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in ("expand", "expand_as", "broadcast_to")
+            and dotted(node.func) is not None
+        ]
     if len(calls) != 1:
         return None
     source, call = calls[0]
@@ -132,23 +149,45 @@ def _narrowed(place: ResolvedSite) -> ResolvedSite | None:
             if where is not None:
                 first, start, last, end = where
                 source = place.source
-                return ResolvedSite(place.file, first, last, source.characters(first, start), source.characters(last, end), place.function, node,
-                                    place.statement, source.text(where), source)
+                return ResolvedSite(
+                    place.file,
+                    first,
+                    last,
+                    source.characters(first, start),
+                    source.characters(last, end),
+                    place.function,
+                    node,
+                    place.statement,
+                    source.text(where),
+                    source,
+                )
     return None
 
 
 def _reads_what_it_writes(write: Refused, what: str) -> Diagnosis:
     culprit = write.culprit(f"reads and writes overlapping parts of {what}")
     return Diagnosis(
-        code=CODE, name=NAME, headline=f"{write.text} reads from memory that it writes to: {what} and its other operand overlap",
-        culprit=culprit, related=write.related(culprit, *write.alias_spans(), write.helper()), tensors=write.facts(),
-        explanation="Both operands are views of one memory, shifted against each other; what is read would depend on the order of the writes.",
+        code=CODE,
+        name=NAME,
+        headline=f"{write.text} reads from memory that it writes to: {what} and its other operand overlap",
+        culprit=culprit,
+        related=write.related(culprit, *write.alias_spans(), write.helper()),
+        tensors=write.facts(),
+        explanation=(
+            "Both operands are views of one memory, shifted against each other; what is read would depend on the order of the writes."
+        ),
         fixes=[Fix(title="read from a copy: put `.clone()` on the operand that is read", safety="safe")],
-    )  # fmt: skip
+    )
 
 
 RULE = Rule(
-    code=CODE, name=NAME, summary="An in-place write to a tensor whose elements share memory.", recognise=recognise, priority=10,
-    messages=("more than one element of the written-to tensor refers to a single memory location",
-              "some elements of the input tensor and the written-to tensor refer to a single memory location"),
-)  # fmt: skip
+    code=CODE,
+    name=NAME,
+    summary="An in-place write to a tensor whose elements share memory.",
+    recognise=recognise,
+    priority=10,
+    messages=(
+        "more than one element of the written-to tensor refers to a single memory location",
+        "some elements of the input tensor and the written-to tensor refer to a single memory location",
+    ),
+)

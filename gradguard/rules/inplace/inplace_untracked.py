@@ -52,7 +52,9 @@ def recognise(incident: Incident) -> Diagnosis | None:
 
 def _matters(incident: Incident, item: Unseen) -> bool:
     """Whether the wrong gradient reaches something that trains: a parameter of an optimizer, if any optimizer is there."""
-    trained = {id(parameter) for optimizer in incident.names.optimizers() for group in optimizer.param_groups for parameter in group["params"]}
+    trained = {
+        id(parameter) for optimizer in incident.names.optimizers() for group in optimizer.param_groups for parameter in group["params"]
+    }
     if not trained:
         return True
     return any(id(leaf) in trained for leaf in leaves([item.node]))
@@ -65,33 +67,69 @@ def _told(incident: Incident, item: Unseen) -> Diagnosis:
     place = write.place
     name = target.name
     culprit = None if place is None else place.span(f"writes into the memory of `{name or 'the saved value'}` unseen by PyTorch", "culprit")
-    related = tell.without(tell.compact([
-        tell.saved_span(story), *target.spans(), tell.helper_span(write, target.chain),
-        None if incident.place is None else incident.place.span("backward computes from the overwritten values, without an error", "backward"),
-    ]), culprit)  # fmt: skip
+    related = tell.without(
+        tell.compact(
+            [
+                tell.saved_span(story),
+                *target.spans(),
+                tell.helper_span(write, target.chain),
+                None
+                if incident.place is None
+                else incident.place.span("backward computes from the overwritten values, without an error", "backward"),
+            ]
+        ),
+        culprit,
+    )
     return Diagnosis(
-        code=CODE, name=NAME, severity="warning",
-        headline=f"`{tell.short(place.text if place else write.func)}` overwrites {target.phrase} through `.data`, after `{story.op_word}` had saved it: "
-        "the gradient is silently wrong",
-        culprit=culprit, related=related, tensors=[tell.tensor_facts(story, name)],
-        explanation=f"`.data` shares the memory but not the version counter, so PyTorch does not notice and backward runs. But {tell.why(story)}, "
-        "and that now finds the new values.",
-        notes=tell.other_writes(story), fixes=_fixes(story, place, name),
-    )  # fmt: skip
+        code=CODE,
+        name=NAME,
+        severity="warning",
+        headline=(
+            f"`{tell.short(place.text if place else write.func)}` overwrites "
+            f"{target.phrase} through `.data`, after `{story.op_word}` had saved it: "
+            "the gradient is silently wrong"
+        ),
+        culprit=culprit,
+        related=related,
+        tensors=[tell.tensor_facts(story, name)],
+        explanation=(
+            "`.data` shares the memory but not the version counter, so PyTorch "
+            f"does not notice and backward runs. But {tell.why(story)}, "
+            "and that now finds the new values."
+        ),
+        notes=tell.other_writes(story),
+        fixes=_fixes(story, place, name),
+    )
 
 
 def _fixes(story: Any, place: Any, name: str | None) -> list[Fix]:
     if story.state is not None and not story.state.is_buffer:
-        return [Fix(title=f"update `{story.state.full}` after backward, under `torch.no_grad()` instead of through `.data`", safety="manual",
-                    detail="PyTorch then notices when an update comes too early")]
+        return [
+            Fix(
+                title=f"update `{story.state.full}` after backward, under `torch.no_grad()` instead of through `.data`",
+                safety="manual",
+                detail="PyTorch then notices when an update comes too early",
+            )
+        ]
     made = None if place is None else out_of_place(place)
     text = None if made is None else made[0].replace(".data", "")
-    return [Fix(title=f"make a new tensor instead: `{tell.short(text, 90)}`" if text and ".data" in (made[0] if made else "") else
-                f"make a new tensor instead of writing through `.data` (`{name or 'x'} = {name or 'x'}.clamp(...)`, `torch.where(...)`)", safety="unsafe",
-                detail="the change is then part of the graph, and the gradient is right")]
+    return [
+        Fix(
+            title=f"make a new tensor instead: `{tell.short(text, 90)}`"
+            if text and ".data" in (made[0] if made else "")
+            else f"make a new tensor instead of writing through `.data` (`{name or 'x'} = {name or 'x'}.clamp(...)`, `torch.where(...)`)",
+            safety="unsafe",
+            detail="the change is then part of the graph, and the gradient is right",
+        )
+    ]
 
 
 RULE = Rule(
-    code=CODE, name=NAME, summary="A saved value was overwritten unseen by PyTorch; the gradient is silently wrong.", recognise=recognise,
-    moments=frozenset({"before_backward"}), severity="warning", traced_only=True,
-)  # fmt: skip
+    code=CODE,
+    name=NAME,
+    summary="A saved value was overwritten unseen by PyTorch; the gradient is silently wrong.",
+    recognise=recognise,
+    moments=frozenset({"before_backward"}),
+    severity="warning",
+    traced_only=True,
+)

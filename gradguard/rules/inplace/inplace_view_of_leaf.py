@@ -50,21 +50,48 @@ def recognise(incident: Incident) -> Diagnosis | None:
     origin = write.made(source, f"`{source}` is made here, as a leaf") if source and write.state is None else None
     place = write.place
     fixes = [
-        Fix(title="write under `torch.no_grad()`", safety="safe", patch=None if place is None or write.module is not None else under_no_grad(place),
-            detail="right for initialising, masking or updating a parameter"),
-        Fix(title="fill the tensor first and call `requires_grad_()` on it afterwards", safety="manual") if leaf == "leaf" else
-        Fix(title=f"make a new tensor with `torch.where` from `{what or source}`, where the change shall be part of the graph", safety="manual"),
-        Fix(title=f"write into a copy: `{source or 'x'}.clone()`", safety="unsafe", detail="the leaf keeps its value and still gets its gradient"),
-    ]  # fmt: skip
+        Fix(
+            title="write under `torch.no_grad()`",
+            safety="safe",
+            patch=None if place is None or write.module is not None else under_no_grad(place),
+            detail="right for initialising, masking or updating a parameter",
+        ),
+        Fix(title="fill the tensor first and call `requires_grad_()` on it afterwards", safety="manual")
+        if leaf == "leaf"
+        else Fix(
+            title=f"make a new tensor with `torch.where` from `{what or source}`, where the change shall be part of the graph",
+            safety="manual",
+        ),
+        Fix(
+            title=f"write into a copy: `{source or 'x'}.clone()`",
+            safety="unsafe",
+            detail="the leaf keeps its value and still gets its gradient",
+        ),
+    ]
     return Diagnosis(
-        code=CODE, name=NAME, headline=f"{write.text} writes into {named}{through} outside of `torch.no_grad()`",
-        culprit=culprit, related=write.related(culprit, *write.alias_spans(), origin, write.helper()), tensors=write.facts(),
-        explanation="Indexing and `view` share the leaf's memory, so this write would change the leaf itself; its gradient belongs to the value it had before.",
-        fixes=fixes, avoid=["`.data`: it hides the write from autograd, also where a pending backward still needs the old value"],
-    )  # fmt: skip
+        code=CODE,
+        name=NAME,
+        headline=f"{write.text} writes into {named}{through} outside of `torch.no_grad()`",
+        culprit=culprit,
+        related=write.related(culprit, *write.alias_spans(), origin, write.helper()),
+        tensors=write.facts(),
+        explanation=(
+            "Indexing and `view` share the leaf's memory, so this write would change "
+            "the leaf itself; its gradient belongs to the value it had before."
+        ),
+        fixes=fixes,
+        avoid=["`.data`: it hides the write from autograd, also where a pending backward still needs the old value"],
+    )
 
 
 RULE = Rule(
-    code=CODE, name=NAME, summary="A view of a leaf that requires grad was changed in place.", recognise=recognise, priority=11,
-    messages=("a view of a leaf variable that requires grad is being used in an in-place", "a view of a leaf variable that requires grad has been used in an in-place"),
-)  # fmt: skip
+    code=CODE,
+    name=NAME,
+    summary="A view of a leaf that requires grad was changed in place.",
+    recognise=recognise,
+    priority=11,
+    messages=(
+        "a view of a leaf variable that requires grad is being used in an in-place",
+        "a view of a leaf variable that requires grad has been used in an in-place",
+    ),
+)

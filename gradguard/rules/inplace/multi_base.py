@@ -9,8 +9,10 @@ import torch
 from gradguard.callsite import CallSite
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.rules.incident import Incident
-from gradguard.rules.inplace.aliases import MULTI
+from gradguard.rules.inplace.aliases import MULTI, aliases_of_name
+from gradguard.rules.inplace.reach import step_scopes
 from gradguard.rules.inplace.story import Write, from_fact
+from gradguard.rules.inplace.suspects import writes_of
 from gradguard.torch_internals import storage_key
 
 
@@ -41,5 +43,29 @@ def base_write(incident: Incident) -> Write | None:
     storages = {storage_key(tensor) for tensor in _tensors([*incident.args, *incident.kwargs.values(), *incident.roots])}
     facts = [fact for fact in incident.journal.writes if fact.storage in storages and (op is None or fact.clock > op[5])]
     if not facts:
-        return None
+        return _in_source(incident)
     return from_fact(facts[0] if op is not None else facts[-1])
+
+
+def _in_source(incident: Incident) -> Write | None:
+    """The first in-place statement on the base of a view that the failing line reads, after the views were made."""
+    place = incident.place
+    if place is None:
+        return None
+    for name in place.statement_names:
+        for link in aliases_of_name(place, name):
+            if link.call not in MULTI and link.call != "for":
+                continue
+            for scope in step_scopes(incident):
+                for suspect in writes_of(incident, scope):
+                    found = suspect.place
+                    if (
+                        found is not None
+                        and suspect.written == link.base
+                        and link.span.line < found.line <= place.line
+                        and found.file == place.file
+                    ):
+                        write = Write("op", 0, None, "", sure="likely")
+                        write.__dict__["place"] = found
+                        return write
+    return None

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+
 from gradguard.diagnosis import Confidence, Diagnosis, Fix, SourceSpan
+from gradguard.evidence.bindings import dotted
+from gradguard.evidence.syntax import range_of
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace import tell
+from gradguard.rules.inplace.aliases import peel
 from gradguard.rules.inplace.arrays import ArrayStory, array_story
-from gradguard.rules.inplace.repairs import patch, range_of
+from gradguard.rules.inplace.repairs import patch
 from gradguard.rules.inplace.unseen import Unseen, unseen_writes
 
 EXPLAINED = (
@@ -17,16 +22,20 @@ EXPLAINED = (
 
 def numpy_written(incident: Incident) -> tuple[Unseen, ArrayStory] | None:
     """The first saved value whose memory numpy changed, with what the source tells of the array."""
-    cached = incident.__dict__.get("_inplace_arrays")
-    if cached is None:
-        cached = False
-        for item in unseen_writes(incident):
-            if item.mark is not None:
-                cached = (item, array_story(incident, item.tensor, item.mark.storage))
-                if cached[1].writes:
-                    break
-        incident.__dict__["_inplace_arrays"] = cached
-    return cached or None
+    if "_inplace_arrays" not in incident.__dict__:
+        incident.__dict__["_inplace_arrays"] = _find(incident)
+    found: tuple[Unseen, ArrayStory] | None = incident.__dict__["_inplace_arrays"]
+    return found
+
+
+def _find(incident: Incident) -> tuple[Unseen, ArrayStory] | None:
+    found = None
+    for item in unseen_writes(incident):
+        if item.mark is not None:
+            found = (item, array_story(incident, item.tensor, item.mark.storage))
+            if found[1].writes:
+                break
+    return found
 
 
 def told(incident: Incident, code: str, name: str) -> Diagnosis | None:
@@ -37,12 +46,7 @@ def told(incident: Incident, code: str, name: str) -> Diagnosis | None:
     item, array = found
     story = item.story(incident)
     left = array.left
-    source = None
-    if left is not None:
-        from gradguard.evidence.bindings import dotted
-        from gradguard.rules.inplace.aliases import peel
-
-        source = dotted(peel(left.node)[0]) if left.node is not None and hasattr(left.node, "lineno") else None  # type: ignore[arg-type]
+    source = dotted(peel(left.node)[0]) if left is not None and isinstance(left.node, ast.expr) else None
     around = incident.names.of_storage(item.mark.storage) if item.mark is not None else []
     value = story.state.full if story.state is not None else (around[0] if around else source)
     shown = f"`{value}`" if value else "a tensor"
@@ -54,20 +58,40 @@ def told(incident: Incident, code: str, name: str) -> Diagnosis | None:
     notes = []
     if array.writes:
         culprit = array.writes[0].span(f"writes into the memory of `{value or 'the tensor'}`{via}")
-        notes += [f"also written at line {getattr(write.node, 'lineno', 0)}: `{tell.short(write.source.flat(write.node))}`" for write in array.writes[1:4]]
+        notes += [
+            f"also written at line {getattr(write.node, 'lineno', 0)}: `{tell.short(write.source.flat(write.node))}`"
+            for write in array.writes[1:4]
+        ]
     else:
-        notes.append("no statement that writes into the array was found in the functions around; the contents did change after they were saved")
+        notes.append(
+            "no statement that writes into the array was found in the functions around; the contents did change after they were saved"
+        )
     text = f"`{tell.short(culprit.text)}`" if culprit is not None else "Something outside PyTorch"
-    related = tell.without(tell.compact([
-        None if left is None else left.span(f"shares its memory with `{source or value}`: it is not a copy", "made"), tell.saved_span(story),
-        None if incident.place is None else incident.place.span("backward computes from the overwritten values, without an error", "backward"),
-    ]), culprit)  # fmt: skip
+    related = tell.without(
+        tell.compact(
+            [
+                None if left is None else left.span(f"shares its memory with `{source or value}`: it is not a copy", "made"),
+                tell.saved_span(story),
+                None
+                if incident.place is None
+                else incident.place.span("backward computes from the overwritten values, without an error", "backward"),
+            ]
+        ),
+        culprit,
+    )
     return Diagnosis(
-        code=code, name=name, severity="warning",
+        code=code,
+        name=name,
+        severity="warning",
         headline=f"{text} overwrites {shown}{via}, which `{story.op_word}` had saved for its backward pass: the gradient is silently wrong",
-        culprit=culprit, related=related, tensors=[tell.tensor_facts(story, value)],
-        explanation=f"{EXPLAINED} Here {tell.why(story)}.", notes=notes, fixes=_fixes(array), confidence=_sure(array),
-    )  # fmt: skip
+        culprit=culprit,
+        related=related,
+        tensors=[tell.tensor_facts(story, value)],
+        explanation=f"{EXPLAINED} Here {tell.why(story)}.",
+        notes=notes,
+        fixes=_fixes(array),
+        confidence=_sure(array),
+    )
 
 
 def _sure(array: ArrayStory) -> Confidence:
@@ -82,5 +106,10 @@ def _fixes(array: ArrayStory) -> list[Fix]:
         where = range_of(left.node)
         diff = None if where is None else patch(left.source, [((where[2], where[3], where[2], where[3]), ".copy()")])
         return [Fix(title=f"copy the array before writing into it: `{tell.short(left.text, 60)}.copy()`", safety="safe", patch=diff)]
-    return [Fix(title="copy what is handed to PyTorch: `torch.from_numpy(array.copy())` or `torch.tensor(array)`", safety="safe",
-                detail="or wait with re-using the buffer until backward has run")]
+    return [
+        Fix(
+            title="copy what is handed to PyTorch: `torch.from_numpy(array.copy())` or `torch.tensor(array)`",
+            safety="safe",
+            detail="or wait with re-using the buffer until backward has run",
+        )
+    ]

@@ -70,7 +70,7 @@ def step_scopes(incident: Incident) -> list[Scope]:
         place = resolve(view.site)
         if place is None or place.source is None:
             continue
-        node = place.enclosing_function or place.source.tree
+        node: ast.AST | None = place.enclosing_function or place.source.tree
         if node is None or node in found:
             continue
         loops = place.enclosing_loops
@@ -83,9 +83,9 @@ def step_scopes(incident: Incident) -> list[Scope]:
     types = _attribute_types(children)
     by_name: dict[str, list[tuple[Source, ast.AST]]] = {}
     for source in sources:
-        for node in source.scopes:
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                by_name.setdefault(node.name, []).append((source, node))
+        for function in source.scopes:
+            if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                by_name.setdefault(function.name, []).append((source, function))
     while queue and len(found) < _MAX_FUNCTIONS:
         scope = queue.pop(0)
         for statement in scope.statements:
@@ -93,10 +93,10 @@ def step_scopes(incident: Incident) -> list[Scope]:
                 if not isinstance(item, ast.Call):
                     continue
                 scope.calls.append(item)
-                for source, node in _called(item, scope, by_name, types):
-                    if node not in found:
-                        fresh = Scope(source, node, statements_of(node), _class_of(source, node), scope.depth + 1)
-                        found[node] = fresh
+                for source, callee in _called(item, scope, by_name, types):
+                    if callee not in found:
+                        fresh = Scope(source, callee, statements_of(callee), _class_of(source, callee), scope.depth + 1)
+                        found[callee] = fresh
                         queue.append(fresh)
     return list(found.values())
 
@@ -115,7 +115,9 @@ def _attribute_types(modules: list[nn.Module]) -> dict[str, set[str]]:
     return found
 
 
-def _called(call: ast.Call, scope: Scope, by_name: dict[str, list[tuple[Source, ast.AST]]], types: dict[str, set[str]]) -> list[tuple[Source, ast.AST]]:
+def _called(
+    call: ast.Call, scope: Scope, by_name: dict[str, list[tuple[Source, ast.AST]]], types: dict[str, set[str]]
+) -> list[tuple[Source, ast.AST]]:
     """The functions of the user's that a call may run."""
     name = dotted(call.func)
     if name is None:

@@ -131,7 +131,12 @@ class Refused:
         """The caller's line, for a write in a helper."""
         if self.caller is None or self.place is None or self.place.function == "<module>" or self.place.function == self.caller.function:
             return None
-        return self.caller.span(f"called from here, by `{self.caller.function.rpartition('.')[2]}`" if self.caller.function != "<module>" else "called from here", "context")
+        return self.caller.span(
+            f"called from here, by `{self.caller.function.rpartition('.')[2]}`"
+            if self.caller.function != "<module>"
+            else "called from here",
+            "context",
+        )
 
     def facts(self) -> list[TensorFacts]:
         """The written tensor in figures."""
@@ -140,10 +145,16 @@ class Refused:
             return []
         state = self.state
         name = state.full if state is not None else self.written
-        return [TensorFacts(
-            name=name, kind="tensor" if state is None else "buffer" if state.is_buffer else "parameter", shape=tell.shape_of(tensor),
-            dtype=str(tensor.dtype).removeprefix("torch."), device=str(tensor.device), requires_grad=bool(tensor.requires_grad),
-        )]  # fmt: skip
+        return [
+            TensorFacts(
+                name=name,
+                kind="tensor" if state is None else "buffer" if state.is_buffer else "parameter",
+                shape=tell.shape_of(tensor),
+                dtype=str(tensor.dtype).removeprefix("torch."),
+                device=str(tensor.device),
+                requires_grad=bool(tensor.requires_grad),
+            )
+        ]
 
     def alias_spans(self) -> list[SourceSpan]:
         """Where the aliases were made."""

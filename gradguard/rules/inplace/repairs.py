@@ -13,11 +13,24 @@ from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.syntax import Range, Source, range_of
 
 _OPERATORS = {
-    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**", ast.MatMult: "@", ast.BitAnd: "&",
-    ast.BitOr: "|", ast.BitXor: "^", ast.LShift: "<<", ast.RShift: ">>",
-}  # fmt: skip
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.Mult: "*",
+    ast.Div: "/",
+    ast.FloorDiv: "//",
+    ast.Mod: "%",
+    ast.Pow: "**",
+    ast.MatMult: "@",
+    ast.BitAnd: "&",
+    ast.BitOr: "|",
+    ast.BitXor: "^",
+    ast.LShift: "<<",
+    ast.RShift: ">>",
+}
 _PLAIN = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.Constant, ast.List, ast.Tuple)
-_RANDOM = frozenset({"copy", "fill", "zero", "uniform", "normal", "random", "bernoulli", "exponential", "requires_grad", "set", "resize", "swap"})
+_RANDOM = frozenset(
+    {"copy", "fill", "zero", "uniform", "normal", "random", "bernoulli", "exponential", "requires_grad", "set", "resize", "swap"}
+)
 
 Edit = tuple[Range, str]
 

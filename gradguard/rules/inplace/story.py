@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
+from gradguard.callsite import CallSite
+from gradguard.diagnosis import Confidence
 from gradguard.evidence.graph import Mismatch, op_name
 from gradguard.evidence.names import StateName
 from gradguard.evidence.source import ResolvedSite, resolve
-from gradguard.callsite import CallSite
-from gradguard.diagnosis import Confidence
 from gradguard.journal import OpFact, StepFact, WriteFact
 from gradguard.rules.incident import Incident
 from gradguard.torch_internals import storage_key
@@ -73,7 +73,7 @@ class Story:
         """The write that is told as the culprit: a recorded one, else the likeliest of the source's, if one stands out."""
         if self.writes:
             return self.writes[0]
-        return self.guesses[0] if self.guesses and self.guesses[0].sure != "possible" or 0 < len(self.guesses) <= 3 else None
+        return self.guesses[0] if (self.guesses and self.guesses[0].sure != "possible") or 0 < len(self.guesses) <= 3 else None
 
     @cached_property
     def saved_at(self) -> ResolvedSite | None:
@@ -137,8 +137,11 @@ def writes_since(incident: Incident, mismatch: Mismatch, op: OpFact | None) -> l
     if storage is None:
         return []
     journal = incident.journal
-    facts = [fact for fact in journal.writes_to(storage, op.clock if op else 0)
-             if fact.via != "data" and fact.version > mismatch.expected and (op is not None or fact.seq > mismatch.seq)]
+    facts = [
+        fact
+        for fact in journal.writes_to(storage, op.clock if op else 0)
+        if fact.via != "data" and fact.version > mismatch.expected and (op is not None or fact.seq > mismatch.seq)
+    ]
     steps = [fact for fact in journal.steps if fact.seq > mismatch.seq and _holds(fact.optimizer(), storage)]
     found: list[Write] = []
     explained = set()
@@ -155,8 +158,16 @@ def writes_since(incident: Incident, mismatch: Mismatch, op: OpFact | None) -> l
 
 def from_fact(fact: WriteFact) -> Write:
     """A write that the op probe saw."""
-    return Write(fact.via, fact.clock, fact.site, fact.func, fact.version, fact.module() if fact.module else None,
-                 grad_enabled=fact.grad_enabled, caller_site=fact.caller)
+    return Write(
+        fact.via,
+        fact.clock,
+        fact.site,
+        fact.func,
+        fact.version,
+        fact.module() if fact.module else None,
+        grad_enabled=fact.grad_enabled,
+        caller_site=fact.caller,
+    )
 
 
 def from_step(fact: StepFact) -> Write:

@@ -18,6 +18,7 @@ from gradguard.evidence.bindings import dotted, flatten
 from gradguard.evidence.graph import op_name
 from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.syntax import range_of
+from gradguard.rules.incident import Incident
 from gradguard.rules.inplace.aliases import argument_for, parameters_of, peel
 from gradguard.rules.inplace.flags import holder_of
 from gradguard.rules.inplace.reach import Scope, live_value, module_types, own_nodes, step_scopes
@@ -33,7 +34,7 @@ class Suspect:
     """A statement that may have written, and how much speaks for it."""
 
     scope: Scope
-    node: ast.AST
+    node: ast.AST | None  # None: a child of a container, which no line names
     written: str | None
     module: nn.Module | None = None
     score: float = 0.0
@@ -41,14 +42,22 @@ class Suspect:
     @property
     def place(self) -> ResolvedSite | None:
         """The write as a resolved place."""
-        source, where = self.scope.source, range_of(self.node)
-        if where is None:
+        source, where = self.scope.source, None if self.node is None else range_of(self.node)
+        if where is None or self.node is None:
             return None
         first, start, last, end = where
         return ResolvedSite(
-            source.filename, first, last, source.characters(first, start), source.characters(last, end), source.qualname_around(source.statement(self.node) or self.node),
-            self.node, source.statement(self.node), source.text(where), source,
-        )  # fmt: skip
+            source.filename,
+            first,
+            last,
+            source.characters(first, start),
+            source.characters(last, end),
+            source.qualname_around(source.statement(self.node) or self.node),
+            self.node,
+            source.statement(self.node),
+            source.text(where),
+            source,
+        )
 
 
 class _Flow:
@@ -130,7 +139,7 @@ def suspects_of(story: Story) -> list[Suspect]:
     incident = story.incident
     scopes = step_scopes(incident)
     modules = [child for _, root in incident.names.modules for child in root.modules()]
-    found = [suspect for scope in scopes for suspect in _writes(story, scope)]
+    found = [suspect for scope in scopes for suspect in writes_of(incident, scope)]
     found += _module_writes(story, scopes, modules)
     state = story.state
     if state is not None:
@@ -154,18 +163,22 @@ def guesses_for(story: Story) -> list[Write]:
     """The candidates as writes, one a line, each with how sure it is."""
     found: list[Write] = []
     suspects = suspects_of(story)
-    lines = set()
-    scores = []
+    lines: set[tuple[str, int]] = set()
+    scores: list[float] = []
     for suspect in suspects:
         place = suspect.place
-        if place is None or (place.file, place.line) in lines:
+        key = ("", id(suspect.module)) if place is None else (place.file, place.line)
+        if key in lines or (place is None and suspect.module is None):
             continue
-        lines.add((place.file, place.line))
-        write = Write("op", 0, None, place.callee or "", module=suspect.module, grad_enabled=not _under_no_grad(place), sure="possible")
+        lines.add(key)
+        unguarded = place is None or not _under_no_grad(place)
+        write = Write(
+            "op", 0, None, (place.callee if place else None) or "", module=suspect.module, grad_enabled=unguarded, sure="possible"
+        )
         write.__dict__["place"] = place
         scores.append(suspect.score)
         found.append(write)
-    if found and (len(found) == 1 or scores[0] >= 1.5 and scores[0] > scores[1]):
+    if found and (len(found) == 1 or (scores[0] >= 1.5 and scores[0] > scores[1])):
         found[0].sure = "likely"
     return found[:8]
 
@@ -185,7 +198,7 @@ def _state_score(suspect: Suspect, attribute: str, kind: str, is_buffer: bool) -
 
 def _over_parameters(suspect: Suspect) -> bool:
     """Whether the written name is a loop variable over `.parameters()` or the like."""
-    for above in suspect.scope.source.ancestors(suspect.node):
+    for above in suspect.scope.source.ancestors(suspect.node) if suspect.node is not None else ():
         if isinstance(above, (ast.For, ast.AsyncFor)) and suspect.written in [dotted(single) for single in flatten(above.target)]:
             names = {item.attr for item in ast.walk(above.iter) if isinstance(item, ast.Attribute)}
             return bool(names & {"parameters", "named_parameters", "values", "items", "state_dict"}) or isinstance(above.iter, ast.Call)
@@ -218,7 +231,11 @@ def _seeds(story: Story, scopes: list[Scope], flow: _Flow, types: dict[str, set[
                 if not isinstance(call, (ast.Call, ast.BinOp)) or not _is_op(call, op, types):
                     continue
                 if not result:
-                    operands = [call.left, call.right] if isinstance(call, ast.BinOp) else [*call.args, *([call.func.value] if isinstance(call.func, ast.Attribute) else [])]
+                    operands = (
+                        [call.left, call.right]
+                        if isinstance(call, ast.BinOp)
+                        else [*call.args, *([call.func.value] if isinstance(call.func, ast.Attribute) else [])]
+                    )
                     for operand in operands:
                         add(scope, dotted(peel(operand)[0]), 2.0)
                 elif isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None:
@@ -229,8 +246,8 @@ def _seeds(story: Story, scopes: list[Scope], flow: _Flow, types: dict[str, set[
                                 add(scope, dotted(single), 2.0)
                 elif isinstance(statement, ast.Return):
                     for caller in scopes:
-                        for target in _receiving(caller, scope):
-                            add(caller, target, 1.5)
+                        for received in _receiving(caller, scope):
+                            add(caller, received, 1.5)
     return seeds
 
 
@@ -250,18 +267,18 @@ _OPERATORS: dict[str, tuple[type[ast.operator], ...]] = {"mul": (ast.Mult,), "di
 def _is_op(node: ast.Call | ast.BinOp, op: str, types: dict[str, set[str]]) -> bool:
     if isinstance(node, ast.BinOp):
         return isinstance(node.op, _OPERATORS.get(op, ()))
-    last = (dotted(node.func) or (node.func.attr if isinstance(node.func, ast.Attribute) else "")).rpartition(".")[2]
+    last = called_name(node)
     names = {last.rstrip("_")} | {kind.lower() for kind in types.get(last, ())}
     return op in {same_op(name) for name in names} or op.replace("_", "") in names
 
 
-def _writes(story: Story, scope: Scope) -> Iterator[Suspect]:
+def writes_of(incident: Incident, scope: Scope) -> Iterator[Suspect]:
     """The in-place statements of a scope that can have written a tensor."""
     for statement in scope.statements:
         if isinstance(statement, ast.AugAssign):
             target, calls = peel(statement.target)
             name = dotted(target)
-            if "data" not in calls and not _is_number(story, scope, statement, name):
+            if "data" not in calls and not _is_number(incident, scope, statement, name):
                 yield Suspect(scope, statement, name, score=0.1)
         elif isinstance(statement, ast.Assign):
             for target in statement.targets:
@@ -269,7 +286,7 @@ def _writes(story: Story, scope: Scope) -> Iterator[Suspect]:
                     if isinstance(single, ast.Subscript):
                         base, calls = peel(single)
                         name = dotted(base)
-                        if "data" not in calls and not _is_container(story, scope, single, name):
+                        if "data" not in calls and not _is_container(incident, scope, single, name):
                             yield Suspect(scope, statement, name, score=0.2)
         for node in own_nodes(statement):
             if isinstance(node, ast.Call):
@@ -282,9 +299,17 @@ def _call_write(scope: Scope, call: ast.Call) -> Iterator[Suspect]:
         name = call.func.attr
         full = scope.source.imports.get((dotted(call.func.value) or "").partition(".")[0], "")
         library = full.partition(".")[0] == "torch"
-        if name.endswith("_") and not name.startswith("__") and name not in _NOT_WRITES and (hasattr(torch.Tensor, name) or name.startswith("_foreach")):
+        if (
+            name.endswith("_")
+            and not name.startswith("__")
+            and name not in _NOT_WRITES
+            and (hasattr(torch.Tensor, name) or name.startswith("_foreach"))
+        ):
             written = (call.args[0] if call.args else None) if library else call.func.value
-        elif any(keyword.arg == "inplace" and isinstance(keyword.value, ast.Constant) and keyword.value.value is True for keyword in call.keywords):
+        elif any(
+            keyword.arg == "inplace" and isinstance(keyword.value, ast.Constant) and keyword.value.value is True
+            for keyword in call.keywords
+        ):
             written = call.args[0] if call.args else None
     out = next((keyword.value for keyword in call.keywords if keyword.arg == "out"), None)
     written = out or written
@@ -298,10 +323,10 @@ def _call_write(scope: Scope, call: ast.Call) -> Iterator[Suspect]:
     yield Suspect(scope, call, dotted(base), score=0.5)
 
 
-def _is_number(story: Story, scope: Scope, statement: ast.AugAssign, name: str | None) -> bool:
+def _is_number(incident: Incident, scope: Scope, statement: ast.AugAssign, name: str | None) -> bool:
     """Whether `x += y` counts or adds up Python numbers, strings or lists."""
     if name is not None:
-        value = live_value(story.incident, scope, name.partition(".")[0])
+        value = live_value(incident, scope, name.partition(".")[0])
         if value is not None and "." not in name:
             return not isinstance(value, torch.Tensor)
     value_node = statement.value
@@ -309,20 +334,20 @@ def _is_number(story: Story, scope: Scope, statement: ast.AugAssign, name: str |
         return True
     if isinstance(value_node, ast.Constant) and not isinstance(value_node.value, float):
         return not isinstance(statement.op, (ast.Mult, ast.Div))
-    called = {(dotted(item.func) or getattr(item.func, "attr", "")).rpartition(".")[2] for item in ast.walk(value_node) if isinstance(item, ast.Call)}
+    called = {called_name(item) for item in ast.walk(value_node) if isinstance(item, ast.Call)}
     return bool(called & set(_NUMBERS))
 
 
-def _is_container(story: Story, scope: Scope, target: ast.Subscript, name: str | None) -> bool:
+def _is_container(incident: Incident, scope: Scope, target: ast.Subscript, name: str | None) -> bool:
     """Whether `x[k] = v` fills a dict or list."""
     if name is not None and "." not in name:
-        value = live_value(story.incident, scope, name)
+        value = live_value(incident, scope, name)
         if value is not None:
             return not isinstance(value, torch.Tensor)
         for statement in scope.statements:
-            if isinstance(statement, ast.Assign) and any(dotted(item) == name for item in statement.targets):
-                if isinstance(statement.value, (ast.Dict, ast.List, ast.ListComp, ast.DictComp)):
-                    return True
+            bound = isinstance(statement, ast.Assign) and any(dotted(item) == name for item in statement.targets)
+            if bound and isinstance(getattr(statement, "value", None), (ast.Dict, ast.List, ast.ListComp, ast.DictComp)):
+                return True
     return isinstance(target.slice, ast.Constant) and isinstance(target.slice.value, str)
 
 
@@ -337,6 +362,10 @@ def _module_writes(story: Story, scopes: list[Scope], modules: list[nn.Module]) 
         place = holder_of(module, roots)
         if place is not None:
             held.setdefault(place[1], (module, type(place[0]).__name__))
+    for module in active:
+        weight = _in_container(story, module, roots)
+        if weight and scopes:
+            yield Suspect(scopes[0], None, None, module, weight)
     for scope in scopes:
         for call in scope.calls:
             last = (dotted(call.func) or "").rpartition(".")[2]
@@ -345,6 +374,21 @@ def _module_writes(story: Story, scopes: list[Scope], modules: list[nn.Module]) 
                 # an in-place module right after the op that saved its result is the usual suspect
                 weight = 0.6 if type(module).__name__.lower() != op_name(story.mismatch.node).replace("_", "") else 0.3
                 yield Suspect(scope, call, dotted(peel(call.args[0])[0]), module, weight)
+
+
+def _in_container(story: Story, module: nn.Module, roots: list[nn.Module]) -> float:
+    """How much speaks for a child of a `Sequential`: it follows the module whose op saved its result."""
+    held = holder_of(module, roots)
+    if held is None or not held[1].isdigit():
+        return 0.0
+    before = held[0]._modules.get(str(int(held[1]) - 1))
+    saver = op_name(story.mismatch.node).replace("_", "")
+    return 2.0 if before is not None and type(before).__name__.lower() == saver else 0.3
+
+
+def called_name(call: ast.Call) -> str:
+    """The last part of what is called: `relu` of `F.relu(x)` and of `f(x).relu()`."""
+    return call.func.attr if isinstance(call.func, ast.Attribute) else (dotted(call.func) or "")
 
 
 def _writes_now(module: nn.Module) -> bool:

@@ -16,10 +16,12 @@ from gradguard.rules.inplace.story import Story, Write
 from gradguard.rules.inplace.words import times, why_needed
 
 UNSEEN = (
-    "this step was not traced, so the write was looked for in the source; `level: strict` (or GRADGUARD_LEVEL=strict) traces every step and names the line for certain"
+    "this step was not traced, so the write was looked for in the source; `level: strict` (or GRADGUARD_LEVEL=strict) "
+    "traces every step and names the line for certain"
 )
 NO_DATA = (
-    "writing through `.data`, `.detach()` or numpy instead: the error goes away because PyTorch can no longer see the write, and the gradient is silently wrong"
+    "writing through `.data`, `.detach()` or numpy instead: the error goes away because PyTorch can no longer see the write, "
+    "and the gradient is silently wrong"
 )
 NO_RETAIN = "`retain_graph=True`: the graph is not what is missing; the overwritten value is"
 
@@ -119,9 +121,12 @@ def tensor_facts(story: Story, name: str | None) -> TensorFacts:
     return TensorFacts(
         name=state.full if state is not None else name,
         kind="tensor" if state is None else "buffer" if state.is_buffer else "parameter",
-        shape=shape_of(tensor), dtype=None if tensor is None else str(tensor.dtype).removeprefix("torch."),
-        device=None if tensor is None else str(tensor.device), version_saved=story.mismatch.expected, version_found=story.mismatch.found,
-    )  # fmt: skip
+        shape=shape_of(tensor),
+        dtype=None if tensor is None else str(tensor.dtype).removeprefix("torch."),
+        device=None if tensor is None else str(tensor.device),
+        version_saved=story.mismatch.expected,
+        version_found=story.mismatch.found,
+    )
 
 
 def shape_of(tensor: torch.Tensor | None) -> list[int] | None:
@@ -216,6 +221,8 @@ def with_guesses(diagnosis: Diagnosis, story: Story) -> Diagnosis:
     others = [write for write in story.guesses if write is not blamed and write.place is not None]
     if others:
         listed = ", ".join(f"line {write.place.line} (`{short(write.place.text, 40)}`)" for write in others[:4] if write.place is not None)
-        notes.append(("other statements that may have written it: " if blamed is not None else "statements that may have written it: ") + listed)
+        notes.append(
+            ("other statements that may have written it: " if blamed is not None else "statements that may have written it: ") + listed
+        )
     confidence: Confidence = blamed.sure if blamed is not None else "certain"
     return diagnosis.model_copy(update={"notes": [*diagnosis.notes, *notes], "confidence": confidence})

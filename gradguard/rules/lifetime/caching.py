@@ -9,6 +9,7 @@ from gradguard.diagnosis import SourceSpan
 from gradguard.evidence.bindings import full_name
 from gradguard.evidence.carried import Carrier
 from gradguard.evidence.source import function_def, resolve
+from gradguard.evidence.stores import returns_of
 from gradguard.evidence.syntax import load, span_of
 from gradguard.rules.lifetime.study import Study
 from gradguard.torch_internals import parametrization_cache
@@ -61,4 +62,5 @@ def memoized(carrier: Carrier) -> Memoized | None:
     node = None if code is None else function_def(code)
     if code is None or node is None or load(code.co_filename) is None:
         return None
-    return Memoized(code.co_name, span_of(code.co_filename, node, "its results are kept with their graph", "culprit"))
+    returns = returns_of(node)
+    return Memoized(code.co_name, span_of(code.co_filename, returns[0] if len(returns) == 1 else node, "its results are kept with their graph", "culprit"))

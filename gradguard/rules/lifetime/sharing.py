@@ -156,7 +156,8 @@ def reaches_foreign_parameters(study: Study, carrier: Carrier) -> bool:
     """
     first = study.freed_by
     below = {id(leaf) for leaf in leaves([carrier.link.source])}
-    optimizers = study.incident.names.optimizers()
+    reached = {id(leaf) for leaf in leaves(study.graph.roots)} | {id(leaf) for tensor in live_roots(first) for leaf in leaves([tensor.grad_fn])} if first is not None else set()
+    optimizers = [optimizer for optimizer in study.incident.names.optimizers() if reached & parameters_of(optimizer)]
     owners = [optimizer for optimizer in optimizers if below & parameters_of(optimizer)]
     if first is None or not owners:
         return False

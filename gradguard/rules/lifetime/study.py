@@ -25,8 +25,8 @@ Cause = Literal["same root", "shared", "carried", "accumulated", "precomputed"]
 MESSAGES = ("backward through the graph a second time", "already been freed", "after they have already been freed")
 
 # ops through which a loss stays a sum of losses
-_SUMS = ("Add", "Sub", "Sum", "Mean", "Stack", "Cat", "Neg", "Unsqueeze", "Squeeze", "View", "Reshape", "Clone", "Select", "Unbind", "Expand", "ToCopy", "Alias",
-         "Mul", "Div", "Permute")  # fmt: skip
+_SUMS = {"Add", "Sub", "Sum", "Mean", "Stack", "Cat", "Neg", "Unsqueeze", "Squeeze", "View", "UnsafeView", "Reshape", "ReshapeAlias", "Clone", "Select", "Unbind", "Expand",
+         "ToCopy", "Alias", "Mul", "Div"}  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -107,7 +107,8 @@ def _entered(result: Study) -> None:
     begun = {seq for fact in journal.backwards if fact is not call for seq in fact.root_seqs}
     sums = _summands(graph)
     added = [link for link in links if _is_addend(link, sums, begun, graph, result.finder.alike)]
-    if added:
+    freeing = _freed_by(result, added[0]) if added else None
+    if added and (freeing is None or freeing.kind == "backward"):
         result.cause = "accumulated"
         link = added[0]
         exact = [fact for fact in journal.backwards if fact is not call and node_sequence(link.source) in fact.root_seqs and not fact.retain_graph]
@@ -175,17 +176,22 @@ def _summands(graph: Consumed) -> set[Any]:
     stack = list(graph.roots)
     while stack:
         node = stack.pop()
-        name = node.name()
-        if not name.startswith(_SUMS):
+        name = _kind(node)
+        if name not in _SUMS:
             continue
         sources = [source for source, _ in node.next_functions if source is not None]
-        if name.startswith(("Mul", "Div")) and len(sources) > 1:
+        if name in ("Mul", "Div") and len(sources) > 1:
             continue
         for source in sources:
             if source not in found and not is_accumulate(source):
                 found.add(source)
                 stack.append(source)
     return found
+
+
+def _kind(node: Any) -> str:
+    """`Add` of `AddBackward0`."""
+    return str(node.name()).rpartition("::")[2].rstrip("0123456789").removesuffix("Backward")
 
 
 def _is_addend(link: Link, sums: set[Any], begun: set[int], graph: Consumed, alike: Callable[[Any, Any], bool]) -> bool:
@@ -196,7 +202,7 @@ def _is_addend(link: Link, sums: set[Any], begun: set[int], graph: Consumed, ali
         return True
     # a list of losses: the earlier root was a sum that held this one, and is gone itself; its successor stands beside it in the sum
     above = (graph.above([link.source]) & sums) - {link.source}
-    if not all(_size(node) == 1 or node.name().startswith(("Stack", "Cat")) for node in above):
+    if not all(_size(node) == 1 or _kind(node) in ("Stack", "Cat") for node in above):
         return False
     return any(node not in graph.used and node not in above and _size(node) == 1 and alike(node, link.source) for node in sums)
 

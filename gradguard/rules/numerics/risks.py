@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from gradguard.evidence.recompute import node_kind
+from gradguard.torch_internals import held_by_hook
 
 Saved = dict[str, torch.Tensor]
 Where = Callable[[Saved, dict[str, Any]], torch.Tensor]
@@ -142,6 +143,8 @@ def hold(node: Any) -> Held | None:
     plain: dict[str, Any] = {}
     saved: Saved = {}
     for name in risk.slots:
+        if held_by_hook(node, name):  # unpacking would run the hook: a checkpoint would compute its block again
+            return None
         try:
             value = getattr(node, f"_saved_{name}")
         except Exception:

@@ -36,6 +36,7 @@ _MOST_HOPS = 96
 _MOST_HELD = 32
 _HISTORY = 64
 _FULL_SHARE = 300  # a look at all gradients may take 1/300 of the time
+_NOTHING, _SHRUNK = 1e-9, 1e-6  # a gradient norm below both, absolutely and against the largest so far, is as good as zero
 DEAD_STEPS = 30  # gradients of exactly zero in so many backward calls in a row
 
 
@@ -60,6 +61,10 @@ class Plan:
     calls: int = 0
     zeros: int = 0
     misses: int = 0
+    largest: float = 0.0  # norm so far
+    dead_norm: float = 0.0  # the last norm that counted as none
+    asked: int = 0
+    dead_told: bool = False
 
 
 class Numbers:
@@ -206,9 +211,12 @@ class Numbers:
         if leaf is not None:
             norm = self.norm(leaf, traced)
             if norm is not None:
-                if norm == 0.0:
+                if norm <= _NOTHING and norm <= plan.largest * _SHRUNK:
                     plan.zeros += 1
+                    plan.dead_norm = norm
                 else:
+                    if norm > plan.largest:
+                        plan.largest = norm
                     plan.zeros = 0
                     plan.norms.append(norm)
                 if not math.isfinite(norm) and not self._is_finite(leaf):

@@ -65,10 +65,11 @@ class Ledger:
         """An optimizer is being destroyed: the last moment at which its parameters can be looked at."""
         try:
             if book.steps or book.filled:
-                for prepared in book.prepared:
-                    verdict = prepared.holds()
-                    prepared.holds = (lambda: True) if verdict else (lambda: False)
-                book.gathered["unchanged"] = unchanged(book)
+                with quiet():  # it may die anywhere, such as under a mode of the user's
+                    for prepared in book.prepared:
+                        verdict = prepared.holds()
+                        prepared.holds = (lambda: True) if verdict else (lambda: False)
+                    book.gathered["unchanged"] = unchanged(book)
                 self.ended.append(book)
             if self.books.get(book.key) is book:
                 del self.books[book.key]

@@ -1,0 +1,335 @@
+"""GG308: which parts of a loss that backward accepts have lost their path. Built to stay silent when in doubt."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.evidence.graph import walk
+from gradguard.evidence.source import ResolvedSite, resolve
+from gradguard.journal import Cut, Journal
+from gradguard.rules.gradient_path import additive, follow, lost_path, origins, patching, terms, words
+from gradguard.rules.gradient_path.additive import Region
+from gradguard.rules.gradient_path.origins import Origin
+from gradguard.rules.gradient_path.places import function_word, same_place, short
+from gradguard.rules.incident import Incident
+from gradguard.torch_internals import node_sequence
+
+_TRIES = 12  # looks at one backward call's line in one run: the same line shows the same graph again and again
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    """See the rule."""
+    journal = incident.journal
+    nodes = incident.root_nodes
+    call = incident.call
+    if not nodes or call is None or call.nested or call.create_graph:
+        return None
+    since = _since(journal, call)
+    newest_partial = next(reversed(journal.partial), -1)
+    newest_fed = next(reversed(journal.fed), -1)
+    if max(newest_partial, newest_fed) < since[1]:
+        return None
+    key = ("GG308", call.site)
+    tries = incident.memory.get(key, 0)
+    if tries >= _TRIES:
+        return None
+    incident.memory[key] = tries + 1
+    region = additive.region(nodes, journal.fed)
+    found = None
+    if newest_partial >= since[1]:
+        found = _term(incident, region, since[0])
+    if found is None and max(newest_fed, newest_partial) >= since[1]:
+        found = _sampled(incident, since[1])
+    if found is None and newest_fed >= since[1]:
+        found = _weight(incident, region, since)
+    return found
+
+
+def _since(journal: Journal, call: Any) -> tuple[int, int]:
+    """Clock and sequence number at which this step's values begin: the previous backward from the same line, or the last step."""
+    for fact in reversed(journal.backwards):
+        if fact is not call and fact.site == call.site and not fact.nested:
+            return fact.clock, fact.seq
+    return 0, 0
+
+
+# -- a term without a path --------------------------------------------------------------------------------------------------
+
+
+def _term(incident: Incident, region: Region, since: int) -> Diagnosis | None:
+    journal = incident.journal
+    members = {node_sequence(node) for node in region.members}
+    for node in region.sums:
+        seq = node_sequence(node)
+        cuts = journal.partial.get(seq)
+        if cuts is None:
+            continue
+        place = incident.place_of_node(seq)
+        if cuts:
+            scalar = additive.scalar(node)
+            found = [origins.of_cut(incident, cut) for cut in cuts if _counts(cut, since, members, scalar)]
+            found = [origin for origin in found if not _intended(origin, place)]
+        else:
+            found = _told(incident, place, since)
+        found = _trained(incident, origins.ranked(incident, origins.merged(found)))
+        if not found or _difference(incident, node, found[0]):
+            continue
+        if not cuts or additive.scalar(node) or _is_add(node):
+            return _tell_term(incident, found, place)
+    return None
+
+
+def _counts(cut: Cut, since: int, members: set[int], scalar: bool) -> bool:
+    """Whether an origin can be a bug: of this step, no random sample, and not itself a live term (`x - x.detach()`)."""
+    if cut.clock <= since or cut.kind == "sample" or any(seq in members for seq in cut.sources):
+        return False
+    return scalar or cut.kind not in ("nondiff", "cast")
+
+
+def _is_add(node: Any) -> bool:
+    return str(node.name()).startswith(("Add", "Stack", "Cat"))
+
+
+def _intended(origin: Origin, place: ResolvedSite | None) -> bool:
+    """A stop-gradient trick shows it in one statement: what is detached stands beside itself (`z + (q - z).detach()`)."""
+    if origin.place is None or place is None or place.statement is None or origin.place.statement is not place.statement or origin.place.source is None:
+        return False
+    if origin.kind not in ("detach", "data"):
+        return False
+    cut = origin.place.node
+    inside = set(origin.place.inner_names)
+    source = origin.place.source
+    others: set[str] = set()
+    for node in ast.walk(place.statement):
+        if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load) and node is not cut and not (cut is not None and _below(source, node, cut)):
+            others.add(source.flat(node))
+    return bool(inside & others)
+
+
+def _below(source: Any, node: ast.AST, above: ast.AST) -> bool:
+    return any(item is above for item in source.ancestors(node))
+
+
+def _trained(incident: Incident, found: list[Origin]) -> list[Origin]:
+    """Without the origins that only networks outside every optimizer stand behind (teachers, targets)."""
+    if not found:
+        return []
+    trained = origins.trained_ids(incident)
+    if not trained:
+        return found
+    kept = []
+    for origin in found:
+        leaves = origin.leaves or _leaves_behind(incident, origin)
+        if not leaves or any(id(leaf) in trained for leaf in leaves):
+            kept.append(origin)
+    return kept
+
+
+def _leaves_behind(incident: Incident, origin: Origin) -> list[torch.Tensor]:
+    """What the source says stands behind a detached value."""
+    followed = follow.flow_of_root(incident)
+    for other in followed[1].found if followed is not None else ():
+        if other.key == origin.key:
+            return other.leaves
+    return []
+
+
+def _difference(incident: Incident, node: Any, origin: Origin) -> bool:
+    """`current - reference`: the same parameters stand behind both sides, and the reference stays fixed on purpose."""
+    if _is_add(node):
+        return False
+    if not additive.scalar(node):
+        return True
+    leaves = origin.leaves or _leaves_behind(incident, origin)
+    if not leaves:
+        return False
+    live = {id(getattr(inner, "variable", None)) for inner, _ in walk([source for source, _ in node.next_functions if source is not None])}
+    return all(id(leaf) in live for leaf in leaves) and not _scaled(incident, node)
+
+
+def _scaled(incident: Incident, node: Any) -> bool:
+    """`- 0.01 * entropy`: a term with a weight of its own is no reference."""
+    place = incident.place_of_node(node_sequence(node))
+    expression = place.node if place is not None else None
+    return isinstance(expression, ast.BinOp) and isinstance(expression.right, ast.BinOp) and isinstance(expression.right.op, ast.Mult)
+
+
+def _told(incident: Incident, place: ResolvedSite | None, since: int) -> list[Origin]:
+    """A number or an array as a term: the source leads to where its value left torch, and the record confirms it."""
+    key = ("GG308 told", place.file if place else "", place.line if place else 0)
+    if incident.memory.get(key):
+        return []
+    escaped: dict[tuple[object, ...], Origin] = {}
+    for fact in incident.journal.escapes:
+        if fact.clock > since and fact.cut is not None:
+            for cut in fact.cut.roots():
+                origin = origins.of_cut(incident, cut)
+                escaped.setdefault(origin.key, origin)
+    found = []
+    for origin in terms.pathless(incident):
+        seen = escaped.get(origin.key)
+        if seen is not None and not seen.discrete:
+            seen.leaves = seen.leaves or origin.leaves
+            seen.outer = seen.outer or origin.outer
+            found.append(seen)
+    if not found:
+        incident.memory[key] = True
+    return found
+
+
+def _tell_term(incident: Incident, found: list[Origin], place: ResolvedSite | None) -> Diagnosis:
+    origin = found[0]
+    root = incident.roots[0]
+    name = lost_path.root_name(incident, root)
+    term = _term_name(origin, place)
+    culprit, related = lost_path.story(origin)
+    outer = origin.outer
+    if outer is not None and not same_place(outer, origin.place) and not same_place(outer, place):
+        related.append(outer.span("called from here", "context"))
+    if place is not None and not same_place(place, origin.place):
+        related.append(place.span(f"{f'`{term}`' if term else 'the term'} is added here", "carried"))
+    if incident.place is not None and not (place is not None and place.line == incident.place.line):
+        related.append(incident.place.span("runs, without this term", "backward"))
+    what = f"`{term}`" if term else "a term of the loss"
+    headline = f"{what} is part of `{name}` but gives no gradient: {words.why(origin, term or name)}"
+    return Diagnosis(
+        code="GG308", name="partial-detach", severity="warning", headline=headline, culprit=culprit, related=related,
+        tensors=[lost_path.facts(_leaf_name(incident, leaf), leaf) for leaf in origin.leaves[:3]],
+        explanation=f"backward() works, because the rest of `{name}` has a graph; this term only changes the number. {words.explanation(origin, name)}",
+        fixes=[patching.with_patch(words.fix(origin, name), origin)],
+        notes=["If the term is only meant to be reported, keep it out of what backward() is called on."], confidence="likely",
+    )  # fmt: skip
+
+
+def _term_name(origin: Origin, place: ResolvedSite | None) -> str | None:
+    """The term as written in the sum: the operand that is not what the other side is."""
+    node = place.node if place is not None else None
+    if isinstance(node, ast.BinOp) and place is not None and place.source is not None:
+        outer = {origin.place.targets[0]} if origin.place is not None and origin.place.targets else set()
+        for side in (node.right, node.left):
+            text = place.source.flat(side)
+            if text in outer:
+                return short(text, 40)
+        return short(place.source.flat(node.right), 40)
+    if isinstance(node, ast.AugAssign) and place is not None and place.source is not None:
+        return short(place.source.flat(node.value), 40)
+    return None
+
+
+def _leaf_name(incident: Incident, leaf: torch.Tensor) -> str | None:
+    state = incident.names.state(leaf)
+    return state.full if state is not None else incident.names.of(leaf)
+
+
+# -- a sample in the way ----------------------------------------------------------------------------------------------------
+
+
+def _sampled(incident: Incident, since: int) -> Diagnosis | None:
+    """`sample()` between encoder and decoder of one loss, where `rsample()` would have given a path."""
+    journal = incident.journal
+    candidates: dict[int, tuple[Cut, list[int]]] = {}
+    for store in (journal.fed, journal.partial):
+        for seq in reversed(store):
+            if seq < since:
+                break
+            for cut in store[seq]:
+                if cut.kind == "sample" and not cut.scored:
+                    candidates.setdefault(id(cut), (cut, []))[1].append(seq)
+    if not candidates:
+        return None
+    nodes = {node_sequence(node): node for node, _ in walk(incident.root_nodes)}
+    for cut, uses in candidates.values():
+        live = [seq for seq in uses if seq in nodes]
+        behind = [seq for seq in cut.sources if seq in nodes]
+        if not live or not behind or _by_hand(nodes, live, behind):
+            continue
+        origin = origins.of_cut(incident, cut)
+        if origin.place is None or not _trained(incident, [origin]):
+            continue
+        return _tell_sample(incident, origin, incident.place_of_node(min(live)))
+    return None
+
+
+def _by_hand(nodes: dict[int, Any], uses: Iterable[int], sources: Iterable[int]) -> bool:
+    """A density computed by hand: the sample meets the distribution's own parameters (`(action - mu) ** 2`)."""
+    known: set[Any] = set()
+    for seq in sources:
+        node = nodes[seq]
+        known.add(node)
+        known.update(source for source, _ in node.next_functions if source is not None)
+    return any(source in known for seq in uses for source, _ in nodes[seq].next_functions)
+
+
+def _tell_sample(incident: Incident, origin: Origin, use: ResolvedSite | None) -> Diagnosis:
+    place = origin.place
+    assert place is not None
+    name = words.result_name(origin)
+    distribution = origin.inner or "the distribution"
+    root = lost_path.root_name(incident, incident.roots[0])
+    related: list[SourceSpan] = []
+    if origin.made is not None:
+        related.append(origin.made.span(f"parameters of `{short(distribution, 30)}`", "made"))
+    if use is not None and not same_place(use, place):
+        related.append(use.span(f"{f'`{name}`' if name else 'the sample'} goes on from here", "context"))
+    if origin.outer is not None and not same_place(origin.outer, incident.place):
+        related.append(origin.outer.span("called from here", "context"))
+    if incident.place is not None:
+        related.append(incident.place.span(f"what is computed from {f'`{name}`' if name else 'the sample'} gives `{short(distribution, 30)}` no gradient", "backward"))
+    return Diagnosis(
+        code="GG308", name="partial-detach", severity="warning",
+        headline=f"{f'`{name}`' if name else 'a value'} is drawn with `{short(distribution, 30)}.sample()`{function_word(place)}: no gradient of `{root}` goes through it",
+        culprit=place.span(words.label(origin), "culprit"), related=related, tensors=[],
+        explanation=f"`sample()` draws under no_grad. `{root}` trains the parameters of `{short(distribution, 30)}` by another term, but not by what is computed from "
+                    "the sample, and its log-probability is not used either. `rsample()` draws reparametrized samples, through which gradients flow.",
+        fixes=[patching.with_patch(Fix(title=f"Draw with `{short(distribution, 30)}.rsample()`", safety="unsafe"), origin)], confidence="likely",
+    )  # fmt: skip
+
+
+# -- a weight that only its regularizer trains --------------------------------------------------------------------------------
+
+
+def _weight(incident: Incident, region: Region, since: tuple[int, int]) -> Diagnosis | None:
+    """A trained parameter is detached where it weighs the loss; what is left of its gradient is the same in every step."""
+    journal = incident.journal
+    constant = {id(leaf): leaf for leaf in additive.constant_leaves(region, incident.root_nodes) if leaf.numel() <= 4096}
+    if not constant:
+        return None
+    trained = origins.trained_ids(incident)
+    graph = {node_sequence(node) for node, _ in walk(incident.root_nodes)}
+    for seq in reversed(journal.fed):
+        if seq < since[1]:
+            break
+        if seq not in graph:
+            continue
+        for cut in journal.fed[seq]:
+            leaf = next((leaf for leaf in (ref() for ref in cut.leaves) if leaf is not None and id(leaf) in constant and id(leaf) in trained), None)
+            if leaf is None or cut.clock <= since[0] or cut.kind not in ("detach", "data", "no_grad", "escape", "rewrap"):
+                continue
+            origin = origins.of_cut(incident, cut)
+            if origin.place is not None:
+                return _tell_weight(incident, origin, leaf, resolve(cut.outer), incident.place_of_node(seq))
+    return None
+
+
+def _tell_weight(incident: Incident, origin: Origin, leaf: torch.Tensor, outer: ResolvedSite | None, use: ResolvedSite | None) -> Diagnosis:
+    name = _leaf_name(incident, leaf) or "a parameter"
+    root = lost_path.root_name(incident, incident.roots[0])
+    culprit, related = lost_path.story(origin)
+    if use is not None and not same_place(use, origin.place):
+        related.append(use.span(f"{f'`{words.result_name(origin)}`' if words.result_name(origin) else 'it'} weighs the loss here", "context"))
+    if outer is not None and not same_place(outer, incident.place):
+        related.append(outer.span("called from here", "context"))
+    if incident.place is not None:
+        related.append(incident.place.span(f"gives `{name}` the same gradient in every step", "backward"))
+    return Diagnosis(
+        code="GG308", name="partial-detach", severity="warning",
+        headline=f"`{name}` is detached where it weighs the loss{function_word(origin.place)}: its gradient is a constant that no data can change",
+        culprit=culprit, related=related, tensors=[lost_path.facts(name, leaf)],
+        explanation=f"All that is left of the way from `{root}` to `{name}` is a plain sum, whose slope is the same in every step: the parameter drifts in one direction for ever.",
+        fixes=[patching.with_patch(words.fix(origin, root), origin)], confidence="likely",
+    )  # fmt: skip

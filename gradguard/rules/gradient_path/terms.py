@@ -1,0 +1,78 @@
+"""The terms of a loss as the source writes them, and which of them have no path."""
+
+from __future__ import annotations
+
+import ast
+
+from gradguard.evidence.bindings import dotted, full_name
+from gradguard.rules.gradient_path import follow
+from gradguard.rules.gradient_path.follow import Follower
+from gradguard.rules.gradient_path.origins import Origin
+from gradguard.rules.gradient_path.scopes import UNKNOWN, Scope, definitions, evaluate
+from gradguard.rules.incident import Incident
+
+_THROUGH = frozenset({"mean", "sum", "squeeze", "float", "double", "to", "view", "reshape", "cpu", "cuda"})
+
+
+def pathless(incident: Incident) -> list[Origin]:
+    """Where the terms without a path of the loss that backward is called on had lost it."""
+    place = incident.place
+    follower = Follower(incident)
+    scope = follower.live(0)
+    expression = follow.root_expression(place) if place is not None else None
+    if scope is None or expression is None:
+        return []
+    found: list[Origin] = []
+    for node, inner in _terms(follower, expression, scope, 0):
+        flow = follower._under_blocks(follower.flow(node, inner), node, inner)
+        if flow.attached is False and flow.found:
+            found += [origin for origin in flow.found if origin.sure]
+    return found
+
+
+def _terms(follower: Follower, node: ast.expr, scope: Scope, depth: int) -> list[tuple[ast.expr, Scope]]:
+    """Splits sums, scalings, means and assignments; anything else is a term."""
+    if depth > 12:
+        return [(node, scope)]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub)):
+        return _terms(follower, node.left, scope, depth + 1) + _terms(follower, node.right, scope, depth + 1)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Div)):
+        for scale, other in ((node.left, node.right), (node.right, node.left)):
+            if _is_number(scale, scope) and (other is node.right or isinstance(node.op, ast.Mult) or scale is node.right):
+                return _terms(follower, other, scope, depth + 1)
+        return [(node, scope)]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
+        return _terms(follower, node.operand, scope, depth + 1)
+    if isinstance(node, ast.Name):
+        found = definitions(scope, node.id, node)
+        if not found:
+            if scope.view is not None:
+                argument = follower._argument(node.id, scope)
+                if argument is not None:
+                    return _terms(follower, argument[1], argument[0], depth + 1)
+            return [(node, scope)]
+        split: list[tuple[ast.expr, Scope]] = []
+        for definition in reversed(found):
+            if definition.looped or definition.pick is not None:
+                split.append((definition.value, scope) if definition.pick is None else (node, scope))
+            else:
+                split += _terms(follower, definition.value, scope, depth + 1)
+        return split
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _THROUGH and not _is_library(node, scope):
+        return _terms(follower, node.func.value, scope, depth + 1)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "sum" and node.args and isinstance(node.args[0], (ast.List, ast.Tuple)):
+        return [term for element in node.args[0].elts for term in _terms(follower, element, scope, depth + 1)]
+    if isinstance(node, ast.Call) and full_name(scope.source, dotted(node.func) or "") in ("torch.stack", "torch.cat") and node.args and isinstance(node.args[0], (ast.List, ast.Tuple)):
+        return [term for element in node.args[0].elts for term in _terms(follower, element, scope, depth + 1)]
+    return [(node, scope)]
+
+
+def _is_library(node: ast.Call, scope: Scope) -> bool:
+    return full_name(scope.source, dotted(node.func) or "").startswith(("torch.", "numpy."))
+
+
+def _is_number(node: ast.expr, scope: Scope) -> bool:
+    value = evaluate(node, scope)
+    return value is not UNKNOWN and isinstance(value, (int, float)) and not isinstance(value, bool)
+
+

@@ -1,0 +1,200 @@
+"""The diagnosis of a gradient that is not finite although the loss is: which op's derivative broke."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
+from gradguard.evidence.graph import is_accumulate, walk
+from gradguard.evidence.names import short_list
+from gradguard.evidence.recompute import node_kind
+from gradguard.rules.incident import Incident
+from gradguard.rules.numerics.places import Places, expression, module_at
+from gradguard.rules.numerics.ranges import elements
+from gradguard.rules.numerics.risks import RISKS, Held
+from gradguard.rules.numerics.watching import Numbers
+from gradguard.torch_internals import node_sequence
+
+_CURES = {
+    "Sqrt": [Fix(title="add a small number under the root: `(x + 1e-12).sqrt()`, or clamp: `x.clamp(min=1e-12).sqrt()`"),
+             Fix(title="use `torch.linalg.vector_norm`, whose gradient at 0 is defined as 0, where this is the length of a vector")],
+    "Rsqrt": [Fix(title="add a small number inside: `(x + eps).rsqrt()`")],
+    "Pow": [Fix(title="clamp the base inside the power: `x.clamp(min=1e-8) ** p`")],
+    "Log": [Fix(title="clamp the argument inside the log: `x.clamp(min=1e-8).log()`"), Fix(title="stay in log space (`log_softmax`, `logsigmoid`, `logsumexp`)")],
+    "Acos": [Fix(title="clamp the cosine just inside: `x.clamp(-1 + 1e-7, 1 - 1e-7)`", detail="A clamp at exactly ±1 is not enough: the slope there is still infinite."),
+             Fix(title="use `torch.atan2(sin, cos)`, which has no such edge")],
+    "Div": [Fix(title="keep the divisor away from 0 before dividing: `x / d.clamp(min=eps)`, or divide by `torch.where(ok, d, 1.0)`")],
+    "Exp": [Fix(title="bound the argument before exp: `torch.where(ok, x, 0.0).exp()` or `x.clamp(max=...)`")],
+    "LinalgSvd": [Fix(title="break the degeneracy: start from a slightly perturbed matrix in place of an identity (`nn.init.eye_`), orthogonal or zero initialisation",
+                      detail="Where only the product matters, a parametrisation that needs no decomposition (`W = A @ B`) avoids it altogether."),
+                  Fix(title="add a small random perturbation before the decomposition, or backpropagate through the singular values only")],
+    "LinalgEigh": [Fix(title="break the degeneracy: add a small distinct diagonal before `eigh`"), Fix(title="backpropagate through the eigenvalues only, or use a loss that needs no eigenvectors")],
+}  # fmt: skip
+_CURES["Asin"] = _CURES["Acos"]
+_CURES["Log2"] = _CURES["Log10"] = _CURES["Log1P"] = _CURES["Xlogy"] = _CURES["Log"]
+_CURES["PowTensor"] = _CURES["Pow"]
+
+
+def blame(incident: Incident, memory: Numbers) -> Diagnosis | None:
+    """The diagnosis right after the backward call that left non-finite gradients; None where no parameter has one."""
+    leaves = [leaf for leaf in (ref() for ref in memory.plan.leaves) if leaf is not None]
+    bad = [leaf for leaf in leaves if leaf.grad is not None and not finite(leaf.grad)]
+    if not bad:
+        return None
+    roots = incident.root_nodes
+    nodes = [node for node, _ in walk(roots)]
+    suspects = _suspects(memory.held, {id(leaf) for leaf in bad})
+    if suspects:
+        return _known(incident, memory, nodes, suspects, bad, leaves)
+    return _unknown(incident, memory, nodes, bad, leaves)
+
+
+def finite(tensor: torch.Tensor) -> bool:
+    """Whether all elements are finite."""
+    try:
+        if tensor.layout != torch.strided:
+            tensor = tensor.coalesce().values()
+        return bool(torch.isfinite(tensor).all())
+    except Exception:
+        return True
+
+
+def _suspects(held: list[Held], bad: set[int]) -> list[tuple[Held, int, int]]:
+    """The held nodes whose derivative is not finite somewhere and that lead to a spoilt leaf, in the order backward met them."""
+    found = []
+    for item in sorted(held, key=lambda item: -node_sequence(item.node)):
+        count, total = item.count()
+        if count and any(is_accumulate(node) and id(getattr(node, "variable", None)) in bad for node in _below([item.node])):
+            found.append((item, count, total))
+    return found
+
+
+def _below(nodes: Iterable[Any]) -> Iterable[Any]:
+    return (node for node, _ in walk(nodes))
+
+
+def _known(
+    incident: Incident, memory: Numbers, nodes: list[Any], suspects: list[tuple[Held, int, int]], bad: list[torch.Tensor], leaves: list[torch.Tensor]
+) -> Diagnosis:
+    held, count, total = suspects[0]
+    places = Places(incident, memory, nodes)
+    place = places.of(held.node, search=True)
+    text = expression(place, held.node)
+    says = RISKS[held.kind].says
+    selecting = _selector(nodes, held.node)
+    choice = None if selecting is None else places.of(selecting)
+    trap = ""
+    if selecting is not None and node_kind(selecting) in ("Where", "WhereSelf"):
+        trap = " `torch.where` keeps those elements out of the result but not out of the backward: the branch that is not taken still gets a gradient of 0, and 0·inf is NaN."
+    elif selecting is not None and node_kind(selecting) == "MaskedFill":
+        trap = " Masking the result afterwards does not help: the masked elements get a gradient of 0, and 0·inf is NaN."
+    related: list[SourceSpan] = []
+    if choice is not None and (place is None or choice.line != place.line):
+        related.append(choice.span("the elements are left out here, which does not stop their gradient", "context"))
+    for other, n, of in suspects[1:3]:
+        where = places.of(other.node)
+        if where is not None and (place is None or where.line != place.line):
+            related.append(where.span(f"the same can happen here: not finite in {elements(n, of)}", "context"))
+    if incident.place is not None:
+        related.append(incident.place.span("this backward made the gradient non-finite", "backward"))
+    where_in = f" (in `{place.function}`)" if place is not None and place.function != "<module>" else ""
+    spoilt = _names(incident, bad)
+    module = module_at(place, incident)
+    fixes = list(_CURES.get(held.kind, [Fix(title="keep the argument away from the point where the derivative is infinite")]))
+    if trap and fixes:
+        fixes.insert(0, Fix(title=f"make the unsafe argument safe *inside* the branch: `safe = torch.where(ok, x, 1.0)`, then {_word(held)} of `safe`, then the outer selection"))
+    return Diagnosis(
+        code="GG502", name="nonfinite-backward", severity="warning",
+        headline=f"The loss is finite and its gradient is not: the derivative of `{text}` is not finite in {elements(count, total)}{where_in}.",
+        culprit=None if place is None else place.span(says, "culprit"), related=related, tensors=[_fact(incident, leaf) for leaf in bad[:4]],
+        explanation=f"{says[0].upper()}{says[1:]}; it does so in {elements(count, total)} here.{trap} From there on backward the gradient is NaN or inf: {spoilt} got one.",
+        notes=([f"in the module `{module}`"] if module is not None else []) + places.notes + [_untouched(incident, bad, leaves)], fixes=fixes,
+        avoid=["`clip_grad_norm_`: it divides by a norm that is NaN and spreads it to every parameter", "`nan_to_num` on the result of the op: its input still gets the infinite slope"],
+        confidence="certain" if place is not None and not places.notes else "likely",
+    )  # fmt: skip
+
+
+def _word(held: Held) -> str:
+    return {"PowTensor": "the power", "Pow": "the power", "Div": "the quotient"}.get(held.kind, f"`{held.kind.lower()}`")
+
+
+def _selector(nodes: list[Any], node: Any) -> Any:
+    """A node close above in the graph that picks among elements of this one's result."""
+    users: dict[Any, list[Any]] = {}
+    for item in nodes:
+        for source, _ in item.next_functions:
+            if source is not None:
+                users.setdefault(source, []).append(item)
+    near, seen = [node], {node}
+    for _ in range(8):
+        following = [user for item in near for user in users.get(item, []) if user not in seen]
+        for user in following:
+            kind = node_kind(user)
+            if kind in ("Where", "WhereSelf", "MaskedFill", "Index", "MaskedSelect"):
+                return user
+        seen.update(following)
+        near = following
+    return None
+
+
+def _unknown(incident: Incident, memory: Numbers, nodes: list[Any], bad: list[torch.Tensor], leaves: list[torch.Tensor]) -> Diagnosis:
+    places = Places(incident, memory, nodes)
+    candidates = [node for node in nodes if not is_accumulate(node) and node_kind(node) in RISKS and node_kind(node) not in ("Softmax", "LogSoftmax", "Exp")]
+    bad_ids = {id(leaf) for leaf in bad}
+    good_ids = {id(leaf) for leaf in leaves if id(leaf) not in bad_ids and leaf.grad is not None}
+    fitting = []
+    for node in candidates[:64]:
+        below = {id(getattr(item, "variable", None)) for item in _below([node]) if is_accumulate(item)}
+        if below & bad_ids and not below & good_ids:
+            fitting.append(node)
+    half = any(leaf.grad is not None and leaf.grad.dtype == torch.float16 for leaf in bad)
+    related: list[SourceSpan] = []
+    culprit = None
+    label = ""
+    if len(fitting) == 1:
+        place = places.of(fitting[0], search=True)
+        if place is not None:
+            culprit, label = place, "the only op on the way whose derivative can be infinite"
+    else:
+        for node in fitting[:3]:
+            place = places.of(node)
+            if place is not None:
+                related.append(place.span("an op whose derivative can be infinite", "context"))
+    if incident.place is not None:
+        related.append(incident.place.span("this backward made the gradient non-finite", "backward"))
+    spoilt = _names(incident, bad)
+    why = f"{spoilt} got a gradient that is NaN or infinite, while the loss is a finite number."
+    fixes = [Fix(title="run again with `level: strict`, which looks at every op whose derivative can be infinite in every step")]
+    if half:
+        why += " float16 gradients overflow beyond 65504."
+        fixes.insert(0, Fix(title="scale the loss with `torch.amp.GradScaler`, or train in bfloat16"))
+    return Diagnosis(
+        code="GG502", name="nonfinite-backward", severity="warning",
+        headline=f"The loss is finite and its gradient is not: {spoilt} got NaN or infinite gradients."
+        if culprit is None else f"The loss is finite and its gradient is not; `{expression(culprit, None)}` is the only op on the way whose derivative can be infinite.",
+        culprit=None if culprit is None else culprit.span(label, "culprit"), related=related, tensors=[_fact(incident, leaf) for leaf in bad[:4]],
+        explanation=why, notes=[*places.notes, _untouched(incident, bad, leaves)], fixes=fixes, confidence="likely",
+    )  # fmt: skip
+
+
+def _label(incident: Incident, leaf: torch.Tensor) -> str:
+    state = incident.names.state(leaf)
+    return state.full if state is not None else incident.names.tensor(leaf) or "a leaf tensor"
+
+
+def _names(incident: Incident, bad: list[torch.Tensor]) -> str:
+    return short_list((_label(incident, leaf) for leaf in bad), 4)
+
+
+def _untouched(incident: Incident, bad: list[torch.Tensor], leaves: list[torch.Tensor]) -> str:
+    good = [leaf for leaf in leaves if all(leaf is not other for other in bad)]
+    spared = f"; {len(good)} others have finite ones" if good else ""
+    return f"{len(bad)} of {len(leaves)} parameters have a non-finite gradient{spared}"
+
+
+def _fact(incident: Incident, leaf: torch.Tensor) -> TensorFacts:
+    return TensorFacts(name=_label(incident, leaf), kind="parameter", shape=list(leaf.shape), dtype=str(leaf.dtype).removeprefix("torch."), requires_grad=True)
+

@@ -1,0 +1,71 @@
+"""# GG503 exploding-gradient
+
+## What it is
+Training blows up: the loss grows by orders of magnitude step after step until it overflows, or one step applies a gradient
+that is far larger than all before.
+
+## Why it is wrong
+The op that overflows first is not to blame; the weights are. A learning rate beyond what the curvature allows makes every step
+overshoot further; a long chain of multiplications (a recurrent net, a deep stack without normalisation) makes gradients that
+throw the weights far off in one step.
+
+## Example
+```python
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0)  # features up to 64: stable below about 1e-4
+```
+
+## Use instead
+```python
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+...
+torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+```
+
+## Fix safety
+Manual: the learning rate and the clipping norm are yours to choose.
+
+## When it speaks, what silences it
+When the loss is no longer finite and had grown a million times or more over four or more steps in a row, or when the last
+gradient was fifty times or more the usual one; also when a loss that is still finite has grown 10^12 times over eight or more steps in a
+row. `# gradguard: ignore[GG503]` on the optimizer's line silences it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gradguard.diagnosis import Diagnosis
+from gradguard.evidence.values import GraphValues
+from gradguard.rules.base import Moment, Rule
+from gradguard.rules.incident import Incident
+from gradguard.rules.numerics.explosion import diverged, growth
+from gradguard.rules.numerics.watching import numbers
+
+_STEPS = 8
+_GROWTH = 1e12
+
+
+def screen(memory: dict[str, Any], moment: Moment, facts: dict[str, Any], traced: bool) -> bool:
+    state = numbers(memory)
+    state.before_backward(facts, traced)
+    losses = state.plan.losses
+    if state.loss_bad or state.told is not None or len(losses) <= _STEPS or not abs(losses[-1]) > 1e9:
+        return False
+    steps, factor = growth(list(losses))
+    return steps >= _STEPS and factor >= _GROWTH
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    memory = numbers(incident.memory)
+    root = next((root for root in incident.roots if isinstance(root, torch.Tensor)), None)
+    found = diverged(incident, memory, GraphValues(incident.root_nodes), None, root)
+    memory.told = found or memory.told
+    return found
+
+
+RULE = Rule(
+    code="GG503", name="exploding-gradient", summary="training diverges: the loss or the gradient grows by orders of magnitude up to overflow", recognise=recognise,
+    moments=frozenset({"before_backward"}), severity="warning", screen=screen,
+)  # fmt: skip

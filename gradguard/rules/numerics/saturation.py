@@ -1,0 +1,168 @@
+"""Finds the op that lets no gradient through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
+from gradguard.evidence.graph import is_accumulate, walk
+from gradguard.evidence.names import short_list
+from gradguard.evidence.recompute import node_kind
+from gradguard.evidence.source import resolve
+from gradguard.evidence.values import GraphValues
+from gradguard.rules.incident import Incident
+from gradguard.rules.numerics.places import Places, expression, module_at
+from gradguard.rules.numerics.ranges import number
+from gradguard.rules.numerics.watching import DEAD_STEPS, Numbers, Plan
+
+_TINY = 1e-6  # a largest derivative below this is as good as none
+
+
+def _sigmoid(values: GraphValues, node: Any) -> torch.Tensor | None:
+    out = values.output(node)
+    return None if out is None else (out * (1 - out)).abs()
+
+
+def _tanh(values: GraphValues, node: Any) -> torch.Tensor | None:
+    out = values.output(node)
+    return None if out is None else (1 - out * out).abs()
+
+
+def _relu(values: GraphValues, node: Any) -> torch.Tensor | None:
+    out = values.output(node)
+    return None if out is None else (out > 0).float()
+
+
+def _softmax(values: GraphValues, node: Any) -> torch.Tensor | None:
+    out = values.output(node)
+    return None if out is None else (out * (1 - out)).abs()
+
+
+def _clamp(values: GraphValues, node: Any) -> torch.Tensor | None:
+    value = values.input(node, 0)
+    low, high = getattr(node, "_saved_min", None), getattr(node, "_saved_max", None)
+    if value is None:
+        return None
+    inside = torch.ones_like(value, dtype=torch.bool)
+    for limit, keeps in ((low, value.ge), (high, value.le)):
+        if limit is not None:
+            inside &= keeps(limit)
+    return inside.float()
+
+
+def _exp(values: GraphValues, node: Any) -> torch.Tensor | None:
+    out = values.output(node)
+    return None if out is None else out.abs()
+
+
+_SLOPES: dict[str, tuple[Callable[[GraphValues, Any], torch.Tensor | None], str]] = {
+    "Sigmoid": (_sigmoid, "the sigmoid is saturated: its outputs are all 0 or 1"),
+    "Tanh": (_tanh, "the tanh is saturated: its outputs are all -1 or 1"),
+    "Relu": (_relu, "the ReLU is dead: its input is nowhere positive"),
+    "Threshold": (_relu, "the activation is dead: its input is nowhere above the threshold"),
+    "Softmax": (_softmax, "the softmax is saturated: its outputs are all 0 or 1"),
+    "Clamp": (_clamp, "everything is clamped: no value lies between the limits"),
+    "ClampMin": (_clamp, "everything is clamped: no value lies above the limit"),
+    "ClampMax": (_clamp, "everything is clamped: no value lies below the limit"),
+    "Hardtanh": (_clamp, "everything is clamped: no value lies between the limits"),
+    "Exp": (_exp, "the exponential underflows: its outputs are all 0"),
+}
+_CURES = {
+    "Sigmoid": [Fix(title="remove the sigmoid and compute the loss on the raw score (`binary_cross_entropy_with_logits`, least squares, hinge)"),
+                Fix(title="keep the scores small: normalise the inputs, lower the learning rate, or scale the last layer down")],
+    "Tanh": [Fix(title="keep the arguments small: normalise the inputs, initialise the layer before smaller"), Fix(title="use an activation that does not saturate on both sides")],
+    "Relu": [Fix(title="lower the learning rate or the bias of the layer before; a ReLU that is never positive does not recover"), Fix(title="use `LeakyReLU` or `GELU`, which keep a slope")],
+    "Softmax": [Fix(title="use `log_softmax` with a loss on logits, or divide the scores by a temperature")],
+}  # fmt: skip
+
+
+def saturated(incident: Incident, memory: Numbers) -> Diagnosis | None:
+    """The diagnosis where everything on the way to the far end passes ops whose derivative is nowhere above `_TINY`."""
+    plan = memory.plan
+    leaf = plan.sentinel() if plan.sentinel is not None else None
+    if leaf is None:
+        return None
+    values = GraphValues(incident.root_nodes, [tensor for _, tensor in incident.names.tensor_bindings()])
+    closed: dict[Any, float] = {}
+    for node in values.nodes:
+        slope = _SLOPES.get(node_kind(node))
+        found = None if slope is None else slope[0](values, node)
+        if found is not None and found.numel():
+            largest = float(found.max())
+            if largest < _TINY:
+                closed[node] = largest
+    if not closed or id(leaf) in _reached(incident.root_nodes, closed):
+        return None
+    nodes = list(closed)
+    behind = _leaves_below(nodes)
+    places = Places(incident, memory, values.nodes)
+    place = places.of(nodes[0], search=True)
+    says = _SLOPES[node_kind(nodes[0])][1]
+    names = list(dict.fromkeys(_name(incident, item) for item in behind))
+    related: list[SourceSpan] = []
+    for node in nodes[1:4]:
+        other = places.of(node)
+        if other is not None and (place is None or other.line != place.line) and all(span.line != other.line for span in related):
+            related.append(other.span("so is this one", "context"))
+    if incident.place is not None:
+        related.append(incident.place.span("its gradient does not get past the saturated op", "backward"))
+    elsewhere = []
+    for site, other_plan in memory.plans.items():
+        if other_plan is not plan and other_plan.zeros >= DEAD_STEPS // 4:
+            spot = resolve(site)
+            if spot is not None:
+                related.append(spot.span(f"here too: a gradient of zero for {other_plan.zeros} calls", "backward"))
+            more = [_name(incident, item) for item in (ref() for ref in other_plan.leaves) if item is not None]
+            elsewhere += [name for name in more if name not in names]
+    text = expression(place, nodes[0])
+    size = _size(plan)
+    headline = f"No gradient gets through `{text}`: {says}, and {short_list(names, 3)} {'have' if len(names) > 1 else 'has'} not learned for {plan.zeros} backward calls."
+    trail = ", ".join(number(value) for value in list(plan.losses)[-3:])
+    module = module_at(place, incident)
+    notes = [f"in the module `{module}`"] if module is not None else []
+    if elsewhere:
+        notes.append(f"the same holds for {short_list(elsewhere, 4)}")
+    notes += [f"the gradient norm followed here: {size}", f"the last losses: {trail}", *places.notes]
+    return Diagnosis(
+        code="GG504", name="vanishing-gradient", severity="warning", headline=headline, culprit=None if place is None else place.span(says, "culprit"), related=related,
+        tensors=[TensorFacts(name=name, kind="parameter") for name in names[:4]],
+        explanation=f"{says[0].upper()}{says[1:]}, for the whole batch, so its largest derivative is {number(max(closed.values()))}. Everything before it gets a gradient of (next to) nothing and stays as it is, "
+                    f"while the loss stays at {trail}.",
+        notes=notes, fixes=list(_CURES.get(node_kind(nodes[0]), [Fix(title="keep the argument in the range in which the op has a slope")])), confidence="certain" if place is not None and not places.notes else "likely",
+    )  # fmt: skip
+
+
+def _size(plan: Plan) -> str:
+    before = [norm for norm in plan.norms if norm > 0]
+    was = f", {number(max(before))} at most before" if before else ""
+    return f"{number(plan.dead_norm)} now{was}"
+
+
+def _reached(roots: list[Any], closed: dict[Any, float]) -> set[int]:
+    """The leaves (by id) that can be reached without passing a closed op."""
+    seen: set[Any] = set(roots)
+    pending = [node for node in roots if node not in closed]
+    found: set[int] = set()
+    while pending:
+        node = pending.pop()
+        if is_accumulate(node):
+            found.add(id(node.variable))
+            continue
+        for source, _ in node.next_functions:
+            if source is not None and source not in seen:
+                seen.add(source)
+                if source not in closed:
+                    pending.append(source)
+    return found
+
+
+def _leaves_below(nodes: list[Any]) -> list[torch.Tensor]:
+    return [node.variable for node, _ in walk(nodes) if is_accumulate(node) and hasattr(node, "variable")]
+
+
+def _name(incident: Incident, leaf: torch.Tensor) -> str:
+    state = incident.names.state(leaf)
+    return state.full if state is not None else incident.names.tensor(leaf) or "a leaf tensor"

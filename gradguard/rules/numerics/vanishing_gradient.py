@@ -1,0 +1,65 @@
+"""# GG504 vanishing-gradient
+
+## What it is
+A saturated op lets no gradient through: whole layers get a gradient of zero (or far below what any step can use) for many
+steps while the loss does not improve.
+
+## Why it is wrong
+The derivative of a sigmoid or tanh that has run into its limits is zero, as is that of a ReLU whose input is never positive.
+Nothing before it learns any more, and nothing says so.
+
+## Example
+```python
+return torch.sigmoid(self.main(x))  # outputs are exactly 0 or 1: no gradient comes back
+```
+
+## Use instead
+```python
+return self.main(x)  # a loss on the raw score: BCEWithLogits, least squares, hinge
+```
+
+## Fix safety
+Manual: removing or replacing an activation changes the model.
+
+## When it speaks, what silences it
+After thirty backward calls in a row whose gradient at the model's far end was zero (or below 1e-9, and a million times less than it
+has been), with a loss that is not near zero, and only where an op is found whose derivative is zero for the whole batch and through which
+everything must pass. `# gradguard: ignore[GG504]` on the op's line silences it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gradguard.diagnosis import Diagnosis
+from gradguard.rules.base import Moment, Rule
+from gradguard.rules.incident import Incident
+from gradguard.rules.numerics.saturation import saturated
+from gradguard.rules.numerics.watching import DEAD_STEPS, numbers
+
+_LEAST_LOSS = 1e-3
+
+
+def screen(memory: dict[str, Any], moment: Moment, facts: dict[str, Any], traced: bool) -> bool:
+    state = numbers(memory)
+    state.before_backward(facts, traced)
+    plan = state.plan
+    if plan.zeros < DEAD_STEPS or plan.zeros % DEAD_STEPS or plan.asked == plan.zeros or state.loss_bad:
+        return False
+    plan.asked = plan.zeros
+    recent = list(plan.losses)[-DEAD_STEPS:]
+    return not plan.dead_told and len(recent) >= DEAD_STEPS // 2 and min(abs(loss) for loss in recent) >= _LEAST_LOSS
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    memory = numbers(incident.memory)
+    found = saturated(incident, memory)
+    if found is not None:
+        memory.plan.dead_told = True
+    return found
+
+
+RULE = Rule(
+    code="GG504", name="vanishing-gradient", summary="a saturated op lets no gradient through to whole layers, for many steps", recognise=recognise,
+    moments=frozenset({"before_backward"}), severity="warning", screen=screen,
+)  # fmt: skip
