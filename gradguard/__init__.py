@@ -11,11 +11,42 @@ When forward, `backward()` or the optimizer fails, the error names the line that
 
 from __future__ import annotations
 
-from gradguard.diagnosis import Diagnosis
-from gradguard.errors import ConfigError, GradGuardError, GradGuardWarning
-from gradguard.guard import Guard, gradguard
-from gradguard.settings import Settings
-from gradguard.suppress import ignore
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["ConfigError", "Diagnosis", "GradGuardError", "GradGuardWarning", "Guard", "Settings", "gradguard", "ignore"]
+if TYPE_CHECKING:
+    from gradguard.catalogue import explain
+    from gradguard.diagnosis import Diagnosis
+    from gradguard.errors import ConfigError, GradGuardError, GradGuardWarning
+    from gradguard.guard import Guard, gradguard
+    from gradguard.settings import Settings
+    from gradguard.suppress import ignore
+
 __version__ = "0.1.0"
+__all__ = ["ConfigError", "Diagnosis", "GradGuardError", "GradGuardWarning", "Guard", "Settings", "explain", "gradguard", "ignore"]
+
+_HOMES = {
+    "ConfigError": "errors",
+    "Diagnosis": "diagnosis",
+    "GradGuardError": "errors",
+    "GradGuardWarning": "errors",
+    "Guard": "guard",
+    "Settings": "settings",
+    "explain": "catalogue",
+    "gradguard": "guard",
+    "ignore": "suppress",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Late, because the pytest plugin stands in this package: a test run that has nothing to do with torch must not load it.
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 
 from gradguard.rules.base import Rule
+from gradguard.rules.registry import get_rule
 
 FAMILIES = {
     "GG1": "In-place writes",
@@ -21,6 +22,15 @@ FAMILIES = {
 def heading(rule: Rule) -> str:
     """Code and name, as the rule's page is headed."""
     return f"{rule.code} {rule.name}"
+
+
+def explain(selector: str) -> str:
+    """The page of a rule, as markdown, by its code or name.
+
+    Raises:
+        UnknownRuleError: no such rule; the message names the nearest.
+    """
+    return page(get_rule(selector))
 
 
 def page(rule: Rule) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from types import TracebackType
@@ -69,6 +70,8 @@ class Guard:
         frame = user_frame(sys._getframe(1))
         self.made_at = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
         self._open: list[tuple[Session, Run]] = []
+        self._private: dict[int, Run] = {}
+        self._found: deque[Diagnosis] = deque(maxlen=1_000)
         self._entered_at = 0
         self._held: list[tuple[Diagnosis, Exception]] | None = None
         self._aside: str | None = None
@@ -81,12 +84,18 @@ class Guard:
     @property
     def run(self) -> Run:
         """What this guard remembers in this thread: shared by guards made at the same line, as in a loop."""
-        return self._open[-1][1] if self._open else current_session().run_of(self.made_at, self.settings)
+        return self._open[-1][1] if self._open else self._run_in(current_session())
+
+    def _run_in(self, session: Session) -> Run:
+        if self.made_at is not None:
+            return session.run_of(self.made_at, self.settings)
+        # made by an adapter, not in a line of the user's: nothing to share it by
+        return self._private.setdefault(id(session), Run(self.settings))
 
     @property
     def diagnoses(self) -> list[Diagnosis]:
-        """Everything found so far in this thread, oldest first."""
-        return self.run.diagnoses
+        """Everything this guard has found so far, oldest first (the last 1,000)."""
+        return list(self._found)
 
     def watch(self, *objects: Any) -> Guard:
         """Names models and optimizers (schedulers and scalers are welcome too); returns the guard.
@@ -114,7 +123,7 @@ class Guard:
             return self
         patches.install()
         session = current_session()
-        self._open.append((session, session.run_of(self.made_at, self.settings)))
+        self._open.append((session, self._run_in(session)))
         session.open(self)
         self._entered_at = session.step
         return self
@@ -289,7 +298,7 @@ class Guard:
     def _record(self, diagnosis: Diagnosis) -> str:
         """Into the report and the list of diagnoses; gives the text."""
         text = render_for_error(diagnosis)
-        self.run.remember(diagnosis)
+        self._found.append(diagnosis)
         if self.report is not None:
             try:
                 self.report.write(diagnosis, text)

@@ -13,7 +13,6 @@ from typing import Any
 
 from gradguard.callsite import CallSite
 from gradguard.depth import Depth
-from gradguard.diagnosis import Diagnosis
 from gradguard.policy import Policy
 from gradguard.rules.base import Moment, Rule
 from gradguard.rules.protocol.ledger import Ledger
@@ -22,7 +21,6 @@ from gradguard.settings import Settings
 from gradguard.speak import Speaker
 from gradguard.suppress import Suppressions
 
-_MOST_DIAGNOSES = 1_000
 logger = logging.getLogger("gradguard")
 
 
@@ -43,7 +41,6 @@ class Run:
         self.suppressions = Suppressions()
         self.ledger = Ledger()
         self.memory: dict[str, Any] = {"ledger": self.ledger}
-        self.diagnoses: list[Diagnosis] = []
         self._told = 0  # repeats that were summed up already
         self._finished = False
         self.files: set[str] = set()  # the user's files met, for ignore comments that silence nothing
@@ -57,12 +54,6 @@ class Run:
 
         atexit.register(at_exit)
         self._silent: dict[tuple[Moment, bool], tuple[Rule, ...]] = {}
-
-    def remember(self, diagnosis: Diagnosis) -> None:
-        """Keeps a diagnosis for `guard.diagnoses`; the oldest go when there are very many."""
-        self.diagnoses.append(diagnosis)
-        if len(self.diagnoses) > _MOST_DIAGNOSES:
-            del self.diagnoses[0]
 
     def silent_rules(self, moment: Moment, traced: bool) -> tuple[Rule, ...]:
         """The rules to ask at a moment, those switched off or in need of a trace left out."""

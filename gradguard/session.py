@@ -24,6 +24,7 @@ from gradguard.callsite import USER_FILES, CallSite, user_frame, user_stack
 from gradguard.errors import GradGuardError, GradGuardWarning
 from gradguard.evidence.frames import FrameView, live_frames
 from gradguard.journal import BackwardFact, Cut, StepFact, current_journal
+from gradguard.probes import attribution
 from gradguard.probes.hub import set_listener
 from gradguard.probes.ops import OpProbe
 from gradguard.rules.base import Moment, Rule
@@ -102,6 +103,7 @@ class Session:
         self.guards.append(guard)
         if len(self.guards) == 1:
             set_listener(self)
+            attribution.keep()
             guard.run.ledger.opened()
             self.begin_step(entered=True)
 

@@ -34,11 +34,11 @@ def recognise(incident: Incident) -> Diagnosis | None:
     newest_fed = next(reversed(journal.fed), -1)
     if max(newest_partial, newest_fed) < since[1]:
         return None
-    key = ("GG308", call.site)
-    tries = incident.memory.get(key, 0)
+    looks: dict[Any, int] = incident.memory.setdefault("GG308 looks", {})
+    tries = looks.get(call.site, 0)
     if tries >= _TRIES:
         return None
-    incident.memory[key] = tries + 1
+    looks[call.site] = tries + 1
     region = additive.region(nodes, journal.fed)
     found = None
     if newest_partial >= since[1]:
@@ -161,8 +161,9 @@ def _scaled(incident: Incident, node: Any) -> bool:
 
 def _told(incident: Incident, place: ResolvedSite | None, since: int) -> list[Origin]:
     """A number or an array as a term: the source leads to where its value left torch, and the record confirms it."""
-    key = ("GG308 told", place.file if place else "", place.line if place else 0)
-    if incident.memory.get(key):
+    vain: set[tuple[str, int]] = incident.memory.setdefault("GG308 vain", set())
+    key = (place.file, place.line) if place is not None else ("", 0)
+    if key in vain:
         return []
     escaped: dict[tuple[object, ...], Origin] = {}
     for fact in incident.journal.escapes:
@@ -178,7 +179,7 @@ def _told(incident: Incident, place: ResolvedSite | None, since: int) -> list[Or
             seen.outer = seen.outer or origin.outer
             found.append(seen)
     if not found:
-        incident.memory[key] = True
+        vain.add(key)
     return found
 
 

@@ -21,6 +21,7 @@ from gradguard.rules.protocol.rates import Schedules
 from gradguard.rules.protocol.retained import Retained
 from gradguard.rules.protocol.scaling import accumulated, scale_facts
 from gradguard.rules.protocol.survey import Survey
+from gradguard.torch_internals import quiet
 
 _SURVEYS = frozenset({3, 12, 24, 60, 150, 400, 1000, 4000})  # an optimizer's steps after which everything is looked at
 _MOST_PARTS = 256  # unused contributions remembered of one parameter
