@@ -6,7 +6,6 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from functools import wraps
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 from gradguard.callsite import CallSite, user_frame
+from gradguard.decorating import decorated
 from gradguard.diagnosis import Diagnosis
 from gradguard.errors import GradGuardError, error_type
 from gradguard.evidence.frames import traceback_frames
@@ -84,7 +84,13 @@ class Guard:
     @property
     def run(self) -> Run:
         """What this guard remembers in this thread: shared by guards made at the same line, as in a loop."""
-        return self._open[-1][1] if self._open else self._run_in(current_session())
+        opened = self._opened()
+        return opened[1] if opened is not None else self._run_in(current_session())
+
+    def _opened(self) -> tuple[Session, Run] | None:
+        """The session and run of the innermost entering of this guard in this thread: threads may share a guard."""
+        session = current_session()
+        return next((opened for opened in reversed(self._open) if opened[0] is session), None)
 
     def _run_in(self, session: Session) -> Run:
         if self.made_at is not None:
@@ -129,9 +135,11 @@ class Guard:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if not self._open:
+        opened = self._opened()
+        if opened is None:  # `off`; or left in another thread than it was entered in
+            self.leave()
             return
-        session = self._open[-1][0]
+        session = opened[0]
         try:
             if error is None:
                 # a guard around a single step is left a thousand times: only one around a loop has seen a run end
@@ -146,19 +154,15 @@ class Guard:
     def leave(self) -> None:
         """Leaves the guard and looks at nothing, for adapters that enter and leave it in different hooks."""
         if self._open:
-            session = self._open[-1][0]
-            session.close(self)
-            self._open.pop()
+            opened = self._opened() or self._open[-1]
+            try:
+                opened[0].close(self)
+            finally:
+                self._open.remove(opened)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Decorates a step function: each call runs under the guard."""
-
-        @wraps(function)
-        def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
-            with self:
-                return function(*args, **kwargs)
-
-        return guarded
+        """Decorates a step function: each call runs under the guard; a generator while it runs, a coroutine until it is done."""
+        return decorated(function, self)
 
     def step(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs one training step; one that fails untraced is run again, traced, so that its line is named all the same.
@@ -178,7 +182,7 @@ class Guard:
         if self.settings.level == "off":
             return function(*args, **kwargs)
         with self:
-            session = self._open[-1][0]
+            session = current_session()
             if session.tracing:
                 return function(*args, **kwargs)
             before = RandomState()

@@ -76,6 +76,7 @@ class Session:
                 session.fault(error)
 
         self.probe = OpProbe(self.journal, failed, fault)
+        self.census: Any = None  # the handle of a hook on module calls, while there is one
         self._depth = 0  # nested backward calls
         self._on = False  # whether the op probe stands on the mode stack, as far as this session put it there
         self._backwards = 0  # since the step began
@@ -109,6 +110,9 @@ class Session:
 
     def close(self, guard: Guard) -> None:
         """A guard is left."""
+        if current_session() is not self:
+            self._close_from_afar(guard)
+            return
         if len(self.guards) == 1:
             guard.run.depth.pause()
             if self.tracing and guard.run.settings.actions.unused_ignores != "off":
@@ -118,8 +122,17 @@ class Session:
                 del self.guards[i]
                 break
         if not self.guards:
+            step_protocol.end_census(self, guard.run.ledger)
             set_listener(None)
             self.trace(False)
+
+    def _close_from_afar(self, guard: Guard) -> None:
+        """A guard is left in another thread than it was entered in: that thread's function modes are out of reach."""
+        if guard in self.guards:
+            self.guards.remove(guard)
+        if not self.guards:
+            self.tracing = self._on = self.probe.live = False
+            self._stale = True
 
     def begin_step(self, entered: bool = False) -> None:
         """Decides whether the step that begins is traced.
@@ -346,7 +359,12 @@ class Session:
 
     def protocol(self, happening: str, frame: FrameType, *facts: Any) -> None:
         """Something that the ledger of the step protocol keeps account of."""
-        step_protocol.tell(self, happening, frame, *facts, step_protocol.site_of(frame))
+        try:
+            step_protocol.tell(self, happening, frame, *facts, step_protocol.site_of(frame))
+        except (GradGuardError, GradGuardWarning):
+            raise
+        except Exception as fault:
+            self.fault(fault)
 
     def wants_forwards(self) -> bool:
         """Whether forwards without grad shall be reported."""
@@ -392,6 +410,7 @@ class Session:
             GradGuardError: the diagnosis.
         """
         __tracebackhide__ = True
+        incident: Incident | None = None
         try:
             incident = self.incident(moment, where, frames, **facts)
             with self.untraced():
@@ -400,6 +419,9 @@ class Session:
             raise
         except Exception as fault:
             self.fault(fault)
+        finally:
+            if incident is not None:
+                incident.dispose()
 
     def incident(self, moment: Moment, where: str, frames: Callable[[], list[FrameView]], **facts: Any) -> Incident:
         """An incident of this session."""
@@ -431,8 +453,11 @@ class Session:
         asked = tuple([rule for rule in rules if rule.screen is None or rule.screen(memory, moment, facts, self.tracing)])
         if asked:
             incident = self.incident(moment, where, lambda: live_frames(frame), **facts)
-            with self.untraced():
-                self.guard.check(asked, incident)
+            try:
+                with self.untraced():
+                    self.guard.check(asked, incident)
+            finally:
+                incident.dispose()
 
 
 def _inner_frames(error: BaseException) -> list[FrameView]:

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 from gradguard.callsite import CallSite, user_frame
 from gradguard.errors import GradGuardError, GradGuardWarning
 from gradguard.evidence.frames import live_frames
+from gradguard.probes.protocol_patches import take_census
 from gradguard.rules.protocol.books import Suspicion
 from gradguard.torch_internals import others_watch, quiet
 
 if TYPE_CHECKING:
+    from gradguard.rules.protocol.ledger import Ledger
     from gradguard.session import Session
 
 
@@ -34,6 +36,8 @@ def tell(session: Session, happening: str, frame: FrameType | None, *facts: Any)
                 getattr(ledger, happening)(*facts)
         else:
             getattr(ledger, happening)(*facts)
+        if ledger.census_until:
+            _census(session, ledger)
         if ledger.found:
             found, ledger.found = ledger.found, []
             for suspicion in found:
@@ -44,6 +48,22 @@ def tell(session: Session, happening: str, frame: FrameType | None, *facts: Any)
         session.fault(fault)
 
 
+def _census(session: Session, ledger: Ledger) -> None:
+    """Puts the hook that sees module calls in place, and takes it away some steps later."""
+    if session.census is None and ledger.steps < ledger.census_until:
+        session.census = take_census(ledger.census)
+    elif session.census is not None and ledger.steps >= ledger.census_until:
+        end_census(session, ledger)
+
+
+def end_census(session: Session, ledger: Ledger) -> None:
+    """No longer looks at module calls."""
+    ledger.census_until = 0
+    if session.census is not None:
+        session.census.remove()
+        session.census = None
+
+
 def _suspect(session: Session, suspicion: Suspicion, frame: FrameType | None) -> None:
     run = session.guards[0].run
     run.depth.incident()  # the next steps are traced
@@ -51,5 +71,8 @@ def _suspect(session: Session, suspicion: Suspicion, frame: FrameType | None) ->
     if rules:
         optimizer = None if suspicion.book is None else suspicion.book.ref()
         incident = session.incident("suspicion", "protocol", lambda: live_frames(frame), suspicion=suspicion, optimizer=optimizer)
-        with session.untraced():
-            session.guard.check(rules, incident)
+        try:
+            with session.untraced():
+                session.guard.check(rules, incident)
+        finally:
+            incident.dispose()

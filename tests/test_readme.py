@@ -42,7 +42,7 @@ def printed(command: str, tail: str | None) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         encoding="utf-8",
-        timeout=120,
+        timeout=300,
     )
     lines = done.stdout.replace(f"{ROOT}{os.sep}", "").splitlines()
     # the marks under a traceback's lines differ between Python versions (those of a diagnosis stand behind a bar)

@@ -14,11 +14,12 @@ from typing import Any, Literal
 
 import torch
 
+from gradguard.evidence.alive import node_of
 from gradguard.evidence.consumed import Consumed, Link, consumed, same_place
 from gradguard.evidence.flow import Carried, loop_carried, reads_of
 from gradguard.evidence.frames import FrameView
 from gradguard.evidence.graph import is_accumulate
-from gradguard.evidence.holders import Holding, holdings, live_tensors
+from gradguard.evidence.holders import Holding, holdings
 from gradguard.evidence.names import Names
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.evidence.stores import Store, relation_in, stores_of_attribute, stores_of_global, stores_of_variable, view_of
@@ -71,7 +72,7 @@ class Carriers:
         self.frames = [view for view in frames if view.is_user]
         self.names = names
         self.call = call
-        self.ignore = _own_objects(names, frames)
+        self.ignore = _own_objects(names, frames) | graph.alive.own()
 
     # -- facts --------------------------------------------------------------------------------------------------------
 
@@ -152,7 +153,7 @@ class Carriers:
 
     def _rank(self, tensor: torch.Tensor, carrier: Carrier, above: set[Any], border: int | None) -> int:
         """3: it is the very tensor; 2: it is made the same way; 1: it is made from it, on the way to the root."""
-        node = _node(tensor)
+        node = node_of(tensor)
         if node is None:
             return 0
         if node in carrier.link.carriers:
@@ -165,7 +166,7 @@ class Carriers:
         """Something still holds the very tensor, or one made from it before this step."""
         nodes = list(carrier.link.carriers)
         found: list[Holding] = []
-        for tensor in self._oldest_first(live_tensors(nodes), nodes):
+        for tensor in self._oldest_first(self.graph.alive.made_by(nodes), nodes):
             found.extend(holdings(tensor, self.frames, self.ignore))
         rated = [(rating, holding, stores) for holding in found for rating, stores in [self._stores(holding)] if rating]
         if not rated:
@@ -239,15 +240,14 @@ class Carriers:
         if holding.owner is not None:
             stores = stores_of_attribute(holding, self.frames)
             return (3 if stores else 1), stores
-        files = list(dict.fromkeys(view.frame.f_code.co_filename for view in self.frames))
-        stores = stores_of_global(holding.name, files, container=bool(holding.through))
+        stores = stores_of_global(holding.name, self.frames, container=bool(holding.through))
         return (2 if stores else 1), stores
 
     def _grown(self, carrier: Carrier, border: int | None) -> None:
         """An attribute or outer variable that was updated from the old tensor after its backward, and read again in this step."""
         above = self.graph.above(carrier.link.carriers)
         nodes = [node for node in reversed(self.graph.order) if node in above]
-        for tensor in self._oldest_first(live_tensors(above), nodes)[:32]:
+        for tensor in self._oldest_first(self.graph.alive.made_by(above), nodes)[:32]:
             for holding in holdings(tensor, self.frames, self.ignore):
                 if holding.frame is not None and holding.owner is None and not view_of(holding.frame, self.frames):
                     continue
@@ -289,8 +289,8 @@ class Carriers:
         """Nothing holds the old tensor any more: a tensor made the same way in this step stands in its place."""
         border = carrier.link.seq + 1 if border is None else border
         found = []
-        for tensor in _all_tensors():
-            node = _node(tensor)
+        for tensor in self.graph.alive.tensors:
+            node = node_of(tensor)
             if node is None or node_sequence(node) < border or not any(self.alike(node, old) for old in carrier.link.carriers):
                 continue
             found.extend(holdings(tensor, self.frames, self.ignore))
@@ -312,7 +312,7 @@ class Carriers:
         return next((store for store in chosen if store.covers(carrier.made)), chosen[0] if chosen else None)
 
     def _oldest_first(self, tensors: list[torch.Tensor], nodes: list[Any]) -> list[torch.Tensor]:
-        return sorted(tensors, key=lambda tensor: nodes.index(_node(tensor)))
+        return sorted(tensors, key=lambda tensor: nodes.index(node_of(tensor)))
 
 
 def find_carried_state(
@@ -362,13 +362,6 @@ def _kind(node: Any) -> str:
     return "" if node is None else str(node.name())
 
 
-def _node(tensor: torch.Tensor) -> Any:
-    try:
-        return tensor.grad_fn
-    except Exception:
-        return None
-
-
 def _lookup(view: FrameView, name: str) -> Any:
     first, *rest = name.split(".")
     value = view.locals.get(first, view.globals.get(first))
@@ -389,12 +382,6 @@ def _tensors_in(value: Any, depth: int = 3) -> Iterator[torch.Tensor]:
             yield from _tensors_in(item, depth - 1)
     elif depth and not isinstance(value, (torch.nn.Module, type, torch.optim.Optimizer)) and isinstance(getattr(value, "__dict__", None), dict):
         yield from _tensors_in(vars(value), depth - 1)
-
-
-def _all_tensors() -> list[torch.Tensor]:
-    import gc
-
-    return [obj for obj in gc.get_objects() if torch.Tensor in getattr(type(obj), "__mro__", ())]
 
 
 def _own_objects(names: Names, frames: Sequence[FrameView]) -> set[int]:

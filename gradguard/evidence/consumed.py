@@ -11,13 +11,11 @@ still alive, its graph says exactly what it used up.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
+from gradguard.evidence.alive import Alive
 from gradguard.evidence.graph import is_accumulate, walk
 from gradguard.journal import BackwardFact, Journal
 from gradguard.torch_internals import node_sequence, saved_state
@@ -53,6 +51,7 @@ class Consumed:
     tainted: set[Any] = field(default_factory=set)  # every node from which a freed one is reached
     users: dict[Any, list[tuple[Any, int]]] = field(default_factory=dict)
     order: list[Any] = field(default_factory=list)  # all nodes, the newest first
+    alive: Alive = field(default_factory=Alive)
 
     @property
     def links(self) -> list[Link]:
@@ -107,7 +106,7 @@ def consumed(roots: Sequence[Any], journal: Journal, call: BackwardFact | None =
     state = Consumed(list(roots))
     earlier = [fact for fact in journal.backwards if fact is not call and (call is None or fact.index < call.index)]
     begun = {seq for fact in earlier if retained or not fact.retain_graph for seq in fact.root_seqs if seq >= 0}
-    past = _Past([fact for fact in earlier if not fact.retain_graph])
+    past = _Past([fact for fact in earlier if not fact.retain_graph], state.alive)
     edges = {}
     for node, outgoing in walk(roots):
         state.order.append(node)
@@ -134,8 +133,9 @@ def consumed(roots: Sequence[Any], journal: Journal, call: BackwardFact | None =
 class _Past:
     """What the earlier calls can have used up."""
 
-    def __init__(self, calls: Sequence[BackwardFact]) -> None:
+    def __init__(self, calls: Sequence[BackwardFact], alive: Alive) -> None:
         self.calls = calls
+        self._alive = alive
         self._live: dict[int, Any] | None = None
         self._below: dict[int, set[Any]] = {}
 
@@ -150,7 +150,7 @@ class _Past:
         """Whether a call's roots lead to the node; None where some of them are gone."""
         if self._live is None:
             wanted = {seq for call in self.calls for seq in call.root_seqs}
-            self._live = {node_sequence(tensor.grad_fn): tensor.grad_fn for tensor in tensors_made_at(wanted)}
+            self._live = {node_sequence(tensor.grad_fn): tensor.grad_fn for tensor in self._alive.made_at(wanted)}
         known = True
         for seq in fact.root_seqs:
             if seq not in self._live:
@@ -161,20 +161,6 @@ class _Past:
             if node in self._below[seq]:
                 return True
         return False if known else None
-
-
-def tensors_made_at(seqs: Collection[int]) -> list[torch.Tensor]:
-    """The tensors alive whose graph node has one of these sequence numbers."""
-    found = []
-    for obj in gc.get_objects():
-        if torch.Tensor in getattr(type(obj), "__mro__", ()):
-            try:
-                node = obj.grad_fn
-            except Exception:
-                continue
-            if node is not None and node_sequence(node) in seqs:
-                found.append(obj)
-    return found
 
 
 def freeing_call(journal: Journal, seq: int, call: BackwardFact | None, *, nested: bool | None = None) -> BackwardFact | None:

@@ -20,6 +20,11 @@ class FrameView:
         self.site = CallSite(frame.f_code, frame.f_lasti if lasti is None else lasti)
         self._locals: dict[str, Any] | None = None
 
+    def dispose(self) -> None:
+        """Lets go of the frame and its variables."""
+        self._locals = None
+        del self.frame
+
     @property
     def code_name(self) -> str:
         return self.frame.f_code.co_name

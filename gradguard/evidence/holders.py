@@ -11,7 +11,7 @@ import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import CellType, FrameType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -48,22 +48,6 @@ class Holding:
         return None if self.owner is None else type(self.owner).__name__
 
 
-def live_tensors(nodes: Collection[Any]) -> list[torch.Tensor]:
-    """Every tensor alive that one of these graph nodes made."""
-    found = []
-    wanted = set(nodes)
-    for obj in gc.get_objects():
-        if torch.Tensor not in getattr(type(obj), "__mro__", ()):
-            continue
-        try:
-            node = obj.grad_fn
-        except Exception:
-            continue
-        if node is not None and node in wanted:
-            found.append(obj)
-    return found
-
-
 def holdings(tensor: torch.Tensor, frames: Sequence[FrameView], ignore: Collection[int] = ()) -> list[Holding]:
     """How this tensor is held by the user's program: variables of the given frames first, then attributes, then the rest.
 
@@ -71,49 +55,56 @@ def holdings(tensor: torch.Tensor, frames: Sequence[FrameView], ignore: Collecti
         ignore: ids of objects of gradguard's own that hold it, too.
     """
     views = {id(view.frame): view for view in frames}
-    scopes = _scopes(frames)
+    scopes = {id(view.globals) for view in frames}
     found: list[Holding] = []
     seen = {id(tensor), id(frames), *ignore}
-    level: list[tuple[Any, tuple[str, ...]]] = [(tensor, ())]
-    reached: list[tuple[Any, tuple[str, ...]]] = []
+    level = [_Step(tensor, (), None)]
     for _ in range(_DEPTH):
-        following: list[tuple[Any, tuple[str, ...]]] = []
-        reached = level
-        for obj, through in level:
-            for holding in _variables(obj, through, tensor, frames):
-                if not any(holding.name == known.name and holding.owner is known.owner for known in found):
+        following: list[_Step] = []
+        for step in level:
+            for holding in _variables(step, tensor, frames):
+                if not any((holding.name, holding.frame) == (known.name, known.frame) and holding.owner is known.owner for known in found):
                     found.append(holding)
-            for referrer in _referrers(obj, seen):
-                found_here = _attributes(referrer, obj, through, tensor, scopes)
-                if found_here:
-                    found.extend(found_here)
-                elif isinstance(referrer, FrameType):
-                    if id(referrer) not in views and USER_FILES[referrer.f_code.co_filename]:
-                        found.extend(_in_frame(referrer, obj, through, tensor))
-                    continue
-                if isinstance(referrer, (ModuleType, type, FunctionType)) or id(referrer) in scopes:
-                    continue
-                if not isinstance(referrer, dict) or not found_here:
-                    following.append((referrer, (type(referrer).__name__, *through)))
-        level = following
+        for referrer, step in _referrers(level, seen):
+            here = _attributes(referrer, step, tensor, scopes)
+            found.extend(here)
+            if isinstance(referrer, FrameType):
+                if id(referrer) not in views and USER_FILES[referrer.f_code.co_filename]:
+                    found.extend(_in_frame(referrer, step, tensor))
+            elif not here and not isinstance(referrer, (ModuleType, type, FunctionType)) and id(referrer) not in scopes:
+                own_dict = getattr(referrer, "__dict__", None) is step.obj  # a library's object: look further, its dict is no container
+                through = step.through[1:] if own_dict else step.through
+                following.append(_Step(referrer, (type(referrer).__name__, *through), step.obj))
         if found:
-            wrappers = [obj for obj, _ in reached if "lru_cache" in type(obj).__name__]
-            if wrappers:
-                found = [replace(holding, wrapper=wrappers[0]) for holding in found]
-            break  # the nearest holders name it best; what holds them in turn adds nothing
+            wrappers = [step.obj for step in level if "lru_cache" in type(step.obj).__name__]
+            return [replace(holding, wrapper=wrappers[0]) for holding in found] if wrappers else found
+        level = following  # the nearest holders name it best: further ones are looked for only where there are none
     return found
 
 
-def _referrers(obj: Any, seen: set[int]) -> Iterator[Any]:
+class _Step(NamedTuple):
+    """An object on the way from the tensor to who holds it."""
+
+    obj: Any
+    through: tuple[str, ...]
+    inner: Any  # what it holds in turn
+
+
+def _referrers(level: Sequence[_Step], seen: set[int]) -> Iterator[tuple[Any, _Step]]:
+    """What refers to the objects of one level, with the object it refers to; one pass over the heap for all of them."""
+    steps = {id(step.obj): step for step in level}
     count = 0
-    for referrer in gc.get_referrers(obj):
-        if id(referrer) in seen or _is_own(referrer):
+    for referrer in gc.get_referrers(*(step.obj for step in level)) if level else ():
+        if id(referrer) in seen or referrer is level or referrer is steps or _is_own(referrer):
             continue
         seen.add(id(referrer))
         count += 1
-        if count > _BREADTH:
+        if count > _BREADTH * max(1, len(level)):
             return
-        yield referrer
+        held = {id(obj) for obj in gc.get_referents(referrer)}
+        for key, step in steps.items():
+            if key in held:
+                yield referrer, step
 
 
 def _is_own(obj: Any) -> bool:
@@ -124,51 +115,53 @@ def _is_own(obj: Any) -> bool:
     return kind.__module__.startswith("gradguard.") or kind.__name__ in ("list_iterator", "generator", "SavedTensor")
 
 
-def _scopes(frames: Sequence[FrameView]) -> dict[int, str]:
-    """ids of namespaces of modules: what stands in them is a variable."""
-    return {id(view.globals): "module" for view in frames}
-
-
-def _variables(obj: Any, through: tuple[str, ...], tensor: torch.Tensor, frames: Sequence[FrameView]) -> Iterator[Holding]:
+def _variables(step: _Step, tensor: torch.Tensor, frames: Sequence[FrameView]) -> Iterator[Holding]:
     for view in frames:
         if not view.is_user:
             continue
         for name, value in view.locals.items():
-            if value is obj and not name.startswith("__"):
-                yield Holding(name, name, None, view.frame, through, tensor)
+            if value is step.obj and not name.startswith("__"):
+                yield Holding(name, name, None, view.frame, step.through, tensor)
 
 
-def _in_frame(frame: FrameType, obj: Any, through: tuple[str, ...], tensor: torch.Tensor) -> list[Holding]:
-    return [Holding(name, name, None, frame, through, tensor) for name, value in FrameView(frame).locals.items() if value is obj]
+def _in_frame(frame: FrameType, step: _Step, tensor: torch.Tensor) -> list[Holding]:
+    return [Holding(name, name, None, frame, step.through, tensor) for name, value in FrameView(frame).locals.items() if value is step.obj]
 
 
-def _attributes(referrer: Any, obj: Any, through: tuple[str, ...], tensor: torch.Tensor, scopes: dict[int, str]) -> list[Holding]:
-    """What a referrer makes of it: an attribute of an instance, a module-level variable, a closure's variable."""
+def _attributes(referrer: Any, step: _Step, tensor: torch.Tensor, scopes: set[int]) -> list[Holding]:
+    """What a referrer makes of it: an attribute of an instance or class, a module-level variable, a closure's variable."""
+    obj, through = step.obj, step.through
     if isinstance(referrer, dict):
-        if id(referrer) in scopes or "__name__" in referrer and "__builtins__" in referrer:
-            return [Holding(str(key), str(key), None, None, through, tensor) for key, value in list(referrer.items()) if value is obj and isinstance(key, str)
-                    and not key.startswith("__")]  # fmt: skip
-        for owner in gc.get_referrers(referrer):
-            if isinstance(owner, type) and owner.__dict__.get("__module__") == referrer.get("__module__") and _is_users(owner):
-                return [Holding(f"{owner.__name__}.{key}", key, owner, None, through, tensor) for key, value in list(referrer.items()) if value is obj]
-            if getattr(owner, "__dict__", None) is referrer and not isinstance(owner, (FrameType, dict)):
-                return _of_instance(owner, referrer, obj, through, tensor)
+        if id(referrer) in scopes or ("__name__" in referrer and "__builtins__" in referrer):
+            names = [key for key, value in list(referrer.items()) if value is obj and isinstance(key, str) and not key.startswith("__")]
+            return [Holding(name, name, None, None, through, tensor) for name in names]
+        return []  # an instance's own dict, or a container: who refers to it tells, one step on
+    if isinstance(referrer, type):
+        if isinstance(obj, dict) and _is_users(referrer):
+            names = [key for key, value in list(obj.items()) if value is step.inner]
+            return [Holding(f"{referrer.__name__}.{name}", name, referrer, None, through[1:], tensor) for name in names]
         return []
     if isinstance(referrer, CellType):
-        for function in gc.get_referrers(referrer):
-            if isinstance(function, tuple):
-                for holder in gc.get_referrers(function):
-                    if isinstance(holder, FunctionType) and holder.__closure__ is function:
-                        names = [name for name, cell in zip(holder.__code__.co_freevars, function, strict=False) if cell is referrer]
-                        return [Holding(name, name, None, None, through, tensor) for name in names]
-        return []
+        return _in_closure(referrer, through, tensor)
     if isinstance(referrer, (list, tuple, set, frozenset, FrameType, FunctionType, MethodType, torch.Tensor)):
         return []
     attributes = getattr(referrer, "__dict__", None)
     if isinstance(attributes, dict):
+        if attributes is obj:
+            return _of_instance(referrer, attributes, step.inner, through[1:], tensor)
         return _of_instance(referrer, attributes, obj, through, tensor)
     slots = [name for kind in type(referrer).__mro__ for name in getattr(kind, "__slots__", ()) if isinstance(name, str)]
     return [Holding(f"self.{name}", name, referrer, None, through, tensor) for name in slots if getattr(referrer, name, None) is obj]
+
+
+def _in_closure(cell: CellType, through: tuple[str, ...], tensor: torch.Tensor) -> list[Holding]:
+    for closure in gc.get_referrers(cell):
+        if isinstance(closure, tuple):
+            for function in gc.get_referrers(closure):
+                if isinstance(function, FunctionType) and function.__closure__ is closure:
+                    names = [name for name, other in zip(function.__code__.co_freevars, closure, strict=False) if other is cell]
+                    return [Holding(name, name, None, None, through, tensor) for name in names]
+    return []
 
 
 def _of_instance(owner: Any, attributes: dict[str, Any], obj: Any, through: tuple[str, ...], tensor: torch.Tensor) -> list[Holding]:

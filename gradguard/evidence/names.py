@@ -123,7 +123,7 @@ class Names:
         named = [(name, value) for name, value in self.bindings if isinstance(value, nn.Module)]
         for model in self.models:
             add(next((name for name, value in named if value is model), None), model)
-        alive = [obj for obj in gc.get_objects() if _is_module(obj)]
+        alive = [obj for obj in _alive(nn.Module) if "_modules" in obj.__dict__]
         children = {id(child) for module in alive for child in module._modules.values() if child is not None}
         tops = [module for module in alive if id(module) not in children]
         for name, module in named:
@@ -177,7 +177,7 @@ class Names:
 
     def optimizers(self) -> list[Any]:
         """Every optimizer alive."""
-        return [obj for obj in gc.get_objects() if _is_instance_of(obj, torch.optim.Optimizer)]
+        return _alive(torch.optim.Optimizer)
 
     def tensor(self, tensor: torch.Tensor) -> str | None:
         """The best name: a variable, a parameter or buffer, a variable on the same node."""
@@ -234,13 +234,18 @@ def _attributes(name: str, value: Any) -> Iterator[tuple[str, Any]]:
                 yield from _inside(f"{name}.{key}", item)
 
 
-def _is_module(obj: Any) -> bool:
-    return _is_instance_of(obj, nn.Module) and "_modules" in obj.__dict__
-
-
-def _is_instance_of(obj: Any, kind: type) -> bool:
-    # type() instead of isinstance(): proxies and mocks may run code when asked for __class__
-    return kind in type(obj).__mro__ if isinstance(type(obj), type) else False
+def _alive(kind: type) -> list[Any]:
+    """Every object of a class that is alive. type() instead of isinstance(): proxies and mocks may run code when asked."""
+    verdicts: dict[type, bool] = {}
+    found = []
+    for obj in gc.get_objects():
+        own = type(obj)
+        verdict = verdicts.get(own)
+        if verdict is None:
+            verdict = verdicts[own] = kind in getattr(own, "__mro__", ())
+        if verdict:
+            found.append(obj)
+    return found
 
 
 def _is_wrapped(tensor: torch.Tensor) -> bool:

@@ -5,12 +5,12 @@ loop, in the turn before, or once, before it all began.
 from __future__ import annotations
 
 import ast
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType, FrameType
 from typing import Any, Literal
 
+from gradguard.callsite import USER_FILES
 from gradguard.diagnosis import Role, SourceSpan
 from gradguard.evidence.bindings import assignments_to, dotted, targets_of
 from gradguard.evidence.flow import contains, guards_a_cache, position_before, stores_into
@@ -115,10 +115,10 @@ def _kept(stores: list[Store], puts: set[ast.stmt]) -> list[Store]:
     return [replace(store, relation="carried") if store.relation == "fresh" and store.statement in puts else store for store in stores]
 
 
-def stores_of_global(name: str, files: Sequence[str], *, container: bool) -> list[Store]:
-    """The statements anywhere in these files that put something into a variable of a module or of an enclosing function."""
+def stores_of_global(name: str, frames: Sequence[FrameView], *, container: bool) -> list[Store]:
+    """The statements anywhere in the files around that put something into a variable of a module or of an enclosing function."""
     found: list[Store] = []
-    for file in files:
+    for file in dict.fromkeys(view.frame.f_code.co_filename for view in frames):
         source = load(file)
         if source is None or source.tree is None:
             continue
@@ -126,7 +126,7 @@ def stores_of_global(name: str, files: Sequence[str], *, container: bool) -> lis
         statements = {statement: None for scope in scopes for statement in assignments_to(scope, name)}
         if container:
             statements.update({statement: None for statement in stores_into(source.tree, name)})
-        found.extend(Store(source, statement, _off_stack(source, statement, name)) for statement in statements)
+        found.extend(Store(source, statement, _attribute_relation(source, statement, name, frames)) for statement in statements)
     return found
 
 
@@ -228,14 +228,11 @@ def classes_of(owner: Any) -> Iterator[tuple[Source, ast.ClassDef]]:
     """The class statements of an object's class and of the user's classes it derives from."""
     kinds = owner.__mro__ if isinstance(owner, type) else type(owner).__mro__
     for kind in kinds:
-        code = next((code for member in vars(kind).values() if (code := _code_of(member)) is not None and code.co_qualname.startswith(kind.__qualname__)), None) \
-            if sys.version_info >= (3, 11) else next((code for member in vars(kind).values() if (code := _code_of(member)) is not None), None)  # fmt: skip
-        source = None if code is None else load(code.co_filename)
-        if source is None:
-            continue
-        for scope in source.scopes:
-            if isinstance(scope, ast.ClassDef) and source.qualname(scope) == kind.__qualname__:
-                yield source, scope
+        files = {code.co_filename for member in vars(kind).values() if (code := _code_of(member)) is not None and USER_FILES[code.co_filename]}
+        for source in filter(None, map(load, sorted(files))):
+            for scope in source.scopes:
+                if isinstance(scope, ast.ClassDef) and source.qualname(scope) == kind.__qualname__:
+                    yield source, scope
 
 
 def _code_of(member: Any) -> CodeType | None:

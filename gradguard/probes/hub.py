@@ -29,6 +29,8 @@ class Listener(Protocol):
     def protocol(self, happening: str, frame: FrameType, *facts: Any) -> None: ...
     def wants_forwards(self) -> bool: ...
 
+    guards: list[Any]
+
     @property
     def tracing(self) -> bool: ...
 
@@ -42,7 +44,8 @@ _local = _Local()
 
 def listener() -> Listener | None:
     """This thread's session, None outside any guard."""
-    return _local.listener
+    session = _local.listener
+    return session if session is not None and session.guards else None  # none are open when the last was left in another thread
 
 
 def set_listener(value: Listener | None) -> None:

@@ -214,6 +214,9 @@ class OpProbe(TorchFunctionMode):
         for tensor in _tensors(args, kwargs):
             if tensor.requires_grad:
                 node = tensor.grad_fn
+                if node is None and tensor._base is not None:  # a view made under no_grad still says that it requires grad
+                    tensor = tensor._base
+                    node = tensor.grad_fn
                 attached.append(-1 if node is None else node._sequence_nr())
                 leaf = tensor if node is None else _only_leaf(node)
                 if leaf is not None:

@@ -35,7 +35,7 @@ def install(replace: Callable[..., None]) -> None:
         replace(owner, "clip_grad_norm_", _clip)
         replace(owner, "clip_grad_value_", _clip)
     replace(torch.nn.Module, "train", _train)
-    replace(torch.nn.Module, "load_state_dict", _after("assigned", lambda args, kwargs: (args[0],) if kwargs.get("assign") or args[3:] and args[3] else None))
+    replace(torch.nn.Module, "load_state_dict", _after("loaded_state", lambda args, kwargs: (args[0], bool(kwargs.get("assign") or args[3:] and args[3]))))
     for name in ("to", "half", "bfloat16", "type"):
         replace(torch.nn.Module, name, _after("cast", _cast))
     replace(torch.no_grad, "__enter__", _enter)
@@ -108,6 +108,16 @@ def _train(original: Original) -> Original:
         return result
 
     return guarded
+
+
+def take_census(report: Callable[[Any, FrameType], None]) -> Any:
+    """Reports every module call until the handle returned is removed."""
+
+    def called(module: Any, arguments: Any) -> None:
+        if not is_compiling() and listener() is not None:
+            report(module, sys._getframe(1))
+
+    return _module.register_module_forward_pre_hook(called)
 
 
 def _enter(original: Original) -> Original:

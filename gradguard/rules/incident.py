@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,11 @@ from gradguard.evidence.names import Names
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.journal import BackwardFact, Journal
 from gradguard.rules.base import Moment
+
+
+_NOTHING: dict[str, Any] = {
+    "frame_source": tuple, "error": None, "roots": (), "inputs": (), "args": (), "kwargs": {}, "optimizer": None, "models": ()
+}
 
 
 @dataclass
@@ -57,6 +62,15 @@ class Incident:
     memory: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     suspicion: Any = None
+
+    def dispose(self) -> None:
+        """Lets go of everything: what rules built around it may stand in reference cycles, and must not keep a step's tensors."""
+        views = self.__dict__.get("frames", ())
+        kept = {item.name: getattr(self, item.name) for item in fields(self)} | _NOTHING
+        self.__dict__.clear()
+        self.__dict__.update(kept)
+        for view in views:
+            view.dispose()
 
     @cached_property
     def frames(self) -> Sequence[FrameView]:

@@ -27,7 +27,7 @@ def environment(**extra: str) -> dict[str, str]:
 
 def python(*arguments: str, cwd: Path, text: str | None = None, flags: tuple[str, ...] = (), **env: str) -> Outcome:
     done = subprocess.run(
-        [sys.executable, *flags, *arguments], cwd=cwd, input=text, capture_output=True, text=True, timeout=120, env=environment(**env)
+        [sys.executable, *flags, *arguments], cwd=cwd, input=text, capture_output=True, text=True, timeout=300, env=environment(**env)
     )
     return Outcome(done.returncode, done.stdout, done.stderr)
 

@@ -70,7 +70,7 @@ def test_rules_page_is_up_to_date() -> None:
 def test_version_and_demo() -> None:
     def command(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "gradguard", *arguments], capture_output=True, text=True, env=environment(), timeout=120
+            [sys.executable, "-m", "gradguard", *arguments], capture_output=True, text=True, env=environment(), timeout=300
         )
 
     assert command("--version").stdout.startswith("gradguard ")
@@ -81,5 +81,5 @@ def test_version_and_demo() -> None:
 
 def test_importing_the_package_leaves_the_command_line_out() -> None:
     program = "import sys, gradguard; print([m for m in ('typer', 'click', 'libcst', 'jinja2', 'numpy.testing') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment(), timeout=120)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment(), timeout=300)
     assert done.stdout == "[]\n"

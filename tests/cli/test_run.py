@@ -384,13 +384,11 @@ def test_data_loader_workers(tmp_path: Path) -> None:
 
         model = torch.nn.Linear(1, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-        for method in ("fork", "spawn"):
-            if __name__ == "__main__":
-                for batch in DataLoader(Squares(), batch_size=4, num_workers=1, multiprocessing_context=method):
-                    optimizer.zero_grad()
-                    model(batch).pow(2).mean().backward()
-                    optimizer.step()
-                    print(batch.flatten().tolist())
+        for batch in DataLoader(Squares(), batch_size=4, num_workers=1):
+            optimizer.zero_grad()
+            model(batch).pow(2).mean().backward()
+            optimizer.step()
+            print(batch.flatten().tolist())
     """
     write(tmp_path, "loader.py", program)
     assert assert_same("loader.py", cwd=tmp_path).status == 0
@@ -455,7 +453,7 @@ def test_diagnosed_error_is_shown_once(tmp_path: Path) -> None:
     assert ended.status == 1
     assert ended.err.count("Traceback (most recent call last):") == 1
     assert ended.err.count("modified by an inplace operation") == 1
-    assert ended.err.count("GG101") == 1
+    assert ended.err.count("error[GG101]") == 1
     traceback = ended.err.partition("error[")[0]
     assert 'failing.py", line 11, in <module>' in traceback
     assert "direct cause" not in ended.err and "site-packages" not in traceback and "gradguard" not in traceback

@@ -248,7 +248,12 @@ class _Tracer:
     def _appended(self, scope: Scope, name: str, path: Path, depth: int) -> Trace | None:
         """What was put into a list: `name.append(value)`."""
         for node in ast.walk(scope.tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "append" and dotted(node.func.value) == name:
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr == "append"
+                and dotted(node.func.value) == name
+            ):
                 found = self.follow(scope, node.args[0], path[1:], depth + 1) if node.args else Trace()
                 if found.spots:
                     return found
@@ -268,7 +273,11 @@ class _Tracer:
             return self._here(scope, expr, True)
         owner = scope.evaluate(expr.value)
         if owner is UNKNOWN or isinstance(owner, torch.Tensor):
-            return self.follow(scope, expr.value, path, depth + 1) if isinstance(owner, torch.Tensor) or not dotted(expr) else self._here(scope, expr)
+            return (
+                self.follow(scope, expr.value, path, depth + 1)
+                if isinstance(owner, torch.Tensor) or not dotted(expr)
+                else self._here(scope, expr)
+            )
         for spot in stores_of(owner, expr.attr):
             statement = spot.statement
             if statement is not None:
@@ -288,7 +297,10 @@ class _Tracer:
                 return self.follow(scope, call.args[0], (ANY, *path[2:]), depth + 1) if path[1:2] == (1,) else Trace()
             if name == "zip" and len(path) > 1 and 0 <= path[1] < len(call.args):
                 return self.follow(scope, call.args[path[1]], (ANY, *path[2:]), depth + 1)
-            if name in ("tqdm", "list", "tuple", "iter", "reversed", "sorted", "next", "trange", "DataLoader", "islice", "cycle", "Subset") and call.args:
+            if (
+                name in ("tqdm", "list", "tuple", "iter", "reversed", "sorted", "next", "trange", "DataLoader", "islice", "cycle", "Subset")
+                and call.args
+            ):
                 return self.follow(scope, call.args[0], path, depth + 1)
             if name == "random_split" and call.args:
                 return self.follow(scope, call.args[0], path[1:], depth + 1)
@@ -386,7 +398,12 @@ def stores_of(owner: Any, attribute: str) -> list[Spot]:
             elif isinstance(statement, ast.AugAssign):
                 found.append(Spot(scope, statement, name))
         for node in ast.walk(scope.tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "register_buffer" and len(node.args) > 1:
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr == "register_buffer"
+                and len(node.args) > 1
+            ):
                 key = node.args[0]
                 if isinstance(key, ast.Constant) and key.value == attribute:
                     found.append(Spot(scope, node.args[1], None))

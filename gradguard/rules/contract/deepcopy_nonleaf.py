@@ -36,12 +36,12 @@ from torch import nn
 
 from gradguard.callsite import is_torch_or_own
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
-from gradguard.evidence.frames import traceback_frames
 from gradguard.evidence.graph import op_name
 from gradguard.evidence.source import ResolvedSite, dotted, resolve
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.dataflow import Spot, bound_value, stores_of
 from gradguard.rules.contract.edits import replaced
+from gradguard.rules.contract.hooks import all_frames
 from gradguard.rules.contract.scopes import UNKNOWN, Scope, class_scopes, frame_scopes, peek
 from gradguard.rules.contract.search import called_name, user_sources
 from gradguard.rules.incident import Incident
@@ -71,7 +71,11 @@ def recognise(incident: Incident) -> Diagnosis | None:
     culprit = None
     patch = None
     if spot is not None:
-        label = f"{attribute} keeps a computed tensor, with its graph" if norm is None else f"`{norm}` makes `{found.attribute}` a computed tensor"
+        label = (
+            f"{attribute} keeps a computed tensor, with its graph"
+            if norm is None
+            else f"`{norm}` makes `{found.attribute}` a computed tensor"
+        )
         culprit = spot.span(label, "culprit")
         patch = _patch(spot)
     related: list[SourceSpan] = []
@@ -83,27 +87,42 @@ def recognise(incident: Incident) -> Diagnosis | None:
         related.append(place.span(f"deepcopy meets `{found.path}` here", "context"))
     holder = type(found.owner).__name__
     where = f", an attribute of `{holder}`," if found.attribute and not isinstance(found.owner, (dict, list, tuple)) else ""
-    fixes = [Fix(title=f"keep a detached tensor: `{source_name or found.attribute or 'x'}.detach()`", safety="unsafe", patch=patch,
-                 detail="The graph is then not kept alive from step to step either.")]
+    fixes = [
+        Fix(
+            title=f"keep a detached tensor: `{source_name or found.attribute or 'x'}.detach()`",
+            safety="unsafe",
+            patch=patch,
+            detail="The graph is then not kept alive from step to step either.",
+        )
+    ]
     if norm is not None:
-        fixes = [Fix(title="use `torch.nn.utils.parametrizations.weight_norm` / `spectral_norm`, which can be deep-copied", safety="manual"),
-                 Fix(title="build a second model and `load_state_dict` it instead of deep-copying", safety="manual")]
+        fixes = [
+            Fix(title="use `torch.nn.utils.parametrizations.weight_norm` / `spectral_norm`, which can be deep-copied", safety="manual"),
+            Fix(title="build a second model and `load_state_dict` it instead of deep-copying", safety="manual"),
+        ]
     elif found.attribute:
         fixes.append(Fix(title=f"set `{found.path}` to None before the copy, or copy by `load_state_dict`", safety="manual"))
     if found.attribute is None and isinstance(found.owner, torch.Tensor):
         fixes = [Fix(title=f"copy the values: `{expression or 'x'}.detach().clone()`", safety="unsafe")]
     return Diagnosis(
-        code="GG410", name="deepcopy-nonleaf",
-        headline=f"`deepcopy` cannot copy `{found.path}`: it{where} holds a computed tensor{f' (made by `{op}`)' if op else ''}, which belongs to a graph.",
-        culprit=culprit, related=related,
+        code="GG410",
+        name="deepcopy-nonleaf",
+        headline=f"`deepcopy` cannot copy `{found.path}`: it{where} holds a computed tensor{f' (made by `{op}`)' if op else ''}, "
+        "which belongs to a graph.",
+        culprit=culprit,
+        related=related,
         tensors=[TensorFacts(name=found.path, shape=list(found.tensor.shape), dtype=str(found.tensor.dtype), requires_grad=True)],
         explanation="Only leaves can be deep-copied: a copy of a computed tensor would belong to no graph. "
-                    + ("The old weight_norm recomputes the weight in each forward, so it is never a leaf." if norm else
-                       "Whatever forward stores on an object stays there with its whole graph, also after the step."),
+        + (
+            "The old weight_norm recomputes the weight in each forward, so it is never a leaf."
+            if norm
+            else "Whatever forward stores on an object stays there with its whole graph, also after the step."
+        ),
         notes=[] if norm else ["PyTorch's text suspects weight_norm; this model does not owe the error to it."],
-        fixes=fixes, avoid=[] if norm else ["A custom `__deepcopy__` that skips the attribute: the graph of the last step would still be kept alive."],
+        fixes=fixes,
+        avoid=[] if norm else ["A custom `__deepcopy__` that skips the attribute: the graph of the last step would still be kept alive."],
         confidence="certain" if spot is not None else "likely",
-    )  # fmt: skip
+    )
 
 
 def _copied(incident: Incident) -> tuple[Any, str | None, ResolvedSite | None]:
@@ -112,23 +131,23 @@ def _copied(incident: Incident) -> tuple[Any, str | None, ResolvedSite | None]:
     scopes = frame_scopes(incident.frames)
     value: Any = UNKNOWN
     text = None
-    if place is not None and place.call is not None and place.source is not None and scopes and called_name(place.call) in ("deepcopy", "AveragedModel", "clone"):
-        if place.call.args:
-            text = place.source.flat(place.call.args[0])
-            value = scopes[0].evaluate(place.call.args[0])
+    if (
+        place is not None
+        and place.call is not None
+        and place.source is not None
+        and scopes
+        and called_name(place.call) in ("deepcopy", "AveragedModel", "clone")
+    ) and place.call.args:
+        text = place.source.flat(place.call.args[0])
+        value = scopes[0].evaluate(place.call.args[0])
     if value is UNKNOWN:
-        for view in reversed(_all_frames(incident)):
+        for view in reversed(all_frames(incident)):
             if view.code_name == "deepcopy" and view.frame.f_code.co_filename.endswith("copy.py"):
                 value = view.locals.get("x", UNKNOWN)
                 break
     if value is not UNKNOWN:
         text = incident.names.of(value) or text
     return value, text, place
-
-
-def _all_frames(incident: Incident) -> list[Any]:
-    inner = [] if incident.error is None else traceback_frames(incident.error.__traceback__)
-    return [view for view in (*inner, *incident.frames)]
 
 
 def _computed(value: Any) -> bool:
@@ -153,7 +172,7 @@ def _search(root: Any, name: str) -> _Found | None:
             child_owner, child_attribute = (item, key) if key is not None else (owner, attribute)
             if _computed(child):
                 return _Found(child, path + step, child_owner, child_attribute, key is None)
-            if isinstance(child, torch.Tensor) or callable(child) and not isinstance(child, nn.Module):
+            if isinstance(child, torch.Tensor) or (callable(child) and not isinstance(child, nn.Module)):
                 continue
             queue.append((child, path + step, child_owner, child_attribute))
     return None
@@ -175,10 +194,10 @@ def _children(item: Any) -> list[tuple[Any, str, str | None]]:
 
 
 def _from_traceback(incident: Incident) -> _Found | None:
-    for view in _all_frames(incident):
+    for view in all_frames(incident):
         if view.code_name == "__deepcopy__" and is_torch_or_own(view.frame.f_code.co_filename):
             tensor = view.locals.get("self")
-            if _computed(tensor):
+            if isinstance(tensor, torch.Tensor) and _computed(tensor):
                 return _Found(tensor, incident.names.tensor(tensor) or "a tensor", tensor, None, False)
     return None
 
@@ -197,14 +216,24 @@ def _store(incident: Incident, found: _Found) -> tuple[Spot | None, str | None]:
     if found.inside:
         spots = _grown(found)
     if not spots and not isinstance(found.owner, (dict, list, tuple)):
-        spots = [spot for spot in stores_of(found.owner, found.attribute) if not isinstance(spot.node, (ast.Constant, ast.List, ast.Dict)) or not found.inside]
+        spots = [
+            spot
+            for spot in stores_of(found.owner, found.attribute)
+            if not isinstance(spot.node, (ast.Constant, ast.List, ast.Dict)) or not found.inside
+        ]
         spots = [spot for spot in spots if not isinstance(spot.node, ast.Constant)]
     if not spots:
         spots = _outside(incident, found.attribute)
     spots = [spot for spot in spots if not _detached(spot.node)] or spots
     if len(spots) > 1 and found.tensor.grad_fn is not None:
         made = incident.place_of_node(int(found.tensor.grad_fn._sequence_nr()))
-        near = [spot for spot in spots if made is not None and made.file == spot.file and made.enclosing_function in (spot.scope.tree, *spot.scope.source.ancestors(spot.node))]
+        near = [
+            spot
+            for spot in spots
+            if made is not None
+            and made.file == spot.file
+            and made.enclosing_function in (spot.scope.tree, *spot.scope.source.ancestors(spot.node))
+        ]
         spots = near or spots
     if not spots:
         return None, None
@@ -226,11 +255,16 @@ def _grown(found: _Found) -> list[Spot]:
         parameters = scope.parameters()
         name = f"{parameters[0]}.{found.attribute}" if parameters else ""
         for node in ast.walk(scope.tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _GROWING and dotted(node.func.value) == name:
-                spots.append(Spot(scope, node))
-            elif isinstance(node, ast.Assign) and any(isinstance(t, ast.Subscript) and dotted(t.value) == name for t in node.targets):
-                spots.append(Spot(scope, node))
-            elif isinstance(node, ast.AugAssign) and dotted(node.target) == name:
+            if (
+                (
+                    isinstance(node, ast.Call)
+                    and isinstance(node.func, ast.Attribute)
+                    and node.func.attr in _GROWING
+                    and dotted(node.func.value) == name
+                )
+                or (isinstance(node, ast.Assign) and any(isinstance(t, ast.Subscript) and dotted(t.value) == name for t in node.targets))
+                or (isinstance(node, ast.AugAssign) and dotted(node.target) == name)
+            ):
                 spots.append(Spot(scope, node))
     return spots
 
@@ -243,7 +277,12 @@ def _outside(incident: Incident, attribute: str) -> list[Spot]:
             if isinstance(node, ast.Assign) and any(isinstance(t, ast.Attribute) and t.attr == attribute for t in node.targets):
                 if not isinstance(node.value, ast.Constant):
                     spots.append(Spot(Scope(source, source.tree or ast.Module([], [])), node, attribute))
-            elif isinstance(node, ast.Call) and called_name(node) == "setattr" and len(node.args) == 3 and getattr(node.args[1], "value", None) == attribute:
+            elif (
+                isinstance(node, ast.Call)
+                and called_name(node) == "setattr"
+                and len(node.args) == 3
+                and getattr(node.args[1], "value", None) == attribute
+            ):
                 spots.append(Spot(Scope(source, source.tree or ast.Module([], [])), node, attribute))
     return spots
 
@@ -259,11 +298,21 @@ def _definition(incident: Incident, found: _Found) -> tuple[Spot | None, str | N
     base = found.path.partition("[")[0].partition(".")[0]
     for scope in frame_scopes(incident.frames):
         for node in ast.walk(scope.tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _GROWING and dotted(node.func.value) == base:
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in _GROWING
+                and dotted(node.func.value) == base
+            ):
                 return Spot(scope, node), None
             if isinstance(node, ast.Assign) and any(isinstance(t, ast.Subscript) and dotted(t.value) == base for t in node.targets):
                 return Spot(scope, node), None
-            if isinstance(node, ast.Assign) and bound_value(node, base) is not None and isinstance(node.value, (ast.Dict, ast.List, ast.Tuple)) and not _is_empty(node.value):
+            if (
+                isinstance(node, ast.Assign)
+                and bound_value(node, base) is not None
+                and isinstance(node.value, (ast.Dict, ast.List, ast.Tuple))
+                and not _is_empty(node.value)
+            ):
                 return Spot(scope, node, base), None
     if made is not None and made.source is not None and isinstance(made.node, ast.expr):
         return Spot(Scope(made.source, ast.Module([], [])), made.node), None
@@ -299,6 +348,10 @@ def _patch(spot: Spot) -> str | None:
 
 
 RULE = Rule(
-    code="GG410", name="deepcopy-nonleaf", summary="deepcopy met a computed tensor", recognise=recognise, priority=50,
+    code="GG410",
+    name="deepcopy-nonleaf",
+    summary="deepcopy met a computed tensor",
+    recognise=recognise,
+    priority=50,
     messages=("support the deepcopy protocol",),
-)  # fmt: skip
+)

@@ -39,8 +39,30 @@ from gradguard.rules.contract.operands import Operand, odd_operand, scope_at, te
 from gradguard.rules.contract.scopes import Scope
 from gradguard.rules.incident import Incident
 
-_FACTORIES = {"zeros", "ones", "rand", "randn", "empty", "linspace", "logspace", "eye", "normal", "tensor", "as_tensor", "full", "arange", "randint", "randperm", "from_numpy",
-              "Tensor", "FloatTensor", "LongTensor", "hann_window", "tril_indices", "triu_indices"}  # fmt: skip
+_FACTORIES = {
+    "zeros",
+    "ones",
+    "rand",
+    "randn",
+    "empty",
+    "linspace",
+    "logspace",
+    "eye",
+    "normal",
+    "tensor",
+    "as_tensor",
+    "full",
+    "arange",
+    "randint",
+    "randperm",
+    "from_numpy",
+    "Tensor",
+    "FloatTensor",
+    "LongTensor",
+    "hann_window",
+    "tril_indices",
+    "triu_indices",
+}
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
@@ -79,12 +101,17 @@ def recognise(incident: Incident) -> Diagnosis | None:
         culprit = origin.span(f"{shown if name else 'it'} is made on {bad} here", "culprit")
         related = [*way_spans(operand, f"still on {bad}"), call_span]
     return Diagnosis(
-        code="GG405", name="device-mismatch",
-        headline=f"{shown} is on {bad}, but {doing} {'has its parameters' if owned else 'works'} on {expected}.", culprit=culprit, related=related,
+        code="GG405",
+        name="device-mismatch",
+        headline=f"{shown} is on {bad}, but {doing} {'has its parameters' if owned else 'works'} on {expected}.",
+        culprit=culprit,
+        related=related,
         tensors=[TensorFacts(name=name, shape=list(value.shape) if value is not None else None, device=bad)] if name else [],
-        explanation="An operation reads the memory of one device. `model.to(device)` moves parameters and buffers; it moves neither inputs nor plain tensor attributes nor what forward makes anew.",
-        fixes=_fixes(operand, name, bool(model_left), expected), confidence="certain" if operand is not None else "likely",
-    )  # fmt: skip
+        explanation="An operation reads the memory of one device. `model.to(device)` moves parameters and buffers; it moves "
+        "neither inputs nor plain tensor attributes nor what forward makes anew.",
+        fixes=_fixes(operand, name, bool(model_left), expected),
+        confidence="certain" if operand is not None else "likely",
+    )
 
 
 def _judge(expected: torch.device) -> Judge:
@@ -123,23 +150,55 @@ def _maker(expected: torch.device) -> Maker:
 
 def _fixes(operand: Operand | None, name: str | None, model_left: bool, expected: torch.device) -> list[Fix]:
     if model_left:
-        return [Fix(title=f"move the model to the device of its input, once, before the optimizer is made: `model.to({name or 'x'}.device)`", safety="safe")]
+        return [
+            Fix(
+                title=f"move the model to the device of its input, once, before the optimizer is made: `model.to({name or 'x'}.device)`",
+                safety="safe",
+            )
+        ]
     origin = operand.origin if operand is not None and operand.way.certain else None
     fixes: list[Fix] = []
     statement = origin.statement if origin is not None else None
-    if origin is not None and isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Attribute) and isinstance(origin.node, ast.expr):
+    if (
+        origin is not None
+        and isinstance(statement, ast.Assign)
+        and isinstance(statement.targets[0], ast.Attribute)
+        and isinstance(origin.node, ast.expr)
+    ):
         target = statement.targets[0]
         owner = origin.scope.evaluate(target.value)
         if isinstance(owner, nn.Module) and len(statement.targets) == 1 and dotted(target.value) == "self":
             text = origin.scope.source.segment(statement.value)
             patch = replaced(origin.scope.source, [(statement, f'self.register_buffer("{target.attr}", {text})')])
-            fixes.append(Fix(title=f"make it a buffer, so that `model.to(device)` moves it: `self.register_buffer(\"{target.attr}\", ...)`", safety="safe", patch=patch))
-    fixes.append(Fix(title=f"make or move it there: `{name or 'tensor'}.to(x.device)`, or `device=x.device` where it is made", safety="safe", detail=f"The others are on {expected}."))
+            fixes.append(
+                Fix(
+                    title=f'make it a buffer, so that `model.to(device)` moves it: `self.register_buffer("{target.attr}", ...)`',
+                    safety="safe",
+                    patch=patch,
+                )
+            )
+    fixes.append(
+        Fix(
+            title=f"make or move it there: `{name or 'tensor'}.to(x.device)`, or `device=x.device` where it is made",
+            safety="safe",
+            detail=f"The others are on {expected}.",
+        )
+    )
     return fixes
 
 
 RULE = Rule(
-    code="GG405", name="device-mismatch", summary="an operation met tensors on different devices", recognise=recognise, priority=45,
-    messages=("expected all tensors to be on the same device", "is not on the expected device", "are not at the same device", "should be the same", "expected object of device type",
-              "different from other tensors on"),
-)  # fmt: skip
+    code="GG405",
+    name="device-mismatch",
+    summary="an operation met tensors on different devices",
+    recognise=recognise,
+    priority=45,
+    messages=(
+        "expected all tensors to be on the same device",
+        "is not on the expected device",
+        "are not at the same device",
+        "should be the same",
+        "expected object of device type",
+        "different from other tensors on",
+    ),
+)

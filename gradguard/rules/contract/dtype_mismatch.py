@@ -147,7 +147,9 @@ def _told(incident: Incident, wrong: Dtypes, expected: torch.dtype | None, place
         call_span = place.span(_met(op or (called_name(place.call) if place.call is not None else None), wrong, expected))
     elif op is not None:
         camel = "".join(part.capitalize() for part in op.split("_"))
-        types = {"binary_cross_entropy": ("BCELoss",), "binary_cross_entropy_with_logits": ("BCEWithLogitsLoss",)}.get(op, (camel, camel.replace("Smoothl1", "SmoothL1")))
+        types = {"binary_cross_entropy": ("BCELoss",), "binary_cross_entropy_with_logits": ("BCEWithLogitsLoss",)}.get(
+            op, (camel, camel.replace("Smoothl1", "SmoothL1"))
+        )
         traced = False
         for spot in calls_in_use(incident, op, types):
             found = odd_operand(spot.scope, spot.node, judge, maker)
@@ -175,11 +177,19 @@ def _told(incident: Incident, wrong: Dtypes, expected: torch.dtype | None, place
     subject = f"{shown[0].upper()}{shown[1:]}" if not name else shown
     headline = f"{subject} is {bad or 'of another dtype'}, but {doing} needs {wanted or 'one dtype for all its tensors'}."
     return Diagnosis(
-        code="GG404", name="dtype-mismatch", headline=headline, culprit=culprit, related=related,
-        tensors=[TensorFacts(name=name, shape=list(value.shape) if value is not None and not value.is_nested else None, dtype=bad or None)] if name else [],
-        explanation=_why(wrong, expected, op), notes=[] if traced or culprit is None else [untraced_note(f"the call of `{op}`")],
-        fixes=_fixes(operand, name, expected, scope), confidence="certain" if operand is not None and traced else "likely",
-    )  # fmt: skip
+        code="GG404",
+        name="dtype-mismatch",
+        headline=headline,
+        culprit=culprit,
+        related=related,
+        tensors=[TensorFacts(name=name, shape=list(value.shape) if value is not None and not value.is_nested else None, dtype=bad or None)]
+        if name
+        else [],
+        explanation=_why(wrong, expected, op),
+        notes=[] if traced or culprit is None else [untraced_note(f"the call of `{op}`")],
+        fixes=_fixes(operand, name, expected, scope),
+        confidence="certain" if operand is not None and traced else "likely",
+    )
 
 
 def _shown(dtypes: list[Any]) -> str:
@@ -193,12 +203,21 @@ def _met(op: str | None, wrong: Dtypes, expected: torch.dtype | None) -> str:
 
 def _why(wrong: Dtypes, expected: torch.dtype | None, op: str | None) -> str:
     if expected is torch.int64:
-        return "Class indices and indices into tensors are integers (int64). Floats are taken for them nowhere; a loss takes float targets only as class probabilities, in the shape of the input."
+        return (
+            "Class indices and indices into tensors are integers (int64). Floats are taken for them nowhere; a loss takes float "
+            "targets only as class probabilities, in the shape of the input."
+        )
     if torch.float64 in wrong:
-        return ("NumPy computes in float64 and `torch.from_numpy` keeps that, while layers and losses compute in float32. "
-                + ("The forward of this loss promoted silently; its backward formula does not." if op else "This operation does not convert between them."))
+        return "NumPy computes in float64 and `torch.from_numpy` keeps that, while layers and losses compute in float32. " + (
+            "The forward of this loss promoted silently; its backward formula does not."
+            if op
+            else "This operation does not convert between them."
+        )
     if wrong & INTEGERS or torch.bool in wrong:
-        return "Integer tensors cannot carry fractions or gradients, so a loss between numbers needs floating-point targets; `torch.full`, `torch.tensor` and comparisons of integers make integer or bool tensors."
+        return (
+            "Integer tensors cannot carry fractions or gradients, so a loss between numbers needs floating-point targets; "
+            "`torch.full`, `torch.tensor` and comparisons of integers make integer or bool tensors."
+        )
     return "The operation computes in one dtype and converts nothing by itself."
 
 
@@ -221,15 +240,50 @@ def _fixes(operand: Operand | None, name: str | None, expected: torch.dtype | No
     elif operand is not None and isinstance(operand.expression, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)) and scope is not None:
         patch = replaced(operand.scope.source, [(operand.expression, f"{operand.scope.source.segment(operand.expression)}.{method}()")])
     where = "where it is made" if origin is not None else "in the call"
-    return [Fix(title=f"convert it {where}: `{shown if name else 'tensor'}.{method}()`, or make it with `dtype={expected}`", safety="unsafe", patch=patch)]
+    return [
+        Fix(
+            title=f"convert it {where}: `{shown if name else 'tensor'}.{method}()`, or make it with `dtype={expected}`",
+            safety="unsafe",
+            patch=patch,
+        )
+    ]
 
 
 RULE = Rule(
-    code="GG404", name="dtype-mismatch", summary="an operation met tensors of dtypes that do not go together", recognise=recognise, priority=40,
-    messages=("found dtype", "can't be cast to the desired output type", "expected target dtype", "target with class probabilities", "have the same dtype", "have same dtype",
-              "expected scalar type", "should be the same", "not implemented for '", "must have the same dtype", "does not match weight dtype", "are not the same dtype",
-              "mixed dtype", "destination dtypes match", "expected self.dtype to be equal", "following scalar types", "tensors used as indices must be",
-              "expected dtype int32/int64 for index", "integral inputs not supported", "could not infer output dtype", "only tensors of floating point",
-              "only applicable to index tensor", "same scalar type", "floating point or complex tensor as input", "but got dtype", "boolean tensor, but got", "boolean masks, but got",
-              "with a bool tensor is not supported", "with two bool tensors is not supported"),
-)  # fmt: skip
+    code="GG404",
+    name="dtype-mismatch",
+    summary="an operation met tensors of dtypes that do not go together",
+    recognise=recognise,
+    priority=40,
+    messages=(
+        "found dtype",
+        "can't be cast to the desired output type",
+        "expected target dtype",
+        "target with class probabilities",
+        "have the same dtype",
+        "have same dtype",
+        "expected scalar type",
+        "should be the same",
+        "not implemented for '",
+        "must have the same dtype",
+        "does not match weight dtype",
+        "are not the same dtype",
+        "mixed dtype",
+        "destination dtypes match",
+        "expected self.dtype to be equal",
+        "following scalar types",
+        "tensors used as indices must be",
+        "expected dtype int32/int64 for index",
+        "integral inputs not supported",
+        "could not infer output dtype",
+        "only tensors of floating point",
+        "only applicable to index tensor",
+        "same scalar type",
+        "floating point or complex tensor as input",
+        "but got dtype",
+        "boolean tensor, but got",
+        "boolean masks, but got",
+        "with a bool tensor is not supported",
+        "with two bool tensors is not supported",
+    ),
+)

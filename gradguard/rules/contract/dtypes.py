@@ -14,26 +14,131 @@ from gradguard.rules.contract.scopes import UNKNOWN, Scope
 
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
-CONVERTERS: dict[torch.dtype, str] = {torch.float32: "float", torch.float64: "double", torch.float16: "half", torch.bfloat16: "bfloat16", torch.int64: "long", torch.int32: "int",
-                                      torch.bool: "bool"}  # fmt: skip
+CONVERTERS: dict[torch.dtype, str] = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.float16: "half",
+    torch.bfloat16: "bfloat16",
+    torch.int64: "long",
+    torch.int32: "int",
+    torch.bool: "bool",
+}
 _NAMES: dict[str, torch.dtype] = {
-    "float": torch.float32, "double": torch.float64, "half": torch.float16, "c10::half": torch.float16, "bfloat16": torch.bfloat16, "c10::bfloat16": torch.bfloat16,
-    "long": torch.int64, "int64": torch.int64, "int": torch.int32, "int32": torch.int32, "short": torch.int16, "int16": torch.int16, "char": torch.int8, "int8": torch.int8,
-    "byte": torch.uint8, "uint8": torch.uint8, "unsigned char": torch.uint8, "bool": torch.bool, "float32": torch.float32, "float64": torch.float64, "float16": torch.float16,
-    "complexfloat": torch.complex64, "complexdouble": torch.complex128, "complex64": torch.complex64, "complex128": torch.complex128, "long int": torch.int64,
-}  # fmt: skip
+    "float": torch.float32,
+    "double": torch.float64,
+    "half": torch.float16,
+    "c10::half": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "c10::bfloat16": torch.bfloat16,
+    "long": torch.int64,
+    "int64": torch.int64,
+    "int": torch.int32,
+    "int32": torch.int32,
+    "short": torch.int16,
+    "int16": torch.int16,
+    "char": torch.int8,
+    "int8": torch.int8,
+    "byte": torch.uint8,
+    "uint8": torch.uint8,
+    "unsigned char": torch.uint8,
+    "bool": torch.bool,
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "float16": torch.float16,
+    "complexfloat": torch.complex64,
+    "complexdouble": torch.complex128,
+    "complex64": torch.complex64,
+    "complex128": torch.complex128,
+    "long int": torch.int64,
+}
 _WORD = re.compile(
-    r"(?<![\w'`-])(?:torch\.)?(?:cuda\.)?(c10::BFloat16|c10::Half|unsigned char|long int|bfloat16|float64|float32|float16|int64|int32|int16|int8|uint8|complex64|complex128"
-    r"|complexfloat|complexdouble|double|float|half|long|int|short|char|byte|bool)(?:tensor)?(?!\w|ing| point|\()", re.IGNORECASE,
-)  # fmt: skip
+    r"(?<![\w'`-])(?:torch\.)?(?:cuda\.)?(c10::BFloat16|c10::Half|unsigned char|long int|bfloat16|float64|float32|float16"
+    r"|int64|int32|int16|int8|uint8|complex64|complex128"
+    r"|complexfloat|complexdouble|double|float|half|long|int|short|char|byte|bool)(?:tensor)?(?!\w|ing| point|\()",
+    re.IGNORECASE,
+)
 
-_DEFAULT_FLOAT = {"zeros", "ones", "rand", "randn", "empty", "linspace", "logspace", "eye", "normal", "rand_like_float", "FloatTensor", "Tensor", "hann_window"}
-_LONGS = {"randint", "randperm", "argmax", "argmin", "argsort", "bincount", "one_hot", "multinomial", "nonzero", "searchsorted", "bucketize", "count_nonzero", "LongTensor"}
-_BOOLS = {"isnan", "isfinite", "isinf", "logical_and", "logical_or", "logical_not", "eq", "ne", "gt", "lt", "ge", "le", "any", "all", "isin", "BoolTensor"}
+_DEFAULT_FLOAT = {
+    "zeros",
+    "ones",
+    "rand",
+    "randn",
+    "empty",
+    "linspace",
+    "logspace",
+    "eye",
+    "normal",
+    "rand_like_float",
+    "FloatTensor",
+    "Tensor",
+    "hann_window",
+}
+_LONGS = {
+    "randint",
+    "randperm",
+    "argmax",
+    "argmin",
+    "argsort",
+    "bincount",
+    "one_hot",
+    "multinomial",
+    "nonzero",
+    "searchsorted",
+    "bucketize",
+    "count_nonzero",
+    "LongTensor",
+}
+_BOOLS = {
+    "isnan",
+    "isfinite",
+    "isinf",
+    "logical_and",
+    "logical_or",
+    "logical_not",
+    "eq",
+    "ne",
+    "gt",
+    "lt",
+    "ge",
+    "le",
+    "any",
+    "all",
+    "isin",
+    "BoolTensor",
+}
 _ARRAYS = {"from_numpy", "tensor", "as_tensor", "asarray", "Tensor"}
-_METHODS = {"float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16, "long": torch.int64, "int": torch.int32, "short": torch.int16,
-            "bool": torch.bool, "byte": torch.uint8, "char": torch.int8}  # fmt: skip
-_NEVER_INTEGER = {"sigmoid", "tanh", "softmax", "log_softmax", "exp", "log", "sqrt", "mean", "std", "var", "norm", "sin", "cos", "dropout", "relu", "gelu", "randn_like", "rand_like"}
+_METHODS = {
+    "float": torch.float32,
+    "double": torch.float64,
+    "half": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "long": torch.int64,
+    "int": torch.int32,
+    "short": torch.int16,
+    "bool": torch.bool,
+    "byte": torch.uint8,
+    "char": torch.int8,
+}
+_NEVER_INTEGER = {
+    "sigmoid",
+    "tanh",
+    "softmax",
+    "log_softmax",
+    "exp",
+    "log",
+    "sqrt",
+    "mean",
+    "std",
+    "var",
+    "norm",
+    "sin",
+    "cos",
+    "dropout",
+    "relu",
+    "gelu",
+    "randn_like",
+    "rand_like",
+}
 
 
 def dtype_named(word: str) -> torch.dtype | None:
@@ -72,7 +177,10 @@ def dtype_maker(wrong: frozenset[torch.dtype]) -> Maker:
 
 
 def made_dtype(expr: ast.expr, scope: Scope) -> torch.dtype | str | None:
-    """The dtype an expression evidently gives its result; "array" for that of an array it takes over; None where it depends on its operands."""
+    """The dtype an expression evidently gives its result.
+
+    "array": that of an array it takes over; "float": some floating-point one; None: it depends on the operands.
+    """
     if isinstance(expr, ast.Compare):
         return torch.bool
     if not isinstance(expr, ast.Call):
@@ -122,7 +230,11 @@ def _of_data(name: str, expr: ast.Call, scope: Scope) -> torch.dtype | str | Non
     if value is not UNKNOWN and name != "from_numpy":
         return _of_number(_leaf(value)) or "array"
     constants = [node.value for node in ast.walk(data) if isinstance(node, ast.Constant) and isinstance(node.value, (int, float, bool))]
-    if isinstance(data, (ast.List, ast.Tuple, ast.Constant, ast.UnaryOp)) and constants and not any(isinstance(n, (ast.Name, ast.Call)) for n in ast.walk(data)):
+    if (
+        isinstance(data, (ast.List, ast.Tuple, ast.Constant, ast.UnaryOp))
+        and constants
+        and not any(isinstance(n, (ast.Name, ast.Call)) for n in ast.walk(data))
+    ):
         return torch.get_default_dtype() if any(isinstance(c, float) for c in constants) else _of_number(constants[0])
     return "array"
 

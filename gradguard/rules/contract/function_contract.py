@@ -45,16 +45,13 @@ from __future__ import annotations
 import ast
 import re
 
-import torch
-
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.source import dotted
-from gradguard.evidence.syntax import range_of
 from gradguard.rules.base import Rule
-from gradguard.rules.contract import kept_on_ctx
-from gradguard.rules.contract.dataflow import Spot, operands_of, returns_of
+from gradguard.rules.contract import function_methods, kept_on_ctx
+from gradguard.rules.contract.dataflow import Spot, returns_of
 from gradguard.rules.contract.edits import inserted
-from gradguard.rules.contract.functions import FunctionView, classes_in_graph, def_span, find_function, user_functions, view_of
+from gradguard.rules.contract.functions import FunctionView, find_function
 from gradguard.rules.contract.scopes import frame_scopes
 from gradguard.rules.incident import Incident
 
@@ -71,12 +68,12 @@ def recognise(incident: Incident) -> Diagnosis | None:
         return None if view is None else _view_written(incident, view)
     got = _GOT.search(incident.message)
     if got is not None:
-        return _wrong_type(incident, got[1])
+        return function_methods.wrong_type(incident, got[1])
     if incident.says("non-static forward method"):
-        return _not_static(incident)
+        return function_methods.not_static(incident)
     if incident.says("save_for_backward can only save"):
-        return _saved_no_tensor(incident)
-    return _dirty(incident) if incident.says("marked as dirty during the forward") else None
+        return function_methods.saved_no_tensor(incident)
+    return function_methods.dirty(incident) if incident.says("marked as dirty during the forward") else None
 
 
 # -- in place, or handed back ----------------------------------------------------------------------------------------
@@ -99,7 +96,12 @@ def writes_to_inputs(view: FunctionView) -> list[tuple[str, Spot]]:
             target = node.target
         elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
             target = node.targets[0]
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_") and not node.func.attr.endswith("__"):
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr.endswith("_")
+            and not node.func.attr.endswith("__")
+        ):
             target = node.func.value if node.func.attr not in ("requires_grad_",) else None
             if target is not None and dotted(target) in ("torch", "F", "torch.nn.functional", "torch.nn.init"):
                 target = node.args[0] if node.args else None
@@ -126,7 +128,22 @@ def _view_root(node: ast.expr) -> str | None:
             return None
 
 
-_VIEWS = {"view", "view_as", "t", "transpose", "permute", "unsqueeze", "squeeze", "narrow", "select", "expand", "expand_as", "detach", "flatten", "reshape"}
+_VIEWS = {
+    "view",
+    "view_as",
+    "t",
+    "transpose",
+    "permute",
+    "unsqueeze",
+    "squeeze",
+    "narrow",
+    "select",
+    "expand",
+    "expand_as",
+    "detach",
+    "flatten",
+    "reshape",
+}
 
 
 def _view_written(incident: Incident, view: FunctionView) -> Diagnosis:
@@ -134,7 +151,10 @@ def _view_written(incident: Incident, view: FunctionView) -> Diagnosis:
     place = incident.place
     scopes = frame_scopes(incident.frames)
     marked = view.forward is not None and any(isinstance(n, ast.Attribute) and n.attr == "mark_dirty" for n in ast.walk(view.forward.tree))
-    handed = [(root, Spot(view.forward, value)) for value in ([] if view.forward is None else returns_of(view.forward)) for root in _handed_back(view, value)]  # type: ignore[arg-type]
+    handed: list[tuple[str, Spot]] = []
+    if view.forward is not None:
+        for value in returns_of(view.forward):
+            handed += [(root, Spot(view.forward, value)) for root in _handed_back(view, value)]
     written_name = None
     if place is not None:
         written_name = place.receiver or (place.targets[0] if place.targets else None)
@@ -145,37 +165,84 @@ def _view_written(incident: Incident, view: FunctionView) -> Diagnosis:
         culprit = spot.span(f"forward changes its input `{name}` in place, and ctx does not know", "culprit")
         related += [item.span(f"and returns it as it is: the output is a view of `{root}`", "context") for root, item in handed[:1]]
         if place is not None:
-            related.append(place.span(f"`{written_name}` is written here, where PyTorch noticed" if written_name else "PyTorch noticed here", "changed"))
+            related.append(
+                place.span(
+                    f"`{written_name}` is written here, where PyTorch noticed" if written_name else "PyTorch noticed here", "changed"
+                )
+            )
         context = view.context or "ctx"
         patch = None
         statement = spot.statement
         if statement is not None and view.forward is not None:
             patch = inserted(view.forward.source, statement.lineno, f"{context}.mark_dirty({name})")
-        fixes = [Fix(title=f"tell autograd about the write: `{context}.mark_dirty({name})`", safety="safe", patch=patch, detail=f"`{name}` must then be returned by forward, as it is here."),
-                 Fix(title=f"compute out of place in the forward of `{view.name}`", safety="safe")]
-        headline = f"The forward of `{view.name}` changes its input `{name}` in place without `{context}.mark_dirty({name})`, and hands it back as its output."
-        why = (f"Autograd does not know that `{name}` was changed, and takes the output for a view of the untouched input. A later in-place write to the output "
-               "would bypass the custom backward, which PyTorch refuses; had it not been written, the gradient could have been wrong without a word.")
+        fixes = [
+            Fix(
+                title=f"tell autograd about the write: `{context}.mark_dirty({name})`",
+                safety="safe",
+                patch=patch,
+                detail=f"`{name}` must then be returned by forward, as it is here.",
+            ),
+            Fix(title=f"compute out of place in the forward of `{view.name}`", safety="safe"),
+        ]
+        headline = (
+            f"The forward of `{view.name}` changes its input `{name}` in place without `{context}.mark_dirty({name})`, and hands "
+            "it back as its output."
+        )
+        why = (
+            f"Autograd does not know that `{name}` was changed, and takes the output for a view of the untouched input. A "
+            "later in-place write to the output "
+            "would bypass the custom backward, which PyTorch refuses; had it not been written, the gradient could have been "
+            "wrong without a word."
+        )
     else:
         root = handed[0][0] if handed else None
         if place is None and not handed:
-            return Diagnosis(code="GG407", name="function-contract", headline=f"The output of `{view.name}` is a view of its input and was written in place.")
+            return Diagnosis(
+                code="GG407",
+                name="function-contract",
+                headline=f"The output of `{view.name}` is a view of its input and was written in place.",
+            )
         shown = f"`{written_name}`" if written_name else "The output"
-        culprit = place.span(f"{shown} is the output of `{view.name}`, and is written in place here", "culprit") if place is not None else handed[0][1].span(role="culprit")
-        related += [item.span(f"forward hands its input `{root}` back{'' if isinstance(item.node, ast.Name) else ' as a view'}", "made") for root, item in handed[:1]]
+        culprit = (
+            place.span(f"{shown} is the output of `{view.name}`, and is written in place here", "culprit")
+            if place is not None
+            else handed[0][1].span(role="culprit")
+        )
+        related += [
+            item.span(f"forward hands its input `{root}` back{'' if isinstance(item.node, ast.Name) else ' as a view'}", "made")
+            for root, item in handed[:1]
+        ]
         apply = _apply_of(incident, view)
         related += apply
-        fixes = [Fix(title=f"write out of place: make a new tensor instead of changing {shown}", safety="safe"),
-                 Fix(title=f"let the forward of `{view.name}` return a copy: `{root or 'x'}.clone()`", safety="safe", detail="Costs one more tensor of that size.")]
-        headline = f"{shown} is written in place, but it is the output of `{view.name}`, whose forward returns its input{f' `{root}`' if root else ''} itself (a view of it)."
-        why = ("The output shares its memory with the input, so the in-place write would have to be differentiated on the input, past the custom backward of "
-               f"`{view.name}`. PyTorch refuses rather than compute a wrong gradient.")
+        fixes = [
+            Fix(title=f"write out of place: make a new tensor instead of changing {shown}", safety="safe"),
+            Fix(
+                title=f"let the forward of `{view.name}` return a copy: `{root or 'x'}.clone()`",
+                safety="safe",
+                detail="Costs one more tensor of that size.",
+            ),
+        ]
+        headline = (
+            f"{shown} is written in place, but it is the output of `{view.name}`, whose forward returns its "
+            f"input{f' `{root}`' if root else ''} itself (a view of it)."
+        )
+        why = (
+            "The output shares its memory with the input, so the in-place write would have to be differentiated on the "
+            "input, past the custom backward of "
+            f"`{view.name}`. PyTorch refuses rather than compute a wrong gradient."
+        )
     return Diagnosis(
-        code="GG407", name="function-contract", headline=headline, culprit=culprit, related=related, explanation=why, fixes=fixes,
+        code="GG407",
+        name="function-contract",
+        headline=headline,
+        culprit=culprit,
+        related=related,
+        explanation=why,
+        fixes=fixes,
         notes=[f"Another write to an input: line {item.line} (`{item.text}`)." for _, item in writes[1:3]] if writes and not marked else [],
         avoid=["`.data` or `torch.no_grad()` around the write: the gradient would then be wrong without a word."],
         confidence="certain" if scopes else "likely",
-    )  # fmt: skip
+    )
 
 
 def _handed_back(view: FunctionView, value: ast.expr) -> list[str]:
@@ -192,143 +259,18 @@ def _apply_of(incident: Incident, view: FunctionView) -> list[SourceSpan]:
     return []
 
 
-# -- types, statics, what is saved ------------------------------------------------------------------------------------
-
-
-def _wrong_type(incident: Incident, kind: str) -> Diagnosis | None:
-    """backward returned an array, a number, a list: which Function, by what its returns look like."""
-    candidates = [view_of(cls) for cls in classes_in_graph(incident)]
-    if not candidates:
-        candidates = [view_of(cls) for cls in user_functions()]
-    best: tuple[FunctionView, ast.expr | None] | None = None
-    for view in candidates:
-        value = _value_of_type(view, kind)
-        if value is not None:
-            best = (view, value)
-            break
-    if best is None:
-        if len(candidates) != 1:
-            return None
-        best = (candidates[0], candidates[0].returned())
-    view, value = best
-    culprit = None
-    if value is not None and view.backward is not None:
-        culprit = Spot(view.backward, value).span(f"a `{kind}`, where a tensor or None is expected", "culprit")
-    header = view.header("backward", f"backward of `{view.name}`")
-    related = [header] if header is not None else []
-    place = incident.place
-    if place is not None and incident.where in ("backward", "grad"):
-        related.append(place.span("backward was called here", "backward"))
-    cure = "torch.from_numpy(...)" if "ndarray" in kind else "a tuple" if kind == "list" else "a tensor"
-    return Diagnosis(
-        code="GG407", name="function-contract", headline=f"The `backward` of `{view.name}` returns a `{kind}` where PyTorch wants a tensor or None.", culprit=culprit, related=related,
-        explanation="Backward returns a tensor (or None) for each input of forward: a single one or a tuple of them, nothing else.",
-        fixes=[Fix(title=f"return {cure} instead", detail="With `torch.from_numpy` or `torch.as_tensor`, mind the dtype and the device of the incoming gradient.")],
-        confidence="certain" if len(candidates) == 1 else "likely",
-    )  # fmt: skip
-
-
-def _value_of_type(view: FunctionView, kind: str) -> ast.expr | None:
-    scope = view.backward
-    if scope is None:
-        return None
-    for value in returns_of(scope):
-        for element in value.elts if isinstance(value, ast.Tuple) else [value]:
-            made: ast.expr = element
-            if isinstance(element, ast.Name):
-                made = next((s.value for s in ast.walk(scope.tree) if isinstance(s, ast.Assign) and any(dotted(t) == element.id for t in s.targets)), element)
-            text = ast.unparse(made)
-            if kind == "list" and isinstance(made, (ast.List, ast.ListComp)):
-                return element
-            if "ndarray" in kind and (".numpy()" in text or re.search(r"\b(np|numpy)\.", text) or _reads_numpy(scope.tree, made)) and "from_numpy" not in text:
-                return element
-            if kind in ("float", "int", "bool") and (isinstance(made, ast.Constant) or ".item()" in text or text.startswith(("float(", "int("))):
-                return element
-    return None
-
-
-def _reads_numpy(tree: ast.AST, value: ast.expr) -> bool:
-    """Whether the expression computes with a local variable that holds an array."""
-    arrays = {t.id for s in ast.walk(tree) if isinstance(s, ast.Assign) and (".numpy()" in ast.unparse(s.value) or ast.unparse(s.value).startswith(("np.", "numpy.")))
-              for t in s.targets if isinstance(t, ast.Name)}  # fmt: skip
-    return any(isinstance(node, ast.Name) and node.id in arrays for node in ast.walk(value))
-
-
-def _not_static(incident: Incident) -> Diagnosis | None:
-    place = incident.place
-    scopes = frame_scopes(incident.frames)
-    if place is None or place.call is None or not scopes:
-        return None
-    owner = place.call.func
-    cls = scopes[0].evaluate(owner.func) if isinstance(owner, ast.Call) else scopes[0].evaluate(owner)
-    kind = cls if isinstance(cls, type) else type(cls)
-    if not (isinstance(kind, type) and issubclass(kind, torch.autograd.Function)):
-        return None
-    view = view_of(kind)
-    static = isinstance(vars(kind).get("forward"), staticmethod)
-    if static:
-        return Diagnosis(
-            code="GG407", name="function-contract", headline=f"`{view.name}` is called like an object; a custom Function is used through `{view.name}.apply(...)`.",
-            culprit=place.span("an instance is made and called", "culprit"), related=[],
-            explanation="Functions have no instances: `apply` runs forward with a ctx and puts backward into the graph.",
-            fixes=[Fix(title=f"call `{view.name}.apply({', '.join(place.arguments)})`", safety="safe")],
-        )  # fmt: skip
-    culprit = None if view.forward is None or view.forward.function is None else def_span(view.forward, "an instance method: the old style of Functions", "culprit")
-    return Diagnosis(
-        code="GG407", name="function-contract", headline=f"`{view.name}` is written in the old style: its forward is not a static method.", culprit=culprit,
-        related=[place.span("called here", "context")], explanation="Forward and backward are static methods with ctx as their first parameter; `apply` runs them.",
-        fixes=[Fix(title=f"make both methods `@staticmethod` with `ctx` in place of `self`, and call `{view.name}.apply(...)`")],
-    )  # fmt: skip
-
-
-def _saved_no_tensor(incident: Incident) -> Diagnosis | None:
-    place = incident.place
-    if place is None or place.call is None or place.source is None:
-        return None
-    found = re.search(r"argument (\d+) is of type ([\w.]+)", incident.message)
-    index = int(found[1]) if found else 0
-    kind = found[2] if found else "another type"
-    given = place.call.args[index] if index < len(place.call.args) else None
-    text = place.source.flat(given) if given is not None else f"argument {index}"
-    culprit = place.span(f"`{text}` is a `{kind}`", "culprit")
-    if given is not None and range_of(given) is not None:
-        culprit = Spot(frame_scopes(incident.frames)[0], given).span(f"a `{kind}`: only tensors can be saved", "culprit")
-    cls = place.enclosing_class
-    return Diagnosis(
-        code="GG407", name="function-contract", culprit=culprit,
-        headline=f"`save_for_backward` is given `{text}`, a `{kind}`" + (f", in `{cls.name}`" if cls is not None else "") + ": it takes tensors only.",
-        explanation="`save_for_backward` lets autograd check versions and free memory, which only tensors need. Numbers, shapes and flags are plain attributes of ctx.",
-        fixes=[Fix(title=f"keep it as an attribute: `ctx.{text if text.isidentifier() else 'value'} = {text}`", safety="safe")],
-    )  # fmt: skip
-
-
-def _dirty(incident: Incident) -> Diagnosis | None:
-    place = incident.place
-    scopes = frame_scopes(incident.frames)
-    if place is None or place.call is None or not scopes or not isinstance(place.call.func, ast.Attribute):
-        return None
-    cls = scopes[0].evaluate(place.call.func.value)
-    if not isinstance(cls, type):
-        return None
-    view = view_of(cls)
-    if view.forward is None:
-        return None
-    for node in ast.walk(view.forward.tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "mark_dirty":
-            names = ", ".join(f"`{view.forward.source.flat(argument)}`" for argument in operands_of(node, view.forward) if dotted(argument) != view.context)
-            return Diagnosis(
-                code="GG407", name="function-contract", headline=f"`{view.name}` marks {names} as changed in place, but its forward does not return it.",
-                culprit=Spot(view.forward, node).span("marked as changed in place", "culprit"),
-                related=[*(Spot(view.forward, value).span("not among the outputs", "context") for value in returns_of(view.forward)[:1]), place.span("called here", "context")],
-                explanation="An input that is changed in place becomes an output of the Function: its new value has the Function as its history.",
-                fixes=[Fix(title=f"return {names} from forward as well"), Fix(title="work on a copy and drop mark_dirty", safety="safe")],
-            )  # fmt: skip
-    return None
-
-
 RULE = Rule(
-    code="GG407", name="function-contract", summary="a custom autograd.Function does not keep to what autograd expects", recognise=recognise, priority=55,
+    code="GG407",
+    name="function-contract",
+    summary="a custom autograd.Function does not keep to what autograd expects",
+    recognise=recognise,
+    priority=55,
     moments=frozenset({"error", "before_backward", "after_backward"}),
-    messages=("this view was created inside a custom function", "expected variable or none (got", "non-static forward method", "save_for_backward can only save",
-              "marked as dirty during the forward"),
-)  # fmt: skip
+    messages=(
+        "this view was created inside a custom function",
+        "expected variable or none (got",
+        "non-static forward method",
+        "save_for_backward can only save",
+        "marked as dirty during the forward",
+    ),
+)

@@ -40,11 +40,14 @@ class FunctionView:
         return names if takes_no_context(self.cls) else names[1:]
 
     @property
+    def setup(self) -> Scope | None:
+        """`setup_context`, where the Function has one of its own."""
+        return _method(self.cls, "setup_context") if takes_no_context(self.cls) else None
+
+    @property
     def context(self) -> str | None:
         """What forward calls its context object."""
-        scope = self.forward
-        if takes_no_context(self.cls):
-            scope = _method(self.cls, "setup_context")
+        scope = self.setup or self.forward
         names = [] if scope is None else scope.parameters()
         return names[0] if names else None
 
@@ -64,7 +67,8 @@ class FunctionView:
         """What backward returns; of several returns the last that fits the number of gradients."""
         values = [] if self.backward is None else returns_of(self.backward)
         fitting = [value for value in values if count is None or count_of(value) in (count, None)]
-        return (fitting or values or [None])[-1]
+        chosen = fitting or values
+        return chosen[-1] if chosen else None
 
 
 def def_span(scope: Scope, label: str | None, role: Role) -> SourceSpan:
@@ -102,7 +106,9 @@ def find_function(incident: Incident, name: str) -> FunctionView | None:
     found: list[type] = [cls for cls in classes_in_graph(incident) if cls.__name__ == name]
     if not found:
         known = [cls for cls in user_functions() if cls.__name__ == name]
-        visible = [cls for cls in known if any(cls in view.globals.values() or cls in _values(view.locals) for view in incident.user_frames)]
+        visible = [
+            cls for cls in known if any(cls in view.globals.values() or cls in _values(view.locals) for view in incident.user_frames)
+        ]
         found = visible or known
     return view_of(found[-1]) if found else None
 
@@ -125,10 +131,10 @@ def classes_in_graph(incident: Incident) -> list[type]:
     return list(found)
 
 
-def user_functions() -> Iterator[type]:
+def user_functions() -> Iterator[type[Any]]:
     """Every custom Function of the user's that exists in this process."""
-    stack: list[type] = [torch.autograd.Function]
-    seen: set[type] = set()
+    stack: list[type[Any]] = [torch.autograd.Function]
+    seen: set[type[Any]] = set()
     while stack:
         for cls in type.__subclasses__(stack.pop()):
             if cls in seen:

@@ -32,15 +32,19 @@ import ast
 import re
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.evidence.source import dotted
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.dataflow import Spot
 from gradguard.rules.contract.edits import replaced
-from gradguard.rules.contract.functions import FunctionView, classes_in_graph, def_span, find_function, view_of
+from gradguard.rules.contract.functions import FunctionView, classes_in_graph, def_span, find_function
 from gradguard.rules.contract.words import count_word
 from gradguard.rules.incident import Incident
 
 _COUNT = re.compile(r"function (\w+?)(?:Backward)? returned an incorrect number of gradients \(expected (\d+), got (\d+)\)")
-_ARITY = re.compile(r"(?:[\w.<>]*\.)?(\w+)\.backward\(\) (?:takes (\d+) positional arguments? but (\d+) were given|missing (\d+) required positional arguments?: (.+))")
+_ARITY = re.compile(
+    r"(?:[\w.<>]*\.)?(\w+)\.backward\(\) (?:takes (\d+) positional arguments? but (\d+) were given"
+    r"|missing (\d+) required positional arguments?: (.+))"
+)
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
@@ -64,7 +68,9 @@ def _returned(incident: Incident, view: FunctionView, expected: int, got: int) -
     missing = inputs[got:expected] if got < expected else []
     surplus = got - expected
     if value is not None and view.backward is not None:
-        label = f"{count_word(got, 'gradient')} for {count_word(expected, 'input')}" + (f" ({', '.join(inputs)})" if len(inputs) == expected else "")
+        label = f"{count_word(got, 'gradient')} for {count_word(expected, 'input')}" + (
+            f" ({', '.join(inputs)})" if len(inputs) == expected else ""
+        )
         culprit = Spot(view.backward, value).span(label, "culprit")
         if missing and all(_needs_none(view, name) for name in missing):
             patch = _padded(view, value, len(missing))
@@ -73,18 +79,23 @@ def _returned(incident: Incident, view: FunctionView, expected: int, got: int) -
     names = ", ".join(f"`{name}`" for name in missing)
     if got < expected:
         none = all(_needs_none(view, name) for name in missing) and bool(missing)
-        title = f"return a value for {names or count_word(expected - got, 'more input')} too" + (": `None`, as it needs no gradient" if none else "; `None` where no gradient is needed")
+        title = f"return a value for {names or count_word(expected - got, 'more input')} too" + (
+            ": `None`, as it needs no gradient" if none else "; `None` where no gradient is needed"
+        )
     else:
         title = f"return {expected} instead of {count_word(got, 'value')}: one for each input of forward, in order"
     return Diagnosis(
-        code="GG403", name="gradient-count-mismatch",
-        headline=f"The `backward` of `{view.name}` returns {count_word(got, 'gradient')}, but its forward has {count_word(expected, 'input')}"
-                 + (f": nothing is returned for {names}." if names else "."),
-        culprit=culprit, related=related,
-        explanation=f"Backward returns one value for each input of `{view.signature()}` (ctx not counted), in the same order, with `None` for those that need no gradient.",
+        code="GG403",
+        name="gradient-count-mismatch",
+        headline=f"The `backward` of `{view.name}` returns {count_word(got, 'gradient')}, but its forward has "
+        f"{count_word(expected, 'input')}" + (f": nothing is returned for {names}." if names else "."),
+        culprit=culprit,
+        related=related,
+        explanation=f"Backward returns one value for each input of `{view.signature()}` (ctx not counted), in the same order, "
+        "with `None` for those that need no gradient.",
         notes=[f"{count_word(surplus, 'surplus value')} would be accepted if it were `None`."] if surplus == 1 else [],
         fixes=[Fix(title=title, safety="safe" if patch else "manual", patch=patch)],
-    )  # fmt: skip
+    )
 
 
 def _needs_none(view: FunctionView, name: str) -> bool:
@@ -98,9 +109,9 @@ def _needs_none(view: FunctionView, name: str) -> bool:
     for node in ast.walk(view.forward.tree):
         if isinstance(node, (ast.If, ast.IfExp)) and any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(node.test)):
             return True
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id == name:
-            if any(isinstance(t, ast.Attribute) and isinstance(t.value, ast.Name) and t.value.id == view.context for t in node.targets):
-                return True
+        kept = isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id == name
+        if kept and any((dotted(target) or "").startswith(f"{view.context}.") for target in getattr(node, "targets", ())):
+            return True
     return False
 
 
@@ -120,7 +131,11 @@ def _padded(view: FunctionView, value: ast.expr, missing: int) -> str | None:
 def _taken(incident: Incident, view: FunctionView, found: re.Match[str]) -> Diagnosis:
     """Backward's own parameters do not fit the number of forward's outputs."""
     scope = view.backward
-    culprit = None if scope is None or scope.function is None else def_span(scope, "takes another number of gradients than forward has outputs", "culprit")
+    culprit = (
+        None
+        if scope is None or scope.function is None
+        else def_span(scope, "takes another number of gradients than forward has outputs", "culprit")
+    )
     parameters = [] if scope is None else scope.parameters()
     given = int(found[3]) - 1 if found[3] else len(parameters) - 1 - int(found[4] or 0)
     static = len(parameters) > 1 and parameters[0] == "self"
@@ -132,11 +147,16 @@ def _taken(incident: Incident, view: FunctionView, found: re.Match[str]) -> Diag
     if header is not None:
         related.insert(0, header)
     return Diagnosis(
-        code="GG403", name="gradient-count-mismatch",
-        headline=f"The `backward` of `{view.name}` is called with {count_word(given, 'gradient')}, one for each output of forward, but is written as `{view.signature('backward')}`.",
-        culprit=culprit, related=related, explanation="PyTorch calls backward with ctx and one gradient for each tensor that forward returned, also for those that were not used further.",
+        code="GG403",
+        name="gradient-count-mismatch",
+        headline=f"The `backward` of `{view.name}` is called with {count_word(given, 'gradient')}, one for each output of "
+        f"forward, but is written as `{view.signature('backward')}`.",
+        culprit=culprit,
+        related=related,
+        explanation="PyTorch calls backward with ctx and one gradient for each tensor that forward returned, also for those that "
+        "were not used further.",
         fixes=[Fix(title=title, safety="manual")],
-    )  # fmt: skip
+    )
 
 
 def _call_spans(incident: Incident) -> list[SourceSpan]:
@@ -145,6 +165,10 @@ def _call_spans(incident: Incident) -> list[SourceSpan]:
 
 
 RULE = Rule(
-    code="GG403", name="gradient-count-mismatch", summary="a custom backward's gradients do not match forward's inputs or outputs in number", recognise=recognise,
-    priority=50, messages=("returned an incorrect number of gradients", "backward() takes", "backward() missing"),
-)  # fmt: skip
+    code="GG403",
+    name="gradient-count-mismatch",
+    summary="a custom backward's gradients do not match forward's inputs or outputs in number",
+    recognise=recognise,
+    priority=50,
+    messages=("returned an incorrect number of gradients", "backward() takes", "backward() missing"),
+)

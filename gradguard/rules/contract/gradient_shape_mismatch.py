@@ -34,16 +34,37 @@ import re
 import torch
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
+from gradguard.evidence.source import dotted
 from gradguard.evidence.syntax import range_of
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.dataflow import Spot, operands_of, trace
 from gradguard.rules.contract.functions import FunctionView, element_spot, find_function
 from gradguard.rules.contract.scopes import Scope, frame_scopes
+from gradguard.rules.contract.search import called_name
 from gradguard.rules.incident import Incident
 
-_INVALID = re.compile(r"[Ff]unction (\w+?)(?:Backward)? returned an invalid gradient at index (\d+) - (?:got (\[[^\]]*\]) but expected shape compatible with (\[[^\]]*\])|(.*))")
-_MISMATCH = re.compile(r"grad_output\[(\d+)\] has a shape of torch\.Size\((\[[^\]]*\])\) and output\[\d+\] has a shape of torch\.Size\((\[[^\]]*\])\)")
-_RESHAPES = {"reshape", "view", "flatten", "permute", "transpose", "t", "unsqueeze", "squeeze", "expand", "sum", "mean", "expand_as", "repeat"}
+_INVALID = re.compile(
+    r"[Ff]unction (\w+?)(?:Backward)? returned an invalid gradient at index (\d+)"
+    r" - (?:got (\[[^\]]*\]) but expected shape compatible with (\[[^\]]*\])|(.*))"
+)
+_MISMATCH = re.compile(
+    r"grad_output\[(\d+)\] has a shape of torch\.Size\((\[[^\]]*\])\) and output\[\d+\] has a shape of torch\.Size\((\[[^\]]*\])\)"
+)
+_RESHAPES = {
+    "reshape",
+    "view",
+    "flatten",
+    "permute",
+    "transpose",
+    "t",
+    "unsqueeze",
+    "squeeze",
+    "expand",
+    "sum",
+    "mean",
+    "expand_as",
+    "repeat",
+}
 _ASSIGN = re.compile(r"assign a gradient of size '(\[[^\]]*\])' to a tensor of size '(\[[^\]]*\])'")
 
 
@@ -68,7 +89,12 @@ def _from_function(incident: Incident, view: FunctionView, index: int, got: str 
     culprit = None
     what = f"`{made.name}`" if made is not None and made.name else "this"
     if made is not None:
-        culprit = made.span(f"{what} is returned as the gradient of {of}: shape {got}, wanted {expected}" if got else f"{what} is returned as the gradient of {of}", "culprit")
+        culprit = made.span(
+            f"{what} is returned as the gradient of {of}: shape {got}, wanted {expected}"
+            if got
+            else f"{what} is returned as the gradient of {of}",
+            "culprit",
+        )
         if returned is not None and returned.node is not made.node:
             related.append(returned.span(f"returned at index {index}, for {of}", "context"))
     related += _reshapes(view, argument)
@@ -84,20 +110,32 @@ def _from_function(incident: Incident, view: FunctionView, index: int, got: str 
     detail = "Reshape it where forward flattened the input, or sum it over the dimensions that were broadcast."
     if got and expected and _elements(got) == _elements(expected) and made is not None:
         title = f"view {what} back to the shape of {of}: `{made.name or 'grad'}.view({argument or 'x'}.shape)`"
-        detail = f"Both have the same number of elements; keep {of}'s shape on ctx in forward (`ctx.shape = {argument or 'x'}.shape`) or take it from the saved tensor."
+        detail = (
+            f"Both have the same number of elements; keep {of}'s shape on ctx in forward (`ctx.shape = {argument or 'x'}.shape`) "
+            "or take it from the saved tensor."
+        )
     elif got and expected:
         title = f"sum {what} over the broadcast dimensions, or correct its product, so that it has shape {expected}"
     fixes.append(Fix(title=title, safety="manual", detail=detail))
     return Diagnosis(
-        code="GG402", name="gradient-shape-mismatch",
+        code="GG402",
+        name="gradient-shape-mismatch",
         headline=f"The backward of `{view.name}` returns for {of} (index {index}) a gradient {shapes}.",
-        culprit=culprit, related=related,
-        tensors=[TensorFacts(name=made.name or made.text if made else None, shape=_sizes(got)), TensorFacts(name=argument, shape=_sizes(expected))] if got else [],
-        explanation=f"The gradients that backward returns belong, in order, to forward's inputs `{view.signature()}`, and each has the shape of its input. "
-                    "PyTorch sums over broadcast dimensions by itself, and refuses every other difference.",
+        culprit=culprit,
+        related=related,
+        tensors=[
+            TensorFacts(name=made.name or made.text if made else None, shape=_sizes(got)),
+            TensorFacts(name=argument, shape=_sizes(expected)),
+        ]
+        if got
+        else [],
+        explanation=f"The gradients that backward returns belong, in order, to forward's inputs `{view.signature()}`, and each "
+        "has the shape of its input. "
+        "PyTorch sums over broadcast dimensions by itself, and refuses every other difference.",
         notes=[] if made is not None else ["The source of this backward is not to be had, so the returned expression is not named."],
-        fixes=fixes, confidence="certain",
-    )  # fmt: skip
+        fixes=fixes,
+        confidence="certain",
+    )
 
 
 def _reshapes(view: FunctionView, argument: str | None) -> list[SourceSpan]:
@@ -105,9 +143,9 @@ def _reshapes(view: FunctionView, argument: str | None) -> list[SourceSpan]:
     if view.forward is None or argument is None:
         return []
     for node in ast.walk(view.forward.tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _RESHAPES:
-            if any(isinstance(part, ast.Name) and part.id == argument for part in operands_of(node, view.forward)):
-                return [Spot(view.forward, node).span(f"forward changes the shape of `{argument}` here", "context")]
+        reshapes = isinstance(node, ast.Call) and called_name(node) in _RESHAPES
+        if isinstance(node, ast.Call) and reshapes and any(dotted(part) == argument for part in operands_of(node, view.forward)):
+            return [Spot(view.forward, node).span(f"forward changes the shape of `{argument}` here", "context")]
     return []
 
 
@@ -117,7 +155,11 @@ def _from_argument(incident: Incident, index: int, got: str, expected: str) -> D
     call = None if place is None else place.call
     if place is None:
         return None
-    root = incident.names.tensor(incident.roots[index]) if index < len(incident.roots) and isinstance(incident.roots[index], torch.Tensor) else None
+    root = (
+        incident.names.tensor(incident.roots[index])
+        if index < len(incident.roots) and isinstance(incident.roots[index], torch.Tensor)
+        else None
+    )
     given = _gradient_argument(call, index, incident.where) if call is not None else None
     culprit = place.span(f"gradient of shape {got} for an output of shape {expected}", "culprit")
     related = []
@@ -130,14 +172,19 @@ def _from_argument(incident: Incident, index: int, got: str, expected: str) -> D
             culprit = way.origin.span(f"made here with shape {got}", "culprit")
     out = f"`{root}`" if root else f"output {index}"
     return Diagnosis(
-        code="GG402", name="gradient-shape-mismatch",
+        code="GG402",
+        name="gradient-shape-mismatch",
         headline=f"The gradient passed in for {out}{f', `{name}`,' if name else ''} has shape {got}, but {out} has shape {expected}.",
-        culprit=culprit, related=related, tensors=[TensorFacts(name=name, shape=_sizes(got)), TensorFacts(name=root, shape=_sizes(expected))],
+        culprit=culprit,
+        related=related,
+        tensors=[TensorFacts(name=name, shape=_sizes(got)), TensorFacts(name=root, shape=_sizes(expected))],
         explanation="The starting gradient weighs each element of the output, so it has exactly the output's shape; it is not broadcast.",
-        fixes=[Fix(title=f"make it like the output: `torch.ones_like({root or 'output'})`", safety="unsafe"),
-               Fix(title="leave it out where the output is a single number", safety="manual")],
+        fixes=[
+            Fix(title=f"make it like the output: `torch.ones_like({root or 'output'})`", safety="unsafe"),
+            Fix(title="leave it out where the output is a single number", safety="manual"),
+        ],
         confidence="certain",
-    )  # fmt: skip
+    )
 
 
 def _makes(expr: ast.expr, scope: Scope) -> bool | None:
@@ -162,12 +209,14 @@ def _from_assignment(incident: Incident, got: str, expected: str) -> Diagnosis |
     target = place.targets[0] if place.targets else None
     owner = target.removesuffix(".grad") if target else "the tensor"
     return Diagnosis(
-        code="GG402", name="gradient-shape-mismatch", headline=f"A gradient of shape {got} is assigned to `{owner}.grad`, but `{owner}` has shape {expected}.",
+        code="GG402",
+        name="gradient-shape-mismatch",
+        headline=f"A gradient of shape {got} is assigned to `{owner}.grad`, but `{owner}` has shape {expected}.",
         culprit=place.statement_span(f"shape {got} for a tensor of shape {expected}", "culprit"),
         tensors=[TensorFacts(name=owner, shape=_sizes(expected)), TensorFacts(name=target, shape=_sizes(got))],
         explanation="A gradient has one entry for each entry of its tensor.",
         fixes=[Fix(title=f"reshape or reduce the gradient to {expected} before it is assigned", safety="manual")],
-    )  # fmt: skip
+    )
 
 
 def _sizes(text: str | None) -> list[int] | None:
@@ -182,6 +231,10 @@ def _elements(text: str) -> int:
 
 
 RULE = Rule(
-    code="GG402", name="gradient-shape-mismatch", summary="a gradient does not have the shape of its tensor", recognise=recognise, priority=50,
+    code="GG402",
+    name="gradient-shape-mismatch",
+    summary="a gradient does not have the shape of its tensor",
+    recognise=recognise,
+    priority=50,
     messages=("returned an invalid gradient at index", "mismatch in shape: grad_output", "assign a gradient of size"),
-)  # fmt: skip
+)

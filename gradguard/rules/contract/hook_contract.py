@@ -37,13 +37,13 @@ from torch import nn
 
 from gradguard.callsite import USER_FILES, CallSite
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.evidence.frames import traceback_frames
-from gradguard.evidence.source import ResolvedSite, resolve
+from gradguard.evidence.source import resolve
 from gradguard.rules.base import Rule
+from gradguard.rules.contract import hooked_writes
+from gradguard.rules.contract.dataflow import Spot, returns_of
 from gradguard.rules.contract.edits import replaced
-from gradguard.rules.contract.dataflow import Spot, definition, bound_value, returns_of
 from gradguard.rules.contract.functions import def_span
-from gradguard.rules.contract.hooks import HOOK_CALLS, module_of_output, registrations, user_hooks
+from gradguard.rules.contract.hooks import HOOK_CALLS, all_frames, registrations
 from gradguard.rules.contract.scopes import UNKNOWN, Scope, code_of, frame_scopes, function_scope
 from gradguard.rules.contract.search import called_name, live_modules, module_name, user_sources
 from gradguard.rules.incident import Incident
@@ -55,7 +55,7 @@ _NUMBER = re.compile(r"Backward (pre )?hook returned an invalid number of grad_(
 
 def recognise(incident: Incident) -> Diagnosis | None:
     if incident.says("backwardhookfunction"):
-        return _written_in_place(incident)
+        return hooked_writes.written_in_place(incident)
     number = _NUMBER.search(incident.message)
     if number is not None:
         return _bare_tensor(incident, number)
@@ -72,123 +72,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     return _both_kinds(incident) if incident.says("both regular backward hooks and full backward hooks") else None
 
 
-# -- a write to the output of a module with hooks ---------------------------------------------------------------------
-
-
-def _written_in_place(incident: Incident) -> Diagnosis | None:
-    place = incident.place
-    scopes = frame_scopes(incident.frames)
-    if place is None or not scopes:
-        return None
-    inner = _inner_module(incident)
-    module, made = (None, None) if inner is not None else _hooked_source(incident, place, scopes)
-    written = place.receiver or (place.targets[0] if place.targets else None)
-    if inner is not None:
-        return _module_writes(incident, place, inner)
-    name = f"`{module_name(incident, module)}`" if module is not None else "a module with full backward hooks"
-    shown = f"`{written}`" if written else "The tensor"
-    patch = None
-    statement = place.statement
-    if isinstance(statement, ast.AugAssign) and place.source is not None and isinstance(statement.target, ast.Name):
-        sign = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.MatMult: "@", ast.Pow: "**"}.get(type(statement.op))
-        if sign is not None:
-            value = place.source.segment(statement.value) or ""
-            value = f"({value})" if isinstance(statement.value, (ast.BinOp, ast.IfExp, ast.Lambda)) else value
-            patch = replaced(place.source, [(statement, f"{written} = {written} {sign} {value}")])
-    elif place.call is not None and isinstance(place.call.func, ast.Attribute) and place.call.func.attr.endswith("_") and written and place.source is not None:
-        if isinstance(statement, ast.Expr) and statement.value is place.call:
-            text = place.source.segment(place.call) or ""
-            patch = replaced(place.source, [(place.call, f"{written} = {text.replace(place.call.func.attr, place.call.func.attr.rstrip('_'), 1)}")])
-    related: list[SourceSpan] = []
-    if made is not None:
-        related.append(made.span(f"{shown} is the output of {name}, passed through the hook's own Function", "made"))
-    registered = registrations(incident, full=True)
-    related += [spot.span("the full backward hook is registered here", "declared") for spot in registered[:1]]
-    hooks = [name for module_hook in ([module] if module is not None else []) for name in user_hooks(module_hook)]
-    return Diagnosis(
-        code="GG408", name="hook-contract",
-        headline=f"{shown} is changed in place, but it is the output of {name}, which has a full backward hook (`register_full_backward_hook`).",
-        culprit=place.statement_span(f"writes {shown} in place", "culprit"), related=related,
-        explanation="For a full backward hook PyTorch passes the module's inputs and outputs through a custom Function, which returns them as views. "
-                    "An in-place write to such a view would bypass the hook's place in the graph, so it is refused.",
-        notes=[f"Hooks on {name}: " + ", ".join(f"`{hook}`" for hook in hooks[:3]) + "."] if hooks else [],
-        fixes=[Fix(title="write out of place", safety="safe", patch=patch),
-               Fix(title="hook the output tensor instead: `out.register_hook(...)` in a forward hook, which leaves the graph as it is", safety="manual")],
-        avoid=["Wrapping the write in `torch.no_grad()` or `.data`: the gradient would be wrong without a word."],
-    )  # fmt: skip
-
-
-def _inner_module(incident: Incident) -> nn.Module | None:
-    """The torch module whose own forward did the write, such as `nn.ReLU(inplace=True)`."""
-    for view in _all_frames(incident):
-        if USER_FILES[view.frame.f_code.co_filename]:
-            return None
-        owner = view.locals.get("self") if view.code_name == "forward" else None
-        if isinstance(owner, nn.Module) and getattr(owner, "inplace", False):
-            return owner
-    return None
-
-
-def _module_writes(incident: Incident, place: ResolvedSite, module: nn.Module) -> Diagnosis:
-    kind = type(module).__name__
-    name = module_name(incident, module)
-    declared: list[Spot] = []
-    for source in user_sources(incident):
-        for node in ast.walk(source.tree) if source.tree is not None else ():
-            if isinstance(node, ast.Call) and called_name(node) == kind and _is_inplace(node):
-                declared.append(Spot(Scope(source, source.tree or ast.Module([], [])), node))
-    culprit = declared[0].span(f"`{kind}` writes its input in place", "culprit") if len(declared) == 1 else place.span(f"`{name}` writes in place here", "culprit")
-    related = [place.span(f"`{name}` runs here", "changed")] if len(declared) == 1 else [spot.span(f"an in-place `{kind}`", "declared") for spot in declared[:3]]
-    related += [spot.span("the full backward hook is registered here", "declared") for spot in registrations(incident, full=True)[:1]]
-    patch = None
-    if len(declared) == 1 and isinstance(declared[0].node, ast.Call):
-        flag = next((k.value for k in declared[0].node.keywords if k.arg == "inplace"), None) or (declared[0].node.args[-1] if declared[0].node.args else None)
-        patch = None if flag is None else replaced(declared[0].scope.source, [(flag, "False")])
-    return Diagnosis(
-        code="GG408", name="hook-contract", headline=f"`{name}` (`{kind}` with `inplace=True`) writes in place to a tensor that a full backward hook (`register_full_backward_hook`) made a view.",
-        culprit=culprit, related=related,
-        explanation="For a full backward hook PyTorch passes a module's inputs and outputs through a custom Function, which returns them as views; these must not be written in place.",
-        fixes=[Fix(title=f"`{kind}(inplace=False)`", safety="safe", patch=patch), Fix(title="do not hook this module and the one before it")],
-        confidence="certain" if len(declared) == 1 else "likely",
-    )  # fmt: skip
-
-
-def _is_inplace(call: ast.Call) -> bool:
-    return any(k.arg == "inplace" and getattr(k.value, "value", None) is True for k in call.keywords) or any(getattr(a, "value", None) is True for a in call.args)
-
-
-def _hooked_source(incident: Incident, place: ResolvedSite, scopes: list[Scope]) -> tuple[nn.Module | None, Spot | None]:
-    """The module with hooks whose output is written, and the call that ran it."""
-    written = place._receiver_node if place.receiver else None
-    node: ast.AST | None = written
-    while isinstance(node, (ast.Subscript, ast.Attribute)):
-        node = node.value
-    if isinstance(node, ast.Call):
-        found = module_of_output(scopes[0], node)
-        return found, Spot(scopes[0], node) if found is not None else None
-    if not isinstance(node, ast.Name):
-        return None, None
-    at: ast.AST = place.node or place.statement or node
-    for _ in range(8):
-        statement = definition(scopes[0], node.id, at)
-        bound = None if statement is None else bound_value(statement, node.id)
-        if statement is None or bound is None:
-            return None, None
-        value: ast.expr = bound[0]
-        if isinstance(value, ast.Name):
-            node, at = value, statement
-            continue
-        found = module_of_output(scopes[0], value)
-        return found, Spot(scopes[0], value, node.id) if found is not None or isinstance(value, ast.Call) else None
-    return None, None
-
-
 # -- what hooks return ------------------------------------------------------------------------------------------------
-
-
-def _all_frames(incident: Incident) -> list[Any]:
-    inner = [] if incident.error is None else traceback_frames(incident.error.__traceback__)
-    return [view for view in (*inner, *incident.frames)]
 
 
 def _bare_tensor(incident: Incident, found: re.Match[str]) -> Diagnosis:
@@ -201,12 +85,17 @@ def _bare_tensor(incident: Incident, found: re.Match[str]) -> Diagnosis:
     what = "grad_output" if pre else "grad_input"
     name = getattr(hook, "__name__", None) or "the hook"
     owner = f" of `{module_name(incident, module)}`" if module is not None else ""
-    value = (returns_of(scope) or [None])[-1] if scope is not None else None
+    values = returns_of(scope) if scope is not None else []
+    value = values[-1] if values else None
     bare = value is not None and not isinstance(value, (ast.Tuple, ast.List))
     culprit = None
     patch = None
     if scope is not None and value is not None:
-        label = "a bare tensor: its first dimension is taken for the number of gradients" if bare else f"{got} values where {expected} are expected"
+        label = (
+            "a bare tensor: its first dimension is taken for the number of gradients"
+            if bare
+            else f"{got} values where {expected} are expected"
+        )
         culprit = Spot(scope, value).span(label, "culprit")
         if bare and expected == 1 and isinstance(value, (ast.Name, ast.Call, ast.Subscript, ast.BinOp, ast.Attribute)):
             patch = replaced(scope.source, [(value, f"({scope.source.segment(value)},)")])
@@ -215,18 +104,25 @@ def _bare_tensor(incident: Incident, found: re.Match[str]) -> Diagnosis:
         related.append(incident.place.span("backward was called here", "backward"))
     shape = f" ({got} is the size of its first dimension, mostly the batch)" if bare else ""
     return Diagnosis(
-        code="GG408", name="hook-contract",
-        headline=f"The backward {'pre-' if pre else ''}hook `{name}`{owner} returns {'a bare tensor' if bare else f'{got} values'}, but {what} is a tuple of {expected}{shape}.",
-        culprit=culprit, related=related,
-        explanation=f"What a module's backward hook returns replaces `{what}`, which is a tuple with one entry for each {'output' if pre else 'input'} of the module.",
-        fixes=[Fix(title="return a tuple: `(grad,)`", safety="safe" if patch else "manual", patch=patch), Fix(title="return None if the gradient is only looked at", safety="manual")],
+        code="GG408",
+        name="hook-contract",
+        headline=f"The backward {'pre-' if pre else ''}hook `{name}`{owner} returns "
+        f"{'a bare tensor' if bare else f'{got} values'}, but {what} is a tuple of {expected}{shape}.",
+        culprit=culprit,
+        related=related,
+        explanation=f"What a module's backward hook returns replaces `{what}`, which is a tuple with one entry for each "
+        f"{'output' if pre else 'input'} of the module.",
+        fixes=[
+            Fix(title="return a tuple: `(grad,)`", safety="safe" if patch else "manual", patch=patch),
+            Fix(title="return None if the gradient is only looked at", safety="manual"),
+        ],
         confidence="certain" if scope is not None else "likely",
-    )  # fmt: skip
+    )
 
 
 def _failing_module_hook(incident: Incident) -> tuple[Any, nn.Module | None]:
     """The hook that torch's own code was calling when it raised, and its module."""
-    for view in _all_frames(incident):
+    for view in all_frames(incident):
         if not view.frame.f_code.co_filename.endswith("hooks.py"):
             continue
         names = view.locals
@@ -248,7 +144,11 @@ def _failing_module_hook(incident: Incident) -> tuple[Any, nn.Module | None]:
 def _hook_named(incident: Incident, name: str) -> list[Scope]:
     """The user's functions (or lambdas) by this name that are given to a hook registration, else any function so called."""
     given = [scope for spot in registrations(incident) for scope in _hook_scopes(spot)]
-    named = [scope for scope in given if (isinstance(scope.tree, ast.Lambda) and name == "<lambda>") or (scope.function is not None and scope.function.name == name)]
+    named = [
+        scope
+        for scope in given
+        if (isinstance(scope.tree, ast.Lambda) and name == "<lambda>") or (scope.function is not None and scope.function.name == name)
+    ]
     if named or name == "<lambda>":
         return named
     found = []
@@ -266,16 +166,30 @@ def _hook_scopes(spot: Spot) -> list[Scope]:
     source = spot.scope.source
     if isinstance(hook, ast.Lambda):
         return [Scope(source, hook)]
-    name = hook.id if isinstance(hook, ast.Name) else hook.attr if isinstance(hook, ast.Attribute) else called_name(hook) if isinstance(hook, ast.Call) else ""
+    name = (
+        hook.id
+        if isinstance(hook, ast.Name)
+        else hook.attr
+        if isinstance(hook, ast.Attribute)
+        else called_name(hook)
+        if isinstance(hook, ast.Call)
+        else ""
+    )
     found = [node for node in source.scopes if isinstance(node, ast.FunctionDef) and node.name == name]
     if isinstance(hook, ast.Call):
-        inner = [node for outer in found for node in ast.walk(outer) if isinstance(node, (ast.FunctionDef, ast.Lambda)) and node is not outer]
+        inner = [
+            node for outer in found for node in ast.walk(outer) if isinstance(node, (ast.FunctionDef, ast.Lambda)) and node is not outer
+        ]
         return [Scope(source, node) for node in inner]
     return [Scope(source, node) for node in found]
 
 
 def _story(incident: Incident, scope: Scope) -> list[SourceSpan]:
-    related = [spot.span("the hook is registered here", "declared") for spot in registrations(incident) if any(s.tree is scope.tree for s in _hook_scopes(spot))][:1]
+    related = [
+        spot.span("the hook is registered here", "declared")
+        for spot in registrations(incident)
+        if any(s.tree is scope.tree for s in _hook_scopes(spot))
+    ][:1]
     if incident.place is not None and incident.where in ("backward", "grad") and incident.place.function != scope.qualname:
         related.append(incident.place.span("backward was called here", "backward"))
     elif incident.where in ("backward", "grad"):
@@ -295,31 +209,59 @@ def _changed(incident: Incident, found: re.Match[str]) -> Diagnosis | None:
             scope = None if code is None else function_scope(code, bound, names)
             if scope is not None and returns_of(scope):
                 scopes.append(scope)
-    shown = f"`{name}`" if scopes and name != "hook" else "A backward hook" if not scopes else f"`{getattr(scopes[0].function, 'name', 'lambda')}`"
+    shown = (
+        f"`{name}`"
+        if scopes and name != "hook"
+        else "A backward hook"
+        if not scopes
+        else f"`{getattr(scopes[0].function, 'name', 'lambda')}`"
+    )
     change = "of another shape" if what == "size" else f"of another type ({found[4]} for {found[3]})" if found[3] else "of another type"
     culprit = None
     related: list[SourceSpan] = []
     target = None
     if scopes:
         values = returns_of(scopes[0])
-        culprit = Spot(scopes[0], values[-1]).span(f"a gradient {change}", "culprit") if values else def_span(scopes[0], "the hook", "culprit") if scopes[0].function else None
+        culprit = (
+            Spot(scopes[0], values[-1]).span(f"a gradient {change}", "culprit")
+            if values
+            else def_span(scopes[0], "the hook", "culprit")
+            if scopes[0].function
+            else None
+        )
         related = _story(incident, scopes[0])
         target = _hooked(incident, scopes[0])
     on = f" on `{target}`" if target else ""
     return Diagnosis(
-        code="GG408", name="hook-contract", headline=f"The hook {shown}{on} returns a gradient {change} than the one it was given." if scopes else f"A backward hook returned a gradient {change} than the one it was given.",
-        culprit=culprit, related=related,
-        explanation="What a hook returns takes the gradient's place and flows on, so it must have its shape, dtype and device. None leaves the gradient as it is.",
-        fixes=[Fix(title="return a gradient of the same shape (reduce with `keepdim=True` and `expand_as(grad)`, or scale it)" if what == "size" else "convert back before returning: `.to(grad.dtype)`"),
-               Fix(title="return None if the gradient is only looked at")],
+        code="GG408",
+        name="hook-contract",
+        headline=f"The hook {shown}{on} returns a gradient {change} than the one it was given."
+        if scopes
+        else f"A backward hook returned a gradient {change} than the one it was given.",
+        culprit=culprit,
+        related=related,
+        explanation="What a hook returns takes the gradient's place and flows on, so it must have its shape, dtype and device. "
+        "None leaves the gradient as it is.",
+        fixes=[
+            Fix(
+                title="return a gradient of the same shape (reduce with `keepdim=True` and `expand_as(grad)`, or scale it)"
+                if what == "size"
+                else "convert back before returning: `.to(grad.dtype)`"
+            ),
+            Fix(title="return None if the gradient is only looked at"),
+        ],
         confidence="certain" if len(scopes) == 1 else "likely",
-    )  # fmt: skip
+    )
 
 
 def _hooked(incident: Incident, scope: Scope) -> str | None:
     """What the hook was registered on, as written."""
     for spot in registrations(incident):
-        if any(s.tree is scope.tree for s in _hook_scopes(spot)) and isinstance(spot.node, ast.Call) and isinstance(spot.node.func, ast.Attribute):
+        if (
+            any(s.tree is scope.tree for s in _hook_scopes(spot))
+            and isinstance(spot.node, ast.Call)
+            and isinstance(spot.node.func, ast.Attribute)
+        ):
             return spot.scope.source.flat(spot.node.func.value)
     return None
 
@@ -337,12 +279,15 @@ def _wrong_type(incident: Incident, wanted: str, got: str) -> Diagnosis | None:
     kind = "a tuple of gradients" if wanted == "tuple" else "a tensor or None"
     target = _hooked(incident, scope)
     return Diagnosis(
-        code="GG408", name="hook-contract", headline=f"The hook `{name}`{f' on `{target}`' if target else ''} returns a `{got}` where {kind} is expected.",
-        culprit=Spot(scope, value).span(f"a `{got}`", "culprit"), related=_story(incident, scope),
+        code="GG408",
+        name="hook-contract",
+        headline=f"The hook `{name}`{f' on `{target}`' if target else ''} returns a `{got}` where {kind} is expected.",
+        culprit=Spot(scope, value).span(f"a `{got}`", "culprit"),
+        related=_story(incident, scope),
         explanation="What a hook returns takes the gradient's place. A hook that only looks at the gradient returns nothing.",
         fixes=[Fix(title=f"return {kind}"), Fix(title="drop the return value if the gradient is only looked at")],
         confidence="certain" if len(fitting) == 1 and len(candidates) == 1 else "likely",
-    )  # fmt: skip
+    )
 
 
 def _is_none(value: ast.expr) -> bool:
@@ -352,7 +297,11 @@ def _is_none(value: ast.expr) -> bool:
 def _looks_like(value: ast.expr, kind: str, scope: Scope) -> bool:
     text = ast.unparse(value)
     if isinstance(value, ast.Name):
-        text += " " + " ".join(ast.unparse(n.value) for n in ast.walk(scope.tree) if isinstance(n, ast.Assign) and any(ast.unparse(t) == value.id for t in n.targets))
+        text += " " + " ".join(
+            ast.unparse(n.value)
+            for n in ast.walk(scope.tree)
+            if isinstance(n, ast.Assign) and any(ast.unparse(t) == value.id for t in n.targets)
+        )
     if "ndarray" in kind:
         return ".numpy()" in text or "np." in text
     if kind in ("float", "int"):
@@ -381,26 +330,51 @@ def _registered_badly(incident: Incident, why: str) -> Diagnosis | None:
     if "computed" in why:
         fixes = [Fix(title=f"use `{name}.register_hook(...)`, which works for computed tensors")]
     return Diagnosis(
-        code="GG408", name="hook-contract", headline=f"`{method}` on `{name}`: `{name}` {why}.", culprit=place.span(f"`{name}` {why}", "culprit"), related=related,
-        explanation="A hook is called with the gradient of its tensor in each backward pass, so there must be one.", fixes=fixes,
-    )  # fmt: skip
+        code="GG408",
+        name="hook-contract",
+        headline=f"`{method}` on `{name}`: `{name}` {why}.",
+        culprit=place.span(f"`{name}` {why}", "culprit"),
+        related=related,
+        explanation="A hook is called with the gradient of its tensor in each backward pass, so there must be one.",
+        fixes=fixes,
+    )
 
 
 def _both_kinds(incident: Incident) -> Diagnosis | None:
     place = incident.place
-    others = [spot for spot in registrations(incident) if isinstance(spot.node, ast.Call) and called_name(spot.node) in HOOK_CALLS and (place is None or spot.line != place.line)]
+    others = [
+        spot
+        for spot in registrations(incident)
+        if isinstance(spot.node, ast.Call) and called_name(spot.node) in HOOK_CALLS and (place is None or spot.line != place.line)
+    ]
     if place is None:
         return None
     return Diagnosis(
-        code="GG408", name="hook-contract", headline="One module cannot have both regular (`register_backward_hook`) and full backward hooks.",
-        culprit=place.span("the second kind is registered here", "culprit"), related=[spot.span("and the other kind here", "declared") for spot in others[:1]],
-        explanation="The two put themselves into the graph in different ways. The regular kind is deprecated: it sees the wrong grad_input for modules of several operations.",
+        code="GG408",
+        name="hook-contract",
+        headline="One module cannot have both regular (`register_backward_hook`) and full backward hooks.",
+        culprit=place.span("the second kind is registered here", "culprit"),
+        related=[spot.span("and the other kind here", "declared") for spot in others[:1]],
+        explanation="The two put themselves into the graph in different ways. The regular kind is deprecated: it sees the wrong "
+        "grad_input for modules of several operations.",
         fixes=[Fix(title="use `register_full_backward_hook` for both")],
-    )  # fmt: skip
+    )
 
 
 RULE = Rule(
-    code="GG408", name="hook-contract", summary="a hook returns what it must not, or meets an in-place write", recognise=recognise, priority=60,
-    messages=("backwardhookfunction", "hook returned an invalid number of grad", "has changed the size of value", "has changed the type of value", "but hook returned '",
-              "cannot register a hook on a tensor that doesn't require", "post accumulate grad hooks cannot be registered", "both regular backward hooks and full backward hooks"),
-)  # fmt: skip
+    code="GG408",
+    name="hook-contract",
+    summary="a hook returns what it must not, or meets an in-place write",
+    recognise=recognise,
+    priority=60,
+    messages=(
+        "backwardhookfunction",
+        "hook returned an invalid number of grad",
+        "has changed the size of value",
+        "has changed the type of value",
+        "but hook returned '",
+        "cannot register a hook on a tensor that doesn't require",
+        "post accumulate grad hooks cannot be registered",
+        "both regular backward hooks and full backward hooks",
+    ),
+)

@@ -7,17 +7,30 @@ from typing import Any
 
 from torch import nn
 
+from gradguard.evidence.frames import FrameView, traceback_frames
 from gradguard.rules.contract.dataflow import Spot
 from gradguard.rules.contract.scopes import Scope, callee_scope, code_of
 from gradguard.rules.contract.search import called_name, user_sources
 from gradguard.rules.incident import Incident
 
-HOOK_CALLS = {"register_full_backward_hook", "register_full_backward_pre_hook", "register_backward_hook", "register_hook", "register_post_accumulate_grad_hook",
-              "register_module_full_backward_hook", "register_module_backward_hook", "register_multi_grad_hook", "register_prehook"}  # fmt: skip
+HOOK_CALLS = {
+    "register_full_backward_hook",
+    "register_full_backward_pre_hook",
+    "register_backward_hook",
+    "register_hook",
+    "register_post_accumulate_grad_hook",
+    "register_module_full_backward_hook",
+    "register_module_backward_hook",
+    "register_multi_grad_hook",
+    "register_prehook",
+}
 
 
 def registrations(incident: Incident, full: bool = False, hook: Any = None) -> list[Spot]:
-    """The calls that register backward hooks in the user's files that take part; with `full` only a module's full hooks, with `hook` that one's first."""
+    """The calls that register backward hooks in the user's files that take part.
+
+    With `full` only those of a module's full hooks; with `hook` those that name it come first.
+    """
     found: list[Spot] = []
     files = user_sources(incident)
     if hook is not None:
@@ -31,6 +44,12 @@ def registrations(incident: Incident, full: bool = False, hook: Any = None) -> l
         name = getattr(hook, "__name__", "")
         found.sort(key=lambda spot: not (isinstance(spot.node, ast.Call) and spot.node.args and name in ast.unparse(spot.node.args[0])))
     return found
+
+
+def all_frames(incident: Incident) -> list[FrameView]:
+    """The frames of the exception's traceback, torch's own included, then those around the incident."""
+    inner = [] if incident.error is None else traceback_frames(incident.error.__traceback__)
+    return [*inner, *incident.frames]
 
 
 def has_full_hooks(module: nn.Module) -> bool:
@@ -69,4 +88,8 @@ def module_of_output(scope: Scope, value: ast.expr) -> nn.Module | None:
             if found is not None:
                 return found
     # a view of a hooked module's output, such as conv(x).flatten(1)
-    return module_of_output(scope, value.func.value) if isinstance(value.func, ast.Attribute) and isinstance(value.func.value, ast.Call) else None
+    return (
+        module_of_output(scope, value.func.value)
+        if isinstance(value.func, ast.Attribute) and isinstance(value.func.value, ast.Call)
+        else None
+    )

@@ -26,10 +26,60 @@ _MOST_NODES = 20_000
 _MOST_LOOKS = 8  # of an untraced run: the graph of a gradient penalty has the same Functions in every step
 
 # functions whose results do not change with their inputs, except in jumps: their derivative is zero, and nothing is missing
-_STEPS = {"gt", "lt", "ge", "le", "eq", "ne", "__gt__", "__lt__", "__ge__", "__le__", "__eq__", "__ne__", "greater", "less", "greater_equal", "less_equal",
-          "sign", "sgn", "round", "floor", "ceil", "trunc", "argmax", "argmin", "argsort", "isfinite", "isnan", "isinf", "logical_not", "logical_and",
-          "logical_or", "signbit", "heaviside", "zeros_like", "ones_like", "rand_like", "randn_like", "empty_like", "bernoulli", "searchsorted", "bucketize",
-          "new_zeros", "new_ones", "new_empty", "new_full", "full_like", "randint_like", "numel", "one_hot", "detach", "multinomial", "masked_fill"}  # fmt: skip
+_STEPS = {
+    "gt",
+    "lt",
+    "ge",
+    "le",
+    "eq",
+    "ne",
+    "__gt__",
+    "__lt__",
+    "__ge__",
+    "__le__",
+    "__eq__",
+    "__ne__",
+    "greater",
+    "less",
+    "greater_equal",
+    "less_equal",
+    "sign",
+    "sgn",
+    "round",
+    "floor",
+    "ceil",
+    "trunc",
+    "argmax",
+    "argmin",
+    "argsort",
+    "isfinite",
+    "isnan",
+    "isinf",
+    "logical_not",
+    "logical_and",
+    "logical_or",
+    "signbit",
+    "heaviside",
+    "zeros_like",
+    "ones_like",
+    "rand_like",
+    "randn_like",
+    "empty_like",
+    "bernoulli",
+    "searchsorted",
+    "bucketize",
+    "new_zeros",
+    "new_ones",
+    "new_empty",
+    "new_full",
+    "full_like",
+    "randint_like",
+    "numel",
+    "one_hot",
+    "detach",
+    "multinomial",
+    "masked_fill",
+}
 
 
 @dataclass
@@ -115,11 +165,14 @@ def _computed_from_inputs(incident: Incident, view: FunctionView, node: Any, nam
 
 
 def _differentiable(view: FunctionView, node: Any) -> set[str]:
-    """Forward's inputs that a gradient is wanted for; all of them where that cannot be told apart."""
+    """Forward's inputs that a gradient is wanted for. A node has edges for tensors only, which mostly come before other arguments."""
     edges = [source is not None for source, _ in node.next_functions]
-    if all(edges) or len(edges) != len(view.inputs):
-        return set(view.inputs) if all(edges) else set()
-    return {name for name, wanted in zip(view.inputs, edges, strict=True) if wanted}
+    if len(edges) > len(view.inputs):
+        return set()
+    kept = getattr(node, "__dict__", {})
+    plain = {name for name in view.inputs if name in kept and not isinstance(kept[name], torch.Tensor)}
+    tensors = view.inputs if len(edges) == len(view.inputs) else [name for name in view.inputs if name not in plain]
+    return {name for name, wanted in zip(tensors, edges, strict=False) if wanted}
 
 
 def store_spot(view: FunctionView, name: str) -> Spot | None:
@@ -152,7 +205,12 @@ def _depends(view: FunctionView, node: ast.expr, inputs: set[str], depth: int = 
         called = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
         if called in _STEPS or called in ("float", "bool", "long", "int", "size", "item", "len", "to", "type", "contiguous", "clone"):
             operand = next(iter(operands_of(node, view.forward)), None)
-            return called in ("float", "to", "contiguous", "type") and operand is not None and not isinstance(operand, ast.Name) and _depends(view, operand, inputs, depth + 1)
+            return (
+                called in ("float", "to", "contiguous", "type")
+                and operand is not None
+                and not isinstance(operand, ast.Name)
+                and _depends(view, operand, inputs, depth + 1)
+            )
     return any(_depends(view, operand, inputs, depth + 1) for operand in operands_of(node, view.forward))
 
 
@@ -165,7 +223,9 @@ def _used_smoothly(view: FunctionView, name: str) -> bool:
     for node in ast.walk(scope.tree):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and dotted(node) == f"{parameters[0]}.{name}":
             above = scope.source.parents.get(node)
-            if isinstance(above, (ast.Compare, ast.Attribute)) and not (isinstance(above, ast.Attribute) and isinstance(scope.source.parents.get(above), ast.Call)):
+            if isinstance(above, (ast.Compare, ast.Attribute)) and not (
+                isinstance(above, ast.Attribute) and isinstance(scope.source.parents.get(above), ast.Call)
+            ):
                 continue
             return True
     return False
@@ -197,7 +257,9 @@ def _diagnosis(incident: Incident, entry: _Recorded, suspect: _Suspect) -> Diagn
         return None
     context = view.context or "ctx"
     statement = spot.statement
-    culprit = Spot(spot.scope, statement or spot.node).span(f"`{suspect.attribute}` is kept on {context}: a constant for the second derivative", "culprit")
+    culprit = Spot(spot.scope, statement or spot.node).span(
+        f"`{suspect.attribute}` is kept on {context}: a constant for the second derivative", "culprit"
+    )
     related: list[SourceSpan] = []
     use = _use(view, suspect.attribute)
     if use is not None:
@@ -212,18 +274,30 @@ def _diagnosis(incident: Incident, entry: _Recorded, suspect: _Suspect) -> Diagn
     result = f"`{target}`" if target else "the second derivative"
     arguments = ", ".join(f"`{name}`" for name in view.inputs[:1]) or "the input"
     return Diagnosis(
-        code="GG407", name="function-contract", severity="warning",
-        headline=f"`{view.name}` keeps `{suspect.attribute}` on {context} as a plain attribute, so {result} misses the term that comes from its dependence on {arguments}.",
-        culprit=culprit, related=related, tensors=[TensorFacts(name=f"{context}.{suspect.attribute}", shape=list(suspect.shape), requires_grad=False)],
-        explanation=f"Forward runs without recording, so what it computes and keeps as an attribute is a constant for autograd. The first derivative is right. "
-                    f"When the backward of `{view.name}` is itself differentiated, `{context}.{suspect.attribute}` has no path back to {arguments}, and its share of the second derivative is silently left out.",
+        code="GG407",
+        name="function-contract",
+        severity="warning",
+        headline=f"`{view.name}` keeps `{suspect.attribute}` on {context} as a plain attribute, so {result} misses the term that "
+        f"comes from its dependence on {arguments}.",
+        culprit=culprit,
+        related=related,
+        tensors=[TensorFacts(name=f"{context}.{suspect.attribute}", shape=list(suspect.shape), requires_grad=False)],
+        explanation="Forward runs without recording, so what it computes and keeps as an attribute is a constant for autograd. "
+        "The first derivative is right. "
+        f"When the backward of `{view.name}` is itself differentiated, `{context}.{suspect.attribute}` has no path back to "
+        f"{arguments}, and its share of the second derivative is silently left out.",
         notes=[] if suspect.certain else ["Read from the source; this step was not traced."],
-        fixes=[Fix(title=f"save {arguments} with `{context}.save_for_backward` and recompute `{suspect.attribute}` in backward from `{context}.saved_tensors`",
-                   detail=f"`{suspect.attribute} = {spot.text}` then stands in backward, where it is recorded."),
-               Fix(title="mark backward with `@once_differentiable` if no second derivative is meant: it then fails instead of being wrong")],
+        fixes=[
+            Fix(
+                title=f"save {arguments} with `{context}.save_for_backward` and recompute `{suspect.attribute}` in backward from "
+                f"`{context}.saved_tensors`",
+                detail=f"`{suspect.attribute} = {spot.text}` then stands in backward, where it is recorded.",
+            ),
+            Fix(title="mark backward with `@once_differentiable` if no second derivative is meant: it then fails instead of being wrong"),
+        ],
         avoid=[f"Saving `{suspect.attribute}` itself with save_for_backward: it is neither input nor output, and stays a constant."],
         confidence="certain" if suspect.certain else "likely",
-    )  # fmt: skip
+    )
 
 
 def _use(view: FunctionView, name: str) -> Spot | None:

@@ -81,10 +81,14 @@ def _once(incident: Incident) -> Diagnosis | None:
     related = _grad_spans(incident)
     if not chosen:
         return Diagnosis(
-            code="GG406", name="no-derivative", related=related,
+            code="GG406",
+            name="no-derivative",
+            related=related,
             headline="A gradient of a gradient passes through a custom Function whose backward is marked `@once_differentiable`.",
-            explanation=_TWICE, fixes=[Fix(title="use an implementation whose backward is made of differentiable operations")], confidence="likely",
-        )  # fmt: skip
+            explanation=_TWICE,
+            fixes=[Fix(title="use an implementation whose backward is made of differentiable operations")],
+            confidence="likely",
+        )
     view = view_of(chosen[0])
     decorator = _decorator(view)
     culprit = None
@@ -96,22 +100,41 @@ def _once(incident: Incident) -> Diagnosis | None:
     opaque = _opaque(view)
     notes = [] if len(chosen) == 1 else ["Other Functions marked so: " + ", ".join(f"`{cls.__name__}`" for cls in chosen[1:4]) + "."]
     apply_spans = _apply_spans(incident, view)
-    fixes = [Fix(title=f"drop `@once_differentiable` from the backward of `{view.name}`: it is made of differentiable operations", safety="safe", patch=patch,
-                 detail="Values that backward uses must come from `ctx.saved_tensors`, not from attributes of ctx, for the second derivative to be right.")]
+    fixes = [
+        Fix(
+            title=f"drop `@once_differentiable` from the backward of `{view.name}`: it is made of differentiable operations",
+            safety="safe",
+            patch=patch,
+            detail="Values that backward uses must come from `ctx.saved_tensors`, not from attributes of ctx, for the second "
+            "derivative to be right.",
+        )
+    ]
     if opaque:
-        fixes = [Fix(title=f"write the backward of `{view.name}` in differentiable operations, or as a second Function with a backward of its own, and drop the decorator",
-                     detail=f"It uses {opaque}, which autograd cannot look into.")]
+        fixes = [
+            Fix(
+                title=f"write the backward of `{view.name}` in differentiable operations, or as a second Function with a backward "
+                "of its own, and drop the decorator",
+                detail=f"It uses {opaque}, which autograd cannot look into.",
+            )
+        ]
     return Diagnosis(
-        code="GG406", name="no-derivative",
+        code="GG406",
+        name="no-derivative",
         headline=f"The gradient's own gradient is wanted, but the backward of `{view.name}` is marked `@once_differentiable`.",
-        culprit=culprit, related=[*apply_spans, *related], explanation=_TWICE, notes=notes, fixes=fixes,
+        culprit=culprit,
+        related=[*apply_spans, *related],
+        explanation=_TWICE,
+        notes=notes,
+        fixes=fixes,
         avoid=["`create_graph=False`: the penalty would run and give no gradient to the parameters."],
         confidence="certain" if len(chosen) == 1 else "likely",
-    )  # fmt: skip
+    )
 
 
-_TWICE = ("With `create_graph=True` the backward pass is recorded, so that it can be differentiated itself. "
-          "`@once_differentiable` runs a custom backward without recording, and puts an error in the place of its derivative.")  # fmt: skip
+_TWICE = (
+    "With `create_graph=True` the backward pass is recorded, so that it can be differentiated itself. "
+    "`@once_differentiable` runs a custom backward without recording, and puts an error in the place of its derivative."
+)
 
 
 def _decorator(view: FunctionView) -> ast.expr | None:
@@ -137,12 +160,32 @@ def _opaque(view: FunctionView) -> str | None:
 
 # -- operations without a derivative ----------------------------------------------------------------------------------
 
-_SPELLED = {"_scaled_dot_product": "scaled_dot_product_attention", "_cdist": "cdist", "_embedding_bag": "embedding_bag", "_cudnn_rnn": "LSTM", "miopen_rnn": "LSTM",
-            "_thnn_fused": "LSTM", "_ctc_loss": "ctc_loss", "_fused": "", "_efficient_attention": "scaled_dot_product_attention", "_flash_attention":
-            "scaled_dot_product_attention"}  # fmt: skip
-_MODULE_OF = {"scaled_dot_product_attention": ("MultiheadAttention", "TransformerEncoderLayer", "TransformerDecoderLayer", "TransformerEncoder", "Transformer"),
-              "embedding_bag": ("EmbeddingBag",), "LSTM": ("LSTM", "GRU", "RNN"), "ctc_loss": ("CTCLoss",),
-              "multilabel_margin_loss": ("MultiLabelMarginLoss",)}  # fmt: skip
+_SPELLED = {
+    "_scaled_dot_product": "scaled_dot_product_attention",
+    "_cdist": "cdist",
+    "_embedding_bag": "embedding_bag",
+    "_cudnn_rnn": "LSTM",
+    "miopen_rnn": "LSTM",
+    "_thnn_fused": "LSTM",
+    "_ctc_loss": "ctc_loss",
+    "_fused": "",
+    "_efficient_attention": "scaled_dot_product_attention",
+    "_flash_attention": "scaled_dot_product_attention",
+}
+_ALIASES = {"igamma": "gammainc", "igammac": "gammaincc", "special_zeta": "zeta"}
+_MODULE_OF = {
+    "scaled_dot_product_attention": (
+        "MultiheadAttention",
+        "TransformerEncoderLayer",
+        "TransformerDecoderLayer",
+        "TransformerEncoder",
+        "Transformer",
+    ),
+    "embedding_bag": ("EmbeddingBag",),
+    "LSTM": ("LSTM", "GRU", "RNN"),
+    "ctc_loss": ("CTCLoss",),
+    "multilabel_margin_loss": ("MultiLabelMarginLoss",),
+}
 
 
 def plain_name(aten: str) -> str:
@@ -156,7 +199,7 @@ def plain_name(aten: str) -> str:
 
 def _op(incident: Incident, aten: str) -> Diagnosis | None:
     name = plain_name(aten)
-    second = "backward" in aten or any(call.create_graph for call in list(incident.journal.backwards)[-8:])
+    second = "backward" in aten
     place, traced = _forward_place(incident, aten, name)
     culprit = None
     notes = []
@@ -165,7 +208,7 @@ def _op(incident: Incident, aten: str) -> Diagnosis | None:
         verb = "can be differentiated once only" if second else "has no derivative"
         culprit = place.span(f"`{name}` {verb}", "culprit")
     else:
-        found = calls_in_use(incident, name, _MODULE_OF.get(name, ()))
+        found = calls_in_use(incident, name, _MODULE_OF.get(name, ())) or calls_in_use(incident, _ALIASES.get(name, name))
         if found:
             spot = found[0]
             culprit = spot.span(f"`{name}` has no second derivative here" if second else f"`{name}` has no derivative", "culprit")
@@ -174,26 +217,45 @@ def _op(incident: Incident, aten: str) -> Diagnosis | None:
                 notes.append("It is called in other places too: " + ", ".join(f"line {other.line}" for other in found[1:4]) + ".")
     attention = name == "scaled_dot_product_attention"
     if attention:
-        fixes = [Fix(title="use the math backend, which is twice differentiable: `with sdpa_kernel(SDPBackend.MATH):` around the forward pass", safety="safe",
-                     detail="`from torch.nn.attention import SDPBackend, sdpa_kernel`; the block must be open while the forward runs, not the backward. "
-                            "Only the passes that a gradient penalty goes through need it.", patch=patch)]
+        fixes = [
+            Fix(
+                title="use the math backend, which is twice differentiable: `with sdpa_kernel(SDPBackend.MATH):` around the forward pass",
+                safety="safe",
+                detail="`from torch.nn.attention import SDPBackend, sdpa_kernel`; the block must be open while the forward runs, "
+                "not the backward. "
+                "Only the passes that a gradient penalty goes through need it.",
+                patch=patch,
+            )
+        ]
     elif second:
-        fixes = [Fix(title=f"write `{name}` with elementary operations where the second derivative goes through it"),
-                 Fix(title="take the penalty's gradient with respect to a tensor behind it, so that it is not passed twice")]
+        fixes = [
+            Fix(title=f"write `{name}` with elementary operations where the second derivative goes through it"),
+            Fix(title="take the penalty's gradient with respect to a tensor behind it, so that it is not passed twice"),
+        ]
     else:
         fixes = [Fix(title=f"replace `{name}` by a differentiable expression, or detach its input if no gradient is wanted through it")]
     penalty = _assigned_by_grad(incident)
     wanted = f" It is needed for `{penalty}`." if penalty else ""
-    twice = (f"The derivative of `{name}` exists, but PyTorch has no derivative of that derivative ({aten}). Asking for a gradient of a gradient, as a gradient "
-             f"penalty does, needs it.{wanted}")
+    twice = (
+        f"The derivative of `{name}` exists, but PyTorch has no derivative of that derivative ({aten}). Asking for a gradient "
+        "of a gradient, as a gradient "
+        f"penalty does, needs it.{wanted}"
+    )
     once = f"PyTorch has no derivative formula for {aten}."
     return Diagnosis(
-        code="GG406", name="no-derivative",
-        headline=f"The gradient's own gradient is wanted, but `{name}` can be differentiated only once." if second else f"`{name}` has no derivative, and the loss depends on it.",
-        culprit=culprit, related=_grad_spans(incident) if second else _backward_span(incident), explanation=twice if second else once, notes=notes, fixes=fixes,
+        code="GG406",
+        name="no-derivative",
+        headline=f"The gradient's own gradient is wanted, but `{name}` can be differentiated only once."
+        if second
+        else f"`{name}` has no derivative, and the loss depends on it.",
+        culprit=culprit,
+        related=_grad_spans(incident) if second else _backward_span(incident),
+        explanation=twice if second else once,
+        notes=notes,
+        fixes=fixes,
         avoid=["`create_graph=False`: the penalty would then be a constant without effect."] if second else [],
         confidence="certain" if traced else "likely",
-    )  # fmt: skip
+    )
 
 
 def _forward_place(incident: Incident, aten: str, name: str) -> tuple[ResolvedSite | None, bool]:
@@ -207,9 +269,13 @@ def _forward_place(incident: Incident, aten: str, name: str) -> tuple[ResolvedSi
             place = incident.place_of_node(int(node._sequence_nr()))
             if place is not None and not _is_grad_call(place):
                 return place, True
-    for fact in reversed(incident.journal.ops):
+    for fact in reversed(incident.journal.ops) if incident.traced else ():
         called = getattr(fact[4], "__name__", "")
-        if called == name or called.lstrip("_") == name or (name == "scaled_dot_product_attention" and called == "multi_head_attention_forward"):
+        if (
+            called == name
+            or called.lstrip("_") == name
+            or (name == "scaled_dot_product_attention" and called == "multi_head_attention_forward")
+        ):
             place = incident.place_of_node(fact[0])
             if place is not None:
                 return place, True
@@ -227,11 +293,20 @@ def _argument(incident: Incident, function: str, argument: str) -> Diagnosis | N
     given = place.keywords.get(argument) if place is not None else None
     shown = f"`{given}`" if given else f"`{argument}`"
     return Diagnosis(
-        code="GG406", name="no-derivative", headline=f"`{name}` has no derivative with respect to its argument `{argument}`, but {shown} requires grad.", culprit=culprit,
+        code="GG406",
+        name="no-derivative",
+        headline=f"`{name}` has no derivative with respect to its argument `{argument}`, but {shown} requires grad.",
+        culprit=culprit,
         explanation=f"PyTorch has no formula for this argument's gradient, so `{argument}` must not require one.",
-        fixes=[Fix(title=f"detach it: `{argument}={given or argument}.detach()`", safety="unsafe", detail="It then gets no gradient from this loss."),
-               Fix(title=f"write `{name}` with elementary operations if `{argument}` is to be trained")],
-    )  # fmt: skip
+        fixes=[
+            Fix(
+                title=f"detach it: `{argument}={given or argument}.detach()`",
+                safety="unsafe",
+                detail="It then gets no gradient from this loss.",
+            ),
+            Fix(title=f"write `{name}` with elementary operations if `{argument}` is to be trained"),
+        ],
+    )
 
 
 def _without_backward(incident: Incident) -> Diagnosis | None:
@@ -241,11 +316,20 @@ def _without_backward(incident: Incident) -> Diagnosis | None:
     view = view_of(candidates[0])
     culprit = view.header("forward", "this Function has a forward only", "culprit")
     return Diagnosis(
-        code="GG406", name="no-derivative", headline=f"`{view.name}` has no `backward`, and the loss was computed through it.", culprit=culprit,
-        related=_backward_span(incident), explanation="A custom Function is opaque to autograd: without a `backward` there is no derivative.",
-        fixes=[Fix(title=f"write `@staticmethod def backward(ctx, grad_out)` for `{view.name}`, returning one gradient for each input of forward"),
-               Fix(title="make it a plain Python function if autograd can differentiate what it does")],
-    )  # fmt: skip
+        code="GG406",
+        name="no-derivative",
+        headline=f"`{view.name}` has no `backward`, and the loss was computed through it.",
+        culprit=culprit,
+        related=_backward_span(incident),
+        explanation="A custom Function is opaque to autograd: without a `backward` there is no derivative.",
+        fixes=[
+            Fix(
+                title=f"write `@staticmethod def backward(ctx, grad_out)` for `{view.name}`, returning one gradient for each "
+                "input of forward"
+            ),
+            Fix(title="make it a plain Python function if autograd can differentiate what it does"),
+        ],
+    )
 
 
 # -- the rest of the story --------------------------------------------------------------------------------------------
@@ -262,7 +346,7 @@ def _grad_spans(incident: Incident) -> list[SourceSpan]:
 
     spans = []
     for call in reversed(incident.journal.backwards):
-        if call.create_graph and call is not incident.call:
+        if call.create_graph and call is not incident.call and call.step == incident.step:
             place = resolve(call.site)
             if place is not None:
                 spans.append(place.span("the backward pass is recorded here (`create_graph=True`), to be differentiated again", "made"))
@@ -303,6 +387,10 @@ def _span(source: Source, node: ast.AST, label: str, function: str | None) -> So
 
 
 RULE = Rule(
-    code="GG406", name="no-derivative", summary="backward met an operation without a derivative (or without a second one)", recognise=recognise, priority=50,
+    code="GG406",
+    name="no-derivative",
+    summary="backward met an operation without a derivative (or without a second one)",
+    recognise=recognise,
+    priority=50,
     messages=("is not implemented", "@once_differentiable", "is not differentiable with respect to argument", _NO_BACKWARD),
-)  # fmt: skip
+)

@@ -34,9 +34,9 @@ from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.evidence.graph import op_name
 from gradguard.evidence.source import ResolvedSite, dotted
 from gradguard.rules.base import Rule
-from gradguard.rules.contract.dataflow import Spot, Trace, operands_of, trace
+from gradguard.rules.contract.dataflow import Spot, Trace, bound_value, definition, operands_of, returns_of, trace
 from gradguard.rules.contract.edits import replaced
-from gradguard.rules.contract.scopes import UNKNOWN, Scope, frame_scopes
+from gradguard.rules.contract.scopes import UNKNOWN, Scope, callee_scope, frame_scopes
 from gradguard.rules.contract.words import a_shape, shape_of, untraced_note
 from gradguard.rules.incident import Incident
 
@@ -71,15 +71,20 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if aliases:
         notes.append("The same tensor is also called " + ", ".join(f"`{n}`" for n in aliases) + ".")
     return Diagnosis(
-        code="GG401", name="non-scalar-root",
+        code="GG401",
+        name="non-scalar-root",
         headline=f"{shown} is {what}, but {call} starts from a single number: reduce it first, or pass `gradient=`.",
-        culprit=culprit, related=related,
+        culprit=culprit,
+        related=related,
         tensors=[TensorFacts(name=name, shape=list(root.shape), dtype=str(root.dtype), requires_grad=root.requires_grad)],
-        explanation="Backward computes the gradient of one number. For several PyTorch would have to know how to weigh them against each other, "
-                    "so it makes the starting gradient by itself only for a tensor with one element.",
-        notes=notes, fixes=_fixes(expression, place, name), confidence="certain" if culprit is not None and spots is None else "likely",
+        explanation="Backward computes the gradient of one number. For several PyTorch would have to know how to weigh them "
+        "against each other, "
+        "so it makes the starting gradient by itself only for a tensor with one element.",
+        notes=notes,
+        fixes=_fixes(expression, place, name),
+        confidence="certain" if culprit is not None and spots is None else "likely",
         avoid=["`loss[0].backward()` or `loss.max().backward()`: the other elements would not be trained on."],
-    )  # fmt: skip
+    )
 
 
 def _plain(expression: ast.expr, place: ResolvedSite | None) -> str | None:
@@ -95,7 +100,7 @@ def _root_expression(place: ResolvedSite | None, several: bool, incident: Incide
     if call is None:
         return None
     found: ast.expr | None
-    if isinstance(call.func, ast.Attribute) and call.func.attr == "backward" and not dotted(call.func.value) == "torch.autograd":
+    if isinstance(call.func, ast.Attribute) and call.func.attr == "backward" and dotted(call.func.value) != "torch.autograd":
         owner = place.callee_full_name if place is not None else None
         scaler = owner is not None and call.args and not isinstance(call.args[0], ast.Constant) and _is_forwarder(incident, call)
         found = call.args[0] if scaler else call.func.value
@@ -149,7 +154,7 @@ def _makes_vector(expr: ast.expr, scope: Scope) -> bool | None:
         name = expr.func.attr if isinstance(expr.func, ast.Attribute) else expr.func.id if isinstance(expr.func, ast.Name) else ""
         if name in _REDUCERS:
             arguments = [a for a in expr.args if not _is_tensor_argument(a)] + list(expr.keywords)
-            return True if arguments else False
+            return bool(arguments)
         return True
     if isinstance(expr, ast.BinOp):
         sides = [_scalar(side, scope) for side in (expr.left, expr.right)]
@@ -161,15 +166,28 @@ def _is_tensor_argument(node: ast.expr) -> bool:
     return not isinstance(node, (ast.Constant, ast.UnaryOp, ast.Tuple, ast.List))
 
 
-def _scalar(node: ast.expr, scope: Scope) -> bool:
+def _scalar(node: ast.expr, scope: Scope, depth: int = 0) -> bool:
+    """Whether an expression evidently gives one number."""
+    if depth > 6:
+        return False
     value = scope.evaluate(node)
     if isinstance(value, torch.Tensor):
         return value.numel() == 1
     if isinstance(value, (int, float)):
         return True
-    if isinstance(node, ast.BinOp):
-        return all(_scalar(part, scope) for part in operands_of(node, scope))
-    return isinstance(node, ast.Call) and _makes_vector(node, scope) is False
+    if isinstance(node, (ast.BinOp, ast.UnaryOp)):
+        return all(_scalar(part, scope, depth + 1) for part in operands_of(node, scope))
+    if isinstance(node, ast.Name):
+        statement = definition(scope, node.id, node)
+        bound = None if statement is None else bound_value(statement, node.id)
+        return bound is not None and not bound[1] and _scalar(bound[0], scope, depth + 1)
+    if isinstance(node, ast.Call):
+        inner = callee_scope(scope, node)
+        if inner is not None:
+            returned = returns_of(inner)
+            return bool(returned) and all(_scalar(value, inner, depth + 1) for value in returned)
+        return _makes_vector(node, scope) is False
+    return False
 
 
 def _vector_node(node: Any) -> Any:
@@ -264,18 +282,34 @@ def _is_none(keyword: ast.keyword) -> bool:
 
 def _fixes(expression: ast.expr | None, place: ResolvedSite | None, name: str | None) -> list[Fix]:
     patch = None
-    if expression is not None and place is not None and place.source is not None and isinstance(expression, (ast.Name, ast.Attribute, ast.Call)):
+    if (
+        expression is not None
+        and place is not None
+        and place.source is not None
+        and isinstance(expression, (ast.Name, ast.Attribute, ast.Call))
+    ):
         patch = replaced(place.source, [(expression, f"{place.source.segment(expression)}.mean()")])
     shown = name or "loss"
     return [
-        Fix(title=f"reduce `{shown}` to one number, such as `{shown}.mean()`, before backward", safety="unsafe", patch=patch,
-            detail="mean() keeps the gradient's size independent of the batch size; sum() does not."),
-        Fix(title=f"pass the weight of each element: `{shown}.backward(gradient=torch.ones_like({shown}))`", safety="unsafe",
-            detail="Right where a vector-Jacobian product is wanted; ones give the gradient of the sum."),
-    ]  # fmt: skip
+        Fix(
+            title=f"reduce `{shown}` to one number, such as `{shown}.mean()`, before backward",
+            safety="unsafe",
+            patch=patch,
+            detail="mean() keeps the gradient's size independent of the batch size; sum() does not.",
+        ),
+        Fix(
+            title=f"pass the weight of each element: `{shown}.backward(gradient=torch.ones_like({shown}))`",
+            safety="unsafe",
+            detail="Right where a vector-Jacobian product is wanted; ones give the gradient of the sum.",
+        ),
+    ]
 
 
 RULE = Rule(
-    code="GG401", name="non-scalar-root", summary="backward was called on a tensor with more than one element", recognise=recognise, priority=50,
+    code="GG401",
+    name="non-scalar-root",
+    summary="backward was called on a tensor with more than one element",
+    recognise=recognise,
+    priority=50,
     messages=("grad can be implicitly created only for scalar outputs", "grad can be implicitly created only for real scalar outputs"),
-)  # fmt: skip
+)

@@ -13,7 +13,7 @@ from gradguard.diagnosis import SourceSpan
 from gradguard.evidence.frames import traceback_frames
 from gradguard.evidence.source import ResolvedSite, dotted
 from gradguard.rules.contract.dataflow import Judge, Maker, Spot, Trace, operands_of, trace
-from gradguard.rules.contract.scopes import Scope, frame_scopes
+from gradguard.rules.contract.scopes import Scope, callee_scope, frame_scopes
 from gradguard.rules.incident import Incident
 
 
@@ -37,7 +37,7 @@ class Operand:
 def tensors_at_hand(incident: Incident) -> list[torch.Tensor]:
     """The tensors of the failing call: its arguments, or the variables of torch's frames down to the user's."""
     found = [value for value in _flat((*incident.args, *incident.kwargs.values())) if isinstance(value, torch.Tensor)]
-    frames = [] if incident.error is None else [v for v in traceback_frames(incident.error.__traceback__)]
+    frames = [] if incident.error is None else traceback_frames(incident.error.__traceback__)
     for view in (*frames, *incident.frames):
         if view.is_user:
             break
@@ -67,7 +67,30 @@ def scope_at(incident: Incident, place: ResolvedSite) -> Scope | None:
             return scope
     if place.source is None or place.source.tree is None:
         return None
-    return Scope(place.source, tree or place.source.tree, {}, next((s.globals for s in scopes if s.source.filename == place.file), {}))
+    called = _called_from(scopes, tree) if tree is not None else None
+    return called or Scope(
+        place.source, tree or place.source.tree, {}, next((s.globals for s in scopes if s.source.filename == place.file), {})
+    )
+
+
+def _called_from(scopes: list[Scope], tree: ast.AST) -> Scope | None:
+    """A function that has returned, with the call that led into it: found by following the calls in the frames' functions."""
+    queue = [(scope, 0) for scope in scopes]
+    seen: set[int] = set()
+    while queue and len(seen) < 200:
+        scope, depth = queue.pop(0)
+        if id(scope.tree) in seen:
+            continue
+        seen.add(id(scope.tree))
+        for node in ast.walk(scope.tree):
+            inner = callee_scope(scope, node) if isinstance(node, ast.Call) else None
+            if inner is None:
+                continue
+            if inner.tree is tree:
+                return inner
+            if depth < 3:
+                queue.append((inner, depth + 1))
+    return None
 
 
 def odd_operand(scope: Scope, node: ast.AST, judge: Judge, maker: Maker) -> Operand | None:
@@ -95,7 +118,13 @@ def _operands(scope: Scope, node: ast.AST) -> list[ast.expr]:
         return [node.value, *(node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice])]
     found: list[ast.expr] = []
     for operand in operands_of(node, scope) if isinstance(node, ast.expr) else ():
-        found += list(operand.elts) if isinstance(operand, (ast.Tuple, ast.List)) else [operand.value] if isinstance(operand, ast.Starred) else [operand]
+        found += (
+            list(operand.elts)
+            if isinstance(operand, (ast.Tuple, ast.List))
+            else [operand.value]
+            if isinstance(operand, ast.Starred)
+            else [operand]
+        )
     return found
 
 

@@ -71,24 +71,44 @@ def recognise(incident: Incident) -> Diagnosis | None:
             patch = replaced(made.scope.source, [(value, f"{wrapped}.detach()")])
     related = [place.statement_span(f"`requires_grad` is set on {shown} here", "context")]
     related += _why(incident, tensor, made)
-    fixes = [Fix(title=f"detach {shown} before the flag is set, where it is made", safety="unsafe", patch=patch,
-                 detail="Each round then starts from a leaf; the gradient with respect to it is not affected.")]
+    fixes = [
+        Fix(
+            title=f"detach {shown} before the flag is set, where it is made",
+            safety="unsafe",
+            patch=patch,
+            detail="Each round then starts from a leaf; the gradient with respect to it is not affected.",
+        )
+    ]
     avoid = [f"`{name or 'x'}.data`: it hides the history from autograd and from its checks."]
     if switching_off:
-        fixes = [Fix(title=f"use a detached copy: `{name or 'x'} = {name or 'x'}.detach()`", safety="unsafe", detail="A result cannot be switched off; it can be left out."),
-                 Fix(title="compute it under `torch.no_grad()`, or freeze the parameters it is made from", safety="unsafe")]
+        fixes = [
+            Fix(
+                title=f"use a detached copy: `{name or 'x'} = {name or 'x'}.detach()`",
+                safety="unsafe",
+                detail="A result cannot be switched off; it can be left out.",
+            ),
+            Fix(title="compute it under `torch.no_grad()`, or freeze the parameters it is made from", safety="unsafe"),
+        ]
         avoid = []
     setting = "off" if switching_off else "on"
     return Diagnosis(
-        code="GG409", name="requires-grad-nonleaf",
-        headline=f"`requires_grad` is switched {setting} for {shown}, but {shown} is a computed tensor{f' (made by `{op}`)' if op else ''}, not a leaf.",
-        culprit=culprit, related=related,
-        tensors=[TensorFacts(name=name, shape=list(tensor.shape), dtype=str(tensor.dtype), requires_grad=True)] if tensor is not None else [],
-        explanation="`requires_grad` can be chosen only for leaves, tensors that no differentiable operation made. A computed tensor requires grad because what it "
-                    "was computed from does" + (", and in the second round of the loop this tensor is the result of the first." if looped else "."),
+        code="GG409",
+        name="requires-grad-nonleaf",
+        headline=f"`requires_grad` is switched {setting} for {shown}, but {shown} is a computed "
+        f"tensor{f' (made by `{op}`)' if op else ''}, not a leaf.",
+        culprit=culprit,
+        related=related,
+        tensors=[TensorFacts(name=name, shape=list(tensor.shape), dtype=str(tensor.dtype), requires_grad=True)]
+        if tensor is not None
+        else [],
+        explanation="`requires_grad` can be chosen only for leaves, tensors that no differentiable operation made. A computed "
+        "tensor requires grad because what it "
+        "was computed from does" + (", and in the second round of the loop this tensor is the result of the first." if looped else "."),
         notes=[] if traced or culprit is None else [untraced_note(f"the line that made {shown}")],
-        fixes=fixes, avoid=avoid, confidence="certain" if traced else "likely",
-    )  # fmt: skip
+        fixes=fixes,
+        avoid=avoid,
+        confidence="certain" if traced else "likely",
+    )
 
 
 def _receiver(place: ResolvedSite | None) -> ast.expr | None:
@@ -102,7 +122,9 @@ def _receiver(place: ResolvedSite | None) -> ast.expr | None:
     return node.value if isinstance(node, ast.Attribute) else None
 
 
-def _maker(incident: Incident, scopes: list[Scope], name: str | None, tensor: torch.Tensor | None, place: ResolvedSite) -> tuple[Spot | None, bool]:
+def _maker(
+    incident: Incident, scopes: list[Scope], name: str | None, tensor: torch.Tensor | None, place: ResolvedSite
+) -> tuple[Spot | None, bool]:
     """The line that made the tensor: by the trace; else the assignment that names its operation, else the loop's last."""
     if tensor is not None and tensor.grad_fn is not None:
         traced = incident.place_of_node(int(tensor.grad_fn._sequence_nr()))
@@ -158,6 +180,10 @@ def _why(incident: Incident, tensor: torch.Tensor | None, made: Spot | None) -> 
 
 
 RULE = Rule(
-    code="GG409", name="requires-grad-nonleaf", summary="requires_grad was set on a computed tensor", recognise=recognise, priority=50,
+    code="GG409",
+    name="requires-grad-nonleaf",
+    summary="requires_grad was set on a computed tensor",
+    recognise=recognise,
+    priority=50,
     messages=("you can only change requires_grad flags of leaf variables",),
-)  # fmt: skip
+)

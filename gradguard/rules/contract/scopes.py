@@ -46,7 +46,11 @@ class Scope:
 
     def parameters(self) -> list[str]:
         """All parameters by name, in order."""
-        return [] if not isinstance(self.tree, FUNCTIONS) else [a.arg for a in (*self.tree.args.posonlyargs, *self.tree.args.args, *self.tree.args.kwonlyargs)]
+        return (
+            []
+            if not isinstance(self.tree, FUNCTIONS)
+            else [a.arg for a in (*self.tree.args.posonlyargs, *self.tree.args.args, *self.tree.args.kwonlyargs)]
+        )
 
     def argument(self, name: str) -> tuple[Scope, ast.expr] | None:
         """What a parameter was called with, in the caller's scope."""
@@ -57,7 +61,9 @@ class Scope:
             if keyword.arg == name:
                 return scope, keyword.value
         positional = [a.arg for a in (*self.tree.args.posonlyargs, *self.tree.args.args)]
-        if positional[:1] in (["self"], ["cls"]) or (positional[:1] == ["ctx"] and isinstance(call.func, ast.Attribute) and call.func.attr == "apply"):
+        if positional[:1] in (["self"], ["cls"]) or (
+            positional[:1] == ["ctx"] and isinstance(call.func, ast.Attribute) and call.func.attr == "apply"
+        ):
             positional = positional[1:]
         if name in positional and positional.index(name) < len(call.args):
             given = call.args[: positional.index(name) + 1]
@@ -176,7 +182,9 @@ def callee_scope(scope: Scope, call: ast.Call) -> Scope | None:
     return None if code is None else function_scope(code, bound, names, (scope, call))
 
 
-def function_scope(code: CodeType, bound: Any = UNKNOWN, names: Mapping[str, Any] | None = None, caller: tuple[Scope, ast.Call] | None = None) -> Scope | None:
+def function_scope(
+    code: CodeType, bound: Any = UNKNOWN, names: Mapping[str, Any] | None = None, caller: tuple[Scope, ast.Call] | None = None
+) -> Scope | None:
     """The scope of a function that is not running (any more)."""
     source = load(code.co_filename)
     tree = None if source is None else scope_of(source, code)
@@ -199,7 +207,9 @@ def function_scope(code: CodeType, bound: Any = UNKNOWN, names: Mapping[str, Any
 def _by_name(scope: Scope, call: ast.Call) -> Scope | None:
     """A function of the same file that has the called name, where it is the only one."""
     name = call.func.id if isinstance(call.func, ast.Name) else call.func.attr if isinstance(call.func, ast.Attribute) else None
-    own = isinstance(call.func, ast.Name) or (isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name) and call.func.value.id == "self")
+    own = isinstance(call.func, ast.Name) or (
+        isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name) and call.func.value.id == "self"
+    )
     found = [node for node in scope.source.scopes if isinstance(node, ast.FunctionDef) and node.name == name]
     return Scope(scope.source, found[0], {}, scope.globals, (scope, call)) if own and len(found) == 1 else None
 

@@ -24,7 +24,10 @@ def a_shape(shape: list[int] | None) -> str:
 
 def untraced_note(what: str) -> str:
     """Says what was read from the source only."""
-    return f"This step was not traced: {what} was found by reading the source. `level: strict` (GRADGUARD_LEVEL=strict) traces every step and names it for certain."
+    return (
+        f"This step was not traced: {what} was found by reading the source. `level: strict` (GRADGUARD_LEVEL=strict) traces every "
+        "step and names it for certain."
+    )
 
 
 def count_word(number: int, noun: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from gradguard.rules.gradient_path.scopes import Scope, definitions, entry_by_na
 from gradguard.rules.incident import Incident
 from gradguard.torch_internals import node_sequence
 
+_INDEX = re.compile(r"\[(\d+)\]$")
 MESSAGES = ("cowardly refusing to serialize non-leaf tensor",)
 
 
@@ -30,6 +32,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     made = incident.place_of_node(node_sequence(tensor.grad_fn))
     put = _put(incident, view, name, label)
     node, site = put if put is not None else (None, None)
+    if label and "[" in label and isinstance(node, (ast.Name, ast.Attribute)) and site is not None and site.text:
+        label = site.text
     what = f"`{label}`" if label else "a tensor"
     related: list[SourceSpan] = []
     culprit = site.span(f"{what} goes into the message with its graph", "culprit") if site is not None else None
@@ -128,6 +132,10 @@ def _in_value(node: ast.expr, scope: Scope, label: str | None, depth: int) -> tu
             if isinstance(key, ast.Constant) and key.value == label:
                 return value, site_at(source, value)
     if isinstance(node, (ast.Tuple, ast.List)):
+        index = _INDEX.search(label or "")
+        if index and int(index[1]) < len(node.elts):
+            element = node.elts[int(index[1])]
+            return element, site_at(source, element)
         for element in node.elts:
             if source.flat(element) == label:
                 return element, site_at(source, element)

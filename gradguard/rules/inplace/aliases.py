@@ -223,7 +223,7 @@ def _is_loop_around(statement: ast.stmt, place: ResolvedSite) -> bool:
 
 def _value_for(statement: ast.stmt, name: str) -> tuple[ast.expr | None, str]:
     if isinstance(statement, (ast.For, ast.AsyncFor)):
-        return _iterated(statement, name), "for"
+        return iterated_by(statement, name), "for"
     if isinstance(statement, (ast.Assign, ast.AnnAssign)):
         value = statement.value
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
@@ -243,7 +243,7 @@ def _value_for(statement: ast.stmt, name: str) -> tuple[ast.expr | None, str]:
     return None, ""
 
 
-def _iterated(loop: ast.For | ast.AsyncFor, name: str) -> ast.expr | None:
+def iterated_by(loop: ast.For | ast.AsyncFor, name: str) -> ast.expr | None:
     """What a loop variable runs over: `scores` in `for i, row in enumerate(scores)`."""
     iterated, target = loop.iter, loop.target
     if isinstance(iterated, ast.Call) and isinstance(iterated.func, ast.Name) and iterated.args:

@@ -18,7 +18,7 @@ from gradguard.evidence.bindings import dotted, flatten
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.evidence.syntax import FUNCTIONS, Source, header_range, load, range_of
 from gradguard.rules.incident import Incident
-from gradguard.rules.inplace.aliases import parameters_of, peel
+from gradguard.rules.inplace.aliases import iterated_by, parameters_of, peel
 from gradguard.rules.inplace.flags import file_of
 
 _METHODS = frozenset({"fill", "sort", "partition", "put", "itemset", "setfield", "byteswap"})
@@ -151,6 +151,8 @@ def writes_in(source: Source, scope: ast.AST, name: str, after: ResolvedSite | N
     """
     names = {name}
     for statement in _statements(scope):
+        if isinstance(statement, (ast.For, ast.AsyncFor)):
+            names |= names_over(statement, names)
         if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.expr) and not _copies(statement.value):
             base = dotted(peel(statement.value)[0])
             if base in names:
@@ -169,6 +171,17 @@ def writes_in(source: Source, scope: ast.AST, name: str, after: ResolvedSite | N
             for item in _own(statement):
                 if isinstance(item, ast.Call):
                     found += _passed_on(source, item, names, depth - 1)
+    return found
+
+
+def names_over(loop: ast.For | ast.AsyncFor, names: set[str]) -> set[str]:
+    """The loop variables that are pieces of one of the arrays."""
+    found = set()
+    for single in flatten(loop.target):
+        variable = dotted(single)
+        iterated = None if variable is None else iterated_by(loop, variable)
+        if variable is not None and iterated is not None and dotted(peel(iterated)[0]) in names:
+            found.add(variable)
     return found
 
 

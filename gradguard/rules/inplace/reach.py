@@ -9,13 +9,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
 from torch import nn
 
+from gradguard.callsite import USER_FILES
 from gradguard.evidence.bindings import dotted
-from gradguard.evidence.source import resolve
-from gradguard.evidence.syntax import FUNCTIONS, Source
+from gradguard.evidence.source import function_def, resolve
+from gradguard.evidence.syntax import FUNCTIONS, Source, load
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace.flags import user_sources
 
@@ -86,6 +88,11 @@ def step_scopes(incident: Incident) -> list[Scope]:
         for function in source.scopes:
             if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 by_name.setdefault(function.name, []).append((source, function))
+    for code in _hooks(children):
+        loaded, hook = load(code.co_filename), function_def(code)
+        if loaded is not None and hook is not None and hook not in found:
+            found[hook] = Scope(loaded, hook, statements_of(hook), _class_of(loaded, hook), 1)
+            queue.append(found[hook])
     while queue and len(found) < _MAX_FUNCTIONS:
         scope = queue.pop(0)
         for statement in scope.statements:
@@ -99,6 +106,17 @@ def step_scopes(incident: Incident) -> list[Scope]:
                         found[callee] = fresh
                         queue.append(fresh)
     return list(found.values())
+
+
+def _hooks(modules: list[nn.Module]) -> list[CodeType]:
+    """The user's forward hooks and pre-hooks of these modules: no line of the source calls them."""
+    found: dict[CodeType, None] = {}
+    for module in modules:
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
+            code = getattr(getattr(hook, "__func__", hook), "__code__", None)
+            if isinstance(code, CodeType) and USER_FILES[code.co_filename]:
+                found.setdefault(code)
+    return list(found)
 
 
 def _class_of(source: Source, node: ast.AST) -> ast.ClassDef | None:

@@ -48,7 +48,7 @@ def unseen_writes(incident: Incident) -> list[Unseen]:
 def _find(incident: Incident) -> list[Unseen]:
     journal = incident.journal
     writes: dict[int, list[WriteFact]] = {}
-    for fact in journal.writes:
+    for fact in journal.writes if journal.data_aliases else ():
         if fact.via == "data":
             writes.setdefault(fact.storage, []).append(fact)
     marks: dict[int, list[Prints]] = {}

@@ -35,8 +35,9 @@ from __future__ import annotations
 import ast
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.evidence.bindings import dotted, uses_of
+from gradguard.evidence.bindings import assignments_to, dotted, uses_of
 from gradguard.evidence.carried import Carrier
+from gradguard.evidence.flow import reads_of
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.evidence.stores import Store
 from gradguard.rules.base import Rule
@@ -55,6 +56,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
         return None
     carrier = facts.carrier
     added = tell.entry_place(facts, carrier)
+    if carrier.store is None and added is None:
+        carrier.store = _summed_here(facts)
     name = _name(facts, carrier, added)
     culprit = _culprit(facts, carrier, added)
     explanation = (
@@ -70,6 +73,22 @@ def recognise(incident: Incident) -> Diagnosis | None:
         explanation=explanation, notes=tell.notes(facts), fixes=_fixes(facts, carrier, name), avoid=[AVOID],
         confidence="certain" if added is not None else "likely",
     )  # fmt: skip
+
+
+def _summed_here(facts: Study) -> Store | None:
+    """Untraced: the statement that adds to what backward is called on, from the source alone."""
+    place = resolve(facts.call.site) if facts.call is not None else None
+    if place is None or place.source is None or place.receiver is None:
+        return None
+    scope = place.enclosing_function or place.source.tree
+    found = [statement for statement in assignments_to(scope, place.receiver) if _adds_to(statement, place.receiver)] if scope is not None else []
+    return Store(place.source, found[-1], "carried") if found else None
+
+
+def _adds_to(statement: ast.stmt, name: str) -> bool:
+    if isinstance(statement, ast.AugAssign):
+        return isinstance(statement.op, ast.Add)
+    return isinstance(statement, ast.Assign) and bool(reads_of(statement.value, name))
 
 
 def _name(facts: Study, carrier: Carrier, added: ResolvedSite | None) -> str:
@@ -94,8 +113,9 @@ def _culprit(facts: Study, carrier: Carrier, added: ResolvedSite | None) -> Sour
 
 def _fixes(facts: Study, carrier: Carrier, name: str) -> list[Fix]:
     plain = name.strip("`")
+    keep = f"keep its number: `{plain}.append(loss.item())`" if carrier.how == "container" else f"add its number to {name}: `{plain} += loss.item()`"
     return [
-        Fix(title=f"call backward() on this step's own loss, and add its number to {name}: `{plain} += loss.item()`", safety="unsafe",
+        Fix(title=f"call backward() on this step's own loss, and {keep}", safety="unsafe",
             detail="the gradients become those of each loss once", patch=_patch(facts, carrier.store)),
         Fix(title="if one update for all of them is meant, move backward() and optimizer.step() behind the loop", safety="manual"),
     ]  # fmt: skip

@@ -32,15 +32,16 @@ When backward() fails on a freed graph that was made in this same step, and that
 
 from __future__ import annotations
 
-from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.diagnosis import Diagnosis, Fix, Role, SourceSpan
 from gradguard.evidence.graph import op_name
 from gradguard.evidence.source import ResolvedSite, resolve
+from gradguard.evidence.syntax import header_range
 from gradguard.journal import BackwardFact
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.lifetime import tell
 from gradguard.rules.lifetime.edits import patch, replaced
-from gradguard.rules.lifetime.sharing import Entry, entry_into_first_loss, reaches_foreign_parameters
+from gradguard.rules.lifetime.sharing import Entry, entry_into_first_loss, entry_into_second_loss, inner_use, whose_parameters
 from gradguard.rules.lifetime.study import MESSAGES, Study, study
 
 
@@ -55,8 +56,11 @@ def recognise(incident: Incident) -> Diagnosis | None:
     first = facts.freed_by
     if first is not None and first.kind == "grad":
         return _freed_by_grad(facts, first)
-    if reaches_foreign_parameters(facts, facts.carrier):
+    side = whose_parameters(facts, facts.carrier)
+    if side == "first":
         return _not_detached(facts)
+    if side == "second":
+        return _second_not_detached(facts)
     return _two_losses(facts)
 
 
@@ -66,23 +70,49 @@ def _not_detached(facts: Study) -> Diagnosis:
     assert carrier is not None
     name = tell.holder_name(carrier)
     entry = entry_into_first_loss(facts, carrier)
+    again = facts.freed_by is not None and facts.call is not None and facts.freed_by.stack == facts.call.stack
+    which = "this loss" if again else "the first loss"
     first = _place(facts.freed_by)
     culprit: SourceSpan | None = None
     if entry is not None:
-        culprit = _statement_span(entry, f"{entry.name} goes into the first loss with its graph")
+        culprit = _statement_span(entry, f"{entry.name} goes into {which} with its graph")
     elif first is not None:
         culprit = first.span("goes through the shared graph and frees it", "culprit")
+    needed = "The next turn of the loop goes through it once more." if again else "The second loss needs it."
     text = (
-        f"{name} goes into two losses. The first backward(), {tell.call_words(facts.freed_by)}, ran through {name} into the parameters behind it, which its "
-        f"optimizer does not train, and freed that graph {tell.freed_words(facts)}. The second loss needs it."
+        f"{name} was made once and goes into {'the loss of each turn' if again else 'two losses'}. {tell.call_words(facts.freed_by)} ran through {name} into the parameters "
+        f"behind it, which its optimizer does not train, and freed that graph (backward call {facts.freed_by.index if facts.freed_by else '?'}). {needed}"
     )
     written = entry.name if entry is not None else (carrier.name or "the tensor")
     fix = Fix(
-        title=f"use `{written}.detach()` in the first loss", safety="unsafe", detail="the first loss then trains what its own optimizer holds, and the graph stays whole for the second",
+        title=f"use `{written}.detach()` in {which}", safety="unsafe", detail="it then trains what its own optimizer holds, and the graph stays whole for the other",
         patch=patch(entry.source, replaced(entry.read, f"{entry.name}.detach()")) if entry is not None else None,
     )  # fmt: skip
     avoid = "retain_graph=True would let it run, but the first loss would leave its gradient in the parameters behind it, and go through that graph for nothing"
-    return _diagnosis(facts, f"{name} goes into two losses with its graph, and the backward() of the first has freed it", culprit, text, [fix], [avoid])
+    return _diagnosis(facts, f"{name} goes into {'the loss of each turn' if again else 'two losses'} with its graph, and the backward() of the first has freed it", culprit, text, [fix], [avoid], entry)
+
+
+def _second_not_detached(facts: Study) -> Diagnosis:
+    """The first loss trains what is behind the shared tensor; the second one, of another optimizer, was to use its value only."""
+    carrier = facts.carrier
+    assert carrier is not None
+    name = tell.holder_name(carrier)
+    entry = entry_into_second_loss(facts, carrier)
+    here = _place(facts.call)
+    written = entry.name if entry is not None else (carrier.name or "the tensor")
+    culprit = _statement_span(entry, f"{entry.name} goes into the second loss with its graph") if entry is not None else None
+    if culprit is None and here is not None:
+        culprit = here.span("goes through the graph of the first loss as well", "culprit")
+    text = (
+        f"{name} belongs to the first loss: {tell.call_words(facts.freed_by)} trained what is behind it, and freed that graph (backward call "
+        f"{facts.freed_by.index if facts.freed_by else '?'}). The second loss trains other parameters, and still runs into it because `{written}` was not detached."
+    )
+    fix = Fix(
+        title=f"use `{written}.detach()` in the second loss", safety="unsafe", detail="the second loss then trains its own parameters only, with the value as it is",
+        patch=patch(entry.source, replaced(entry.read, f"{entry.name}.detach()")) if entry is not None else None,
+    )  # fmt: skip
+    avoid = "retain_graph=True on the first call would send the second loss into parameters that are not its own, and fails once optimizer.step() has changed them"
+    return _diagnosis(facts, f"the second loss still holds the graph of `{written}`, which the backward() of the first has freed", culprit, text, [fix], [avoid])
 
 
 def _two_losses(facts: Study) -> Diagnosis:
@@ -185,13 +215,11 @@ def _place(fact: BackwardFact | None) -> ResolvedSite | None:
     return None if fact is None else resolve(fact.site)
 
 
-def _statement_span(entry: Entry, label: str) -> SourceSpan:
-    from gradguard.evidence.syntax import header_range
-
-    return entry.source.span(header_range(entry.statement), label, "culprit", entry.source.qualname_around(entry.statement))
+def _statement_span(entry: Entry, label: str, role: Role = "culprit") -> SourceSpan:
+    return entry.source.span(header_range(entry.statement), label, role, entry.source.qualname_around(entry.statement))
 
 
-def _diagnosis(facts: Study, headline: str, culprit: SourceSpan | None, text: str, fixes: list[Fix], avoid: list[str]) -> Diagnosis:
+def _diagnosis(facts: Study, headline: str, culprit: SourceSpan | None, text: str, fixes: list[Fix], avoid: list[str], entry: Entry | None = None) -> Diagnosis:
     carrier = facts.carrier
     related: list[SourceSpan] = []
     if carrier is not None:
@@ -201,6 +229,9 @@ def _diagnosis(facts: Study, headline: str, culprit: SourceSpan | None, text: st
     related += tell.freed_span(facts)
     if carrier is not None:
         related += tell.entry_span(facts, carrier, "needed again from here")
+    use = inner_use(entry) if entry is not None else None
+    if use is not None:
+        related.append(_statement_span(use, f"used with its graph here, as {use.name}", "carried"))
     related += tell.backward_span(facts)
     tensors = tell.tensor_facts(carrier.name, carrier.tensor, carrier.link.source) if carrier is not None else []
     return Diagnosis(

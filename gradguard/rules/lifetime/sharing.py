@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from gradguard.callsite import CallSite
 from gradguard.evidence.bindings import dotted, names_read, targets_of
@@ -14,7 +14,11 @@ from gradguard.evidence.graph import leaves
 from gradguard.evidence.locate import scope_of
 from gradguard.evidence.source import ResolvedSite, function_def, resolve
 from gradguard.evidence.syntax import FUNCTIONS, Source
+from gradguard.journal import BackwardFact
 from gradguard.rules.lifetime.study import Study, live_roots, parameters_of
+
+
+Side = Literal["first", "second", "both"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,30 +34,57 @@ class Entry:
 def entry_into_first_loss(study: Study, carrier: Carrier) -> Entry | None:
     """The attached use through which the first backward reached the shared tensor; None where the source does not show it."""
     first = study.freed_by
-    if first is None or not first.stack:
+    return None if first is None else _entry(study, carrier, first, None)
+
+
+def entry_into_second_loss(study: Study, carrier: Carrier) -> Entry | None:
+    """The attached use through which the failing backward reaches it, behind the first backward: what stands before may feed both."""
+    call = study.call
+    return None if call is None else _entry(study, carrier, call, study.freed_by)
+
+
+def _entry(study: Study, carrier: Carrier, call: BackwardFact, behind: BackwardFact | None) -> Entry | None:
+    if not call.stack:
         return None
-    names = _names_along(study, carrier, first.stack)
-    for site, name in names:  # innermost first
+    for site, names in _names_along(study, carrier, call.stack):  # innermost first
         place = resolve(site)
         source = None if place is None else place.source
         scope = None if source is None else scope_of(source, site.code)
         if place is None or source is None or scope is None or place.statement is None:
             continue
-        passing = site is not first.stack[0]
+        border = next((other.line for other in behind.stack if other.code is site.code), 0) if behind is not None else 0
+        passing = site is not call.stack[0]
         found = []
-        for read in reads_of(scope, name):
-            statement = source.statement(read)
-            if statement is None or is_detached(source, read) or _own_function(source, read) is not _own_function(source, place.statement):
-                continue
-            if passing and contains(place.statement, read, source):
-                continue
-            if statement.lineno <= place.statement.lineno and not _overwrites(carrier, statement):
-                found.append(Entry(source, statement, read, name))
+        for name in names:
+            for read in reads_of(scope, name):
+                statement = source.statement(read)
+                if statement is None or is_detached(source, read) or _own_function(source, read) is not _own_function(source, place.statement):
+                    continue
+                if passing and contains(place.statement, read, source):
+                    continue
+                if border < statement.lineno <= place.statement.lineno and not _overwrites(carrier, statement):
+                    found.append(Entry(source, statement, read, name))
         feeding = _feeding(source, scope, place)
-        contributing = [entry for entry in found if entry.statement in feeding]
+        contributing = sorted((entry for entry in found if entry.statement in feeding), key=lambda entry: entry.statement.lineno)
         if contributing:
-            traced = [entry for entry in contributing if _ran(study, carrier, entry)]
+            traced = [entry for entry in contributing if behind is None and _ran(study, carrier, entry)]
             return (traced or contributing)[0]
+    return None
+
+
+def inner_use(entry: Entry) -> Entry | None:
+    """Where a function that the shared tensor is handed to uses it with its graph; None where it is used on the spot."""
+    for call in ast.walk(entry.statement):
+        if not isinstance(call, ast.Call) or not any(argument is entry.read for argument in (*call.args, *(item.value for item in call.keywords))):
+            continue
+        called = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else None
+        for function in ast.walk(entry.source.tree or entry.statement):
+            if isinstance(function, ast.FunctionDef) and function.name == called:
+                name = follow(call, function, entry.name)
+                for read in reads_of(function, name) if name is not None else ():
+                    statement = entry.source.statement(read)
+                    if statement is not None and name is not None and not is_detached(entry.source, read):
+                        return Entry(entry.source, statement, read, name)
     return None
 
 
@@ -61,37 +92,35 @@ def _overwrites(carrier: Carrier, statement: ast.stmt) -> bool:
     return any(store.statement is statement for store in carrier.stores)
 
 
-def _names_along(study: Study, carrier: Carrier, stack: tuple[CallSite, ...]) -> list[tuple[CallSite, str]]:
+def _names_along(study: Study, carrier: Carrier, stack: tuple[CallSite, ...]) -> list[tuple[CallSite, list[str]]]:
     """What the shared tensor is called in each function on the way to a call, innermost first."""
     known = _known_names(study, carrier)
-    found: list[tuple[CallSite, str]] = []
-    current: str | None = None
+    found: list[tuple[CallSite, list[str]]] = []
+    current: list[str] = []
     for outer, site in zip((None, *reversed(stack[1:])), reversed(stack), strict=True):
-        passed = None
-        if outer is not None and current is not None:
+        passed = []
+        if outer is not None and current:
             place, function = resolve(outer), function_def(site.code)
-            if place is not None and place.call is not None and function is not None:
-                passed = follow(place.call, function, current)
-            if passed is None and current in site.code.co_freevars:
-                passed = current
-        current = known.get(site.code) or passed or (current if current is not None and current.startswith("self.") else None)
-        if current is not None:
+            for name in current:
+                inside = follow(place.call, function, name) if place is not None and place.call is not None and function is not None else None
+                inside = inside or (name if name in site.code.co_freevars or name.startswith("self.") else None)
+                passed += [inside] if inside else []
+        current = known.get(site.code) or passed
+        if current:
             found.append((site, current))
     return found[::-1]
 
 
-def _known_names(study: Study, carrier: Carrier) -> dict[Any, str]:
-    """Code object -> the variable of its live frame that is the shared tensor."""
+def _known_names(study: Study, carrier: Carrier) -> dict[Any, list[str]]:
+    """Code object -> the variables of its live frame that are the shared tensor, or are made from it by ops that save nothing."""
     nodes = set(carrier.link.carriers)
-    found: dict[Any, str] = {}
+    found: dict[Any, list[str]] = {}
     for view in study.finder.frames:
-        for name, value in view.locals.items():
-            if _made_by(value, nodes):
-                found.setdefault(view.frame.f_code, name)
-    if carrier.name is not None and carrier.store is not None:
-        for view in study.finder.frames:
-            if carrier.name.startswith("self.") and "self" in view.locals:
-                found.setdefault(view.frame.f_code, carrier.name)
+        names = [name for name, value in view.locals.items() if _made_by(value, nodes)]
+        if carrier.name is not None and carrier.name.startswith("self.") and "self" in view.locals:
+            names.append(carrier.name)
+        if names:
+            found.setdefault(view.frame.f_code, names)
     return found
 
 
@@ -148,28 +177,31 @@ def resolve_line(op: tuple[Any, ...]) -> int:
     return CallSite(op[2], op[3]).line
 
 
-def reaches_foreign_parameters(study: Study, carrier: Carrier) -> bool:
-    """Whether the first loss ran into parameters that its own optimizer does not train: then detaching was forgotten.
+def whose_parameters(study: Study, carrier: Carrier) -> Side:
+    """Which of the two losses ran into parameters that its own optimizer does not train: there detaching was forgotten.
 
     Decided by the optimizer that stepped after the first backward; where none has, by whose parameters the rest of the first
-    loss has.
+    loss has. "both" where one optimizer trains all of it, or nothing tells.
     """
-    first = study.freed_by
+    first, call = study.freed_by, study.call
+    if first is None:
+        return "both"
     below = {id(leaf) for leaf in leaves([carrier.link.source])}
-    reached = {id(leaf) for leaf in leaves(study.graph.roots)} | {id(leaf) for tensor in live_roots(first) for leaf in leaves([tensor.grad_fn])} if first is not None else set()
-    optimizers = [optimizer for optimizer in study.incident.names.optimizers() if reached & parameters_of(optimizer)]
+    second = {id(leaf) for leaf in leaves(study.graph.roots)} - below
+    of_first = {id(leaf) for tensor in live_roots(study, first) for leaf in leaves([tensor.grad_fn])} - below
+    optimizers = [optimizer for optimizer in study.incident.names.optimizers() if (below | second | of_first) & parameters_of(optimizer)]
     owners = [optimizer for optimizer in optimizers if below & parameters_of(optimizer)]
-    if first is None or not owners:
-        return False
-    call = study.call
+    others = [optimizer for optimizer in optimizers if optimizer not in owners]
+    if not owners or not others:
+        return "both"
     stepped = [fact.optimizer() for fact in study.incident.journal.steps if fact.seq >= first.seq and (call is None or fact.clock < call.clock)]
     after = [optimizer for optimizer in stepped if optimizer is not None]
     if after:
-        return not below & parameters_of(after[0])
-    rest: set[int] = set()
-    for tensor in live_roots(first):
-        rest |= {id(leaf) for leaf in leaves([tensor.grad_fn])} - below
-    if rest:
-        trained_by = [optimizer for optimizer in optimizers if rest & parameters_of(optimizer)]
-        return bool(trained_by) and not any(optimizer in owners for optimizer in trained_by)
-    return len(optimizers) > len(owners)
+        if after[0] not in owners:
+            return "first"
+    elif of_first:
+        if any(of_first & parameters_of(optimizer) for optimizer in others) and not any(of_first & parameters_of(optimizer) for optimizer in owners):
+            return "first"
+    else:
+        return "first"
+    return "second" if any(second & parameters_of(optimizer) for optimizer in others) and not any(second & parameters_of(optimizer) for optimizer in owners) else "both"

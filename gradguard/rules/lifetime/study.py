@@ -7,14 +7,13 @@ carried it is made anew in each turn.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 
 from gradguard.evidence.carried import Carrier, Carriers, previous_turn
-from gradguard.evidence.consumed import Consumed, Link, consumed, freeing_call, freeing_calls, tensors_made_at
+from gradguard.evidence.consumed import Consumed, Link, consumed, freeing_call, freeing_calls
 from gradguard.evidence.graph import is_accumulate, leaves
 from gradguard.journal import BackwardFact
 from gradguard.rules.incident import Incident
@@ -106,7 +105,7 @@ def _entered(result: Study) -> None:
         return
     begun = {seq for fact in journal.backwards if fact is not call for seq in fact.root_seqs}
     sums = _summands(graph)
-    added = [link for link in links if _is_addend(link, sums, begun, graph, result.finder.alike)]
+    added = [link for link in links if _is_addend(result, link, sums, begun)]
     freeing = _freed_by(result, added[0]) if added else None
     if added and (freeing is None or freeing.kind == "backward"):
         result.cause = "accumulated"
@@ -158,16 +157,16 @@ def _freed_by(result: Study, link: Link) -> BackwardFact | None:
 
 def _reaches(result: Study, fact: BackwardFact, link: Link) -> bool | None:
     """Whether an earlier call's root leads to the link's source; None when that root is gone."""
-    for tensor in live_roots(fact):
+    for tensor in live_roots(result, fact):
         node = tensor.grad_fn
         if node is not None:
             return link.source in result.graph.below(node)
     return None
 
 
-def live_roots(fact: BackwardFact) -> list[torch.Tensor]:
+def live_roots(study: Study, fact: BackwardFact) -> list[torch.Tensor]:
     """The tensors an earlier call began at, as far as they are still alive."""
-    return tensors_made_at(set(fact.root_seqs))
+    return study.graph.alive.made_at(set(fact.root_seqs))
 
 
 def _summands(graph: Consumed) -> set[Any]:
@@ -194,17 +193,23 @@ def _kind(node: Any) -> str:
     return str(node.name()).rpartition("::")[2].rstrip("0123456789").removesuffix("Backward")
 
 
-def _is_addend(link: Link, sums: set[Any], begun: set[int], graph: Consumed, alike: Callable[[Any, Any], bool]) -> bool:
+def _is_addend(result: Study, link: Link, sums: set[Any], begun: set[int]) -> bool:
     """Whether the edge adds an earlier loss to this one: a single number, through sums alone, that a backward had begun at."""
-    if link.user not in sums or link.source not in sums or _size(link.source) != 1:
-        return False
-    if node_sequence(link.source) in begun:
-        return True
-    # a list of losses: the earlier root was a sum that held this one, and is gone itself; its successor stands beside it in the sum
-    above = (graph.above([link.source]) & sums) - {link.source}
-    if not all(_size(node) == 1 or _kind(node) in ("Stack", "Cat") for node in above):
-        return False
-    return any(node not in graph.used and node not in above and _size(node) == 1 and alike(node, link.source) for node in sums)
+    graph = result.graph
+    border = _border(result, link)
+    for node in link.carriers:
+        if node not in sums or node in graph.roots or _size(node) != 1 or (border is not None and node_sequence(node) >= border):
+            continue
+        if node_sequence(node) in begun:
+            return True
+        # a list of losses: the earlier root was a sum that held this one, and is gone itself; its successor stands beside it in the sum
+        above = (graph.above([node]) & sums) - {node}
+        if all(_size(other) == 1 or _kind(other) in ("Stack", "Cat") for other in above) and any(
+            other not in graph.used and other not in above and other is not node and _size(other) == 1 and node_sequence(other) >= (border or 0) and result.finder.alike(other, node)
+            for other in sums
+        ):
+            return True
+    return False
 
 
 def _size(node: Any) -> int | None:

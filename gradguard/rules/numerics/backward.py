@@ -67,7 +67,7 @@ def _suspects(held: list[Held], bad: set[int]) -> list[tuple[Held, int, int]]:
     found = []
     for item in sorted(held, key=lambda item: -node_sequence(item.node)):
         count, total = item.count()
-        if count and any(is_accumulate(node) and id(getattr(node, "variable", None)) in bad for node in _below([item.node])):
+        if count and (item.kind in _FORWARD or any(is_accumulate(node) and id(getattr(node, "variable", None)) in bad for node in _below([item.node]))):
             found.append((item, count, total))
     return found
 
@@ -76,11 +76,45 @@ def _below(nodes: Iterable[Any]) -> Iterable[Any]:
     return (node for node, _ in walk(nodes))
 
 
+_FORWARD = {  # kinds whose value itself was NaN: only the loss did not show it
+    "Softmax": "a softmax row in which everything is -inf is 0/0",
+    "LogSoftmax": "a log_softmax row in which everything is -inf is NaN",
+    "Std": "the unbiased deviation of a single value is 0/0",
+}
+
+
+def _hidden(incident: Incident, held: Held, count: int, total: int, places: Places, nodes: list[Any], bad: list[torch.Tensor], notes: list[str]) -> Diagnosis:
+    """A NaN of the forward pass that was masked out of the loss and came back in the gradient."""
+    place = places.of(held.node, search=True)
+    text = expression(place, held.node)
+    says = _FORWARD[held.kind]
+    related: list[SourceSpan] = []
+    for source, _ in held.node.next_functions:
+        made = None if source is None else places.of(source)
+        if made is not None and (place is None or made.line != place.line):
+            related.append(made.span("its argument is made here", "made"))
+    if incident.place is not None:
+        related.append(incident.place.span("this backward made the gradient NaN", "backward"))
+    fixes = [Fix(title="mask with a large finite negative number (`torch.finfo(scores.dtype).min`) in place of -inf, or keep one entry of every row unmasked"),
+             Fix(title="use `F.scaled_dot_product_attention`, which gives zeros for such rows")]
+    return Diagnosis(
+        code="GG501", name="nonfinite-forward", severity="warning",
+        headline=f"`{text}` gives NaN in {elements(count, total)}" + (f" (in `{place.function}`)" if place is not None else "") + ": the loss does not show it, the gradient does.",
+        culprit=None if place is None else place.span(says, "culprit"), related=related, tensors=[_fact(incident, leaf) for leaf in bad[:4]],
+        explanation=f"{says[0].upper()}{says[1:]}: NaN. What is masked or left out afterwards keeps the loss finite, but the backward still multiplies by the NaN: {_names(incident, bad)} got a gradient that is NaN.",
+        notes=notes, fixes=fixes if held.kind != "Std" else [Fix(title="pass `correction=0`, or leave groups of one out")],
+        avoid=["setting the result to 0 afterwards (`masked_fill`, `nan_to_num`, a mask as factor): the gradient is NaN all the same"],
+        confidence="certain" if place is not None and not places.notes else "likely",
+    )  # fmt: skip
+
+
 def _known(
     incident: Incident, memory: Numbers, nodes: list[Any], suspects: list[tuple[Held, int, int]], bad: list[torch.Tensor], leaves: list[torch.Tensor]
 ) -> Diagnosis:
     held, count, total = suspects[0]
     places = Places(incident, memory, nodes)
+    if held.kind in _FORWARD:
+        return _hidden(incident, held, count, total, places, nodes, bad, [_untouched(incident, bad, leaves)])
     place = places.of(held.node, search=True)
     text = expression(place, held.node)
     says = RISKS[held.kind].says

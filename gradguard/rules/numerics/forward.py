@@ -16,6 +16,7 @@ from gradguard.rules.numerics.places import Places, expression, module_at
 from gradguard.rules.numerics.ranges import kinds, value_range
 from gradguard.rules.numerics.traps import explain
 from gradguard.rules.numerics.watching import Numbers
+from gradguard.torch_internals import storage_key
 
 _LARGE = 1e3  # an input beyond this is worth a note where something overflowed
 _OVERFLOWS = frozenset({"Exp", "Expm1", "Pow", "Mm", "Bmm", "Addmm", "Mul", "Convolution", "Sum", "Cosh", "Sinh", "MseLoss", "Softmax"})
@@ -53,7 +54,7 @@ def describe(incident: Incident, memory: Numbers, root: torch.Tensor, values: Gr
         code="GG501", name="nonfinite-forward", severity=severity,
         headline=f"{subject[0].upper()}{subject[1:]} is {kinds(found)}: `{text}` {trap.what}{where}.",
         culprit=None if place is None else place.span(f"first {kinds(origin.health)}: {trap.what}", "culprit"),
-        related=related, tensors=facts, explanation=_why(trap.why, origin, values, place), notes=notes, fixes=trap.fixes, avoid=trap.avoid,
+        related=related, tensors=facts, explanation=_why(trap.why, origin, values, place, incident), notes=notes, fixes=trap.fixes, avoid=trap.avoid,
         confidence="certain" if place is not None and origin.sure and not places.notes else "likely",
     )  # fmt: skip
 
@@ -64,11 +65,11 @@ def _where(place: ResolvedSite | None) -> str:
     return f" (in `{place.function}`)"
 
 
-def _why(why: str, origin: Origin, values: GraphValues, place: ResolvedSite | None) -> str:
-    passes = "Every gradient that comes out of such a loss is NaN, and one optimizer step with it makes the weights NaN for good."
+def _why(why: str, origin: Origin, values: GraphValues, place: ResolvedSite | None, incident: Incident) -> str:
+    passes = "" if incident.error is not None else "Every gradient that comes out of such a loss is NaN, and one optimizer step with it makes the weights NaN for good."
     ranges = [f"`{name}` is {text}" for name, text in _operands(values, origin, place)]
     figures = f" Here {', '.join(ranges)}." if ranges else ""
-    return f"{why}{figures} {passes}"
+    return f"{why}{figures} {passes}".rstrip()
 
 
 def _operands(values: GraphValues, origin: Origin, place: ResolvedSite | None) -> list[tuple[str, str]]:
@@ -146,8 +147,8 @@ def _inputs(incident: Incident, values: GraphValues, origin: Origin) -> list[str
             if slot in ("mat1", "self", "input", "other") and tensor.dim() > 0 and tensor.is_floating_point():
                 finite = tensor[torch.isfinite(tensor)]
                 if finite.numel() and float(finite.abs().max()) >= _LARGE:
-                    name = incident.names.tensor(tensor) or _by_storage(incident, tensor)
-                    notes.append(f"the data that goes in, {f'`{name}`' if name else 'an input'} of shape {tuple(tensor.shape)}, ranges over {value_range(tensor)}")
+                    name = _called(incident, tensor)
+                    notes.append(f"the data that goes in, {name or 'an input'} of shape {tuple(tensor.shape)}, ranges over {value_range(tensor)}")
         for source in values.inputs.get(node, []):
             if source.node is not None and source.node not in seen and source.leaf is None:
                 seen.add(source.node)
@@ -155,16 +156,12 @@ def _inputs(incident: Incident, values: GraphValues, origin: Origin) -> list[str
     return list(dict.fromkeys(notes))[:3]
 
 
-def _by_storage(incident: Incident, tensor: torch.Tensor) -> str | None:
-    from gradguard.torch_internals import storage_key
-
-    names = incident.names.of_storage(storage_key(tensor))
-    return names[0] if names else None
-
-
-def bad_word(found: Health) -> str:
-    """`NaN`, `inf` ... of what was found."""
-    return kinds(found)
-
-
-__all__ = ["Fix", "bad_word", "describe", "investigate"]
+def _called(incident: Incident, tensor: torch.Tensor) -> str | None:
+    """The variables that hold this very data; those with the same elements come first."""
+    key = storage_key(tensor)
+    same, others = list[str](), list[str]()
+    for name, value in incident.names.tensor_bindings():
+        if storage_key(value) == key:
+            (same if value.shape == tensor.shape and value.data_ptr() == tensor.data_ptr() else others).append(f"`{name}`")
+    names = list(dict.fromkeys(same or others))[:2]
+    return " / ".join(names) or None

@@ -35,7 +35,8 @@ _MOST_NODES = 4_096
 _MOST_HOPS = 96
 _MOST_HELD = 32
 _HISTORY = 64
-_FULL_SHARE = 300  # a look at all gradients may take 1/300 of the time
+_FULL_SHARE = 150  # a look at all gradients may take 1/150 of the time
+_MOST_SENTINELS = 5
 _NOTHING, _SHRUNK = 1e-9, 1e-6  # a gradient norm below both, absolutely and against the largest so far, is as good as zero
 DEAD_STEPS = 30  # gradients of exactly zero in so many backward calls in a row
 
@@ -47,6 +48,7 @@ class Plan:
     Attributes:
         paths: ways from the root to risky nodes (positions in `next_functions`), with the type expected there.
         sentinel: the small parameter at the far end.
+        others: parameters that a risky op would spoil without reaching the far end: those its result is multiplied with.
         leaves: every leaf of the graph.
         losses, norms: recent values, newest last; the norm is the sentinel's gradient's.
         zeros: backward calls in a row that gave the sentinel a gradient of exactly zero.
@@ -54,6 +56,7 @@ class Plan:
 
     paths: list[tuple[tuple[int, ...], str]] = field(default_factory=list)
     sentinel: weakref.ref[torch.Tensor] | None = None
+    others: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     leaves: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
     norms: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
@@ -155,6 +158,7 @@ class Numbers:
                     order.append(source)
         plan.paths = []
         leaves: list[torch.Tensor] = []
+        risky: list[Any] = []
         hops = 0
         for node in order:
             if is_accumulate(node):
@@ -165,6 +169,7 @@ class Numbers:
                 held = hold(node)
                 if held is None:
                     continue
+                risky.append(node)
                 if len(self.held) < _MOST_HELD:
                     self.held.append(held)
                 path: list[int] = []
@@ -177,6 +182,7 @@ class Numbers:
                     plan.paths.append((tuple(reversed(path)), type(node).__name__))
         plan.leaves = [weakref.ref(leaf) for leaf in leaves]
         plan.sentinel = weakref.ref(min(leaves[-4:], key=lambda leaf: leaf.numel())) if leaves else None
+        plan.others = [weakref.ref(leaf) for leaf in _beside(order, risky)]
         if traced and len(order) <= _MOST_NODES:
             self.footprints.add(order)
 
@@ -221,6 +227,8 @@ class Numbers:
                     plan.norms.append(norm)
                 if not math.isfinite(norm) and not self._is_finite(leaf):
                     self.grads_bad = True
+        if plan.others and not self.grads_bad:
+            self.grads_bad = any(self._bad(ref(), traced) for ref in plan.others)
         if not self.grads_bad:
             now = perf_counter()
             if traced or plan.calls <= _WALKS or (now - self._full_at) > self._full_cost * _FULL_SHARE:
@@ -262,6 +270,51 @@ class Numbers:
         if grad.layout != torch.strided:
             grad = grad.coalesce().values()
         return bool(torch.isfinite(grad).all())
+
+
+def _beside(nodes: list[Any], risky: list[Any]) -> list[torch.Tensor]:
+    """One small leaf for each of some risky nodes, from the other operand of the first product above it.
+
+    A NaN in a result spoils the gradient of what it is multiplied with, and may reach nothing else: the scores of a fully masked
+    attention row spoil the values' projection and, with the mask in between, neither queries nor keys.
+    """
+    if not risky:
+        return []
+    users: dict[Any, list[Any]] = {}
+    for node in nodes:
+        for source, _ in node.next_functions:
+            if source is not None:
+                users.setdefault(source, []).append(node)
+    chosen: dict[int, torch.Tensor] = {}
+    for node in (*risky[:2], *risky[-2:]):
+        for _ in range(8):
+            above = users.get(node, [])
+            if not above:
+                break
+            siblings = [source for source, _ in above[0].next_functions if source is not None and source is not node]
+            leaf = _nearest_leaf(siblings[0]) if siblings else None
+            if leaf is not None:
+                chosen[id(leaf)] = leaf
+                break
+            node = above[0]
+    return list(chosen.values())[:_MOST_SENTINELS]
+
+
+def _nearest_leaf(node: Any) -> torch.Tensor | None:
+    """The smallest of the first few leaves below a node."""
+    order, seen, found = [node], {node}, list[torch.Tensor]()
+    for item in order:
+        if is_accumulate(item):
+            found.append(item.variable)
+            if len(found) == 2:
+                break
+        if len(order) > 64:
+            break
+        for source, _ in item.next_functions:
+            if source is not None and source not in seen:
+                seen.add(source)
+                order.append(source)
+    return min(found, key=lambda leaf: leaf.numel()) if found else None
 
 
 def numbers(memory: dict[str, Any]) -> Numbers:

@@ -13,7 +13,9 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from gradguard.callsite import CallSite
+import torch
+
+from gradguard.callsite import CallSite, user_frame
 from gradguard.journal import BackwardFact, current_journal
 from gradguard.rules.protocol.books import Book, Part, Slot, Suspicion, unchanged, version_of
 from gradguard.rules.protocol.modes import Modes
@@ -43,6 +45,9 @@ class Ledger:
         self.wastes: dict[tuple[CallSite | None, CallSite | None], list[int]] = {}
         self.clips: dict[CallSite | None, int] = {}
         self.assignments: list[tuple[weakref.ref[Any], CallSite | None, int]] = []
+        self.loaded: list[weakref.ref[Any]] = []
+        self.called: dict[int, tuple[weakref.ref[Any], CallSite | None, bool]] = {}  # modules seen running, in a census
+        self.census_until = 0  # steps
         self.casts: list[tuple[weakref.ref[Any], CallSite | None]] = []
         self.survey = Survey(self)
         self.modes = Modes(self)
@@ -123,7 +128,7 @@ class Ledger:
         self.backwards += 1
         if self.backwards >= self.survey.next_at:
             self.survey.walk(call, roots)
-        if not self.backwards & 15 or self.backwards == 4:
+        if not self.backwards & (7 if self.backwards < 100 else 15):
             self.retained.tag(self.steps, self.backwards, roots, self.found)
         part: Part | None = None
         for book in self.books.values():
@@ -339,9 +344,19 @@ class Ledger:
         """A module runs with grad mode off."""
         self.modes.forward_without_grad(module, arguments, frame)
 
-    def assigned(self, module: Any, site: CallSite | None) -> None:
-        """load_state_dict(assign=True) has replaced a module's parameters."""
-        self.assignments = [*self.assignments[-15:], (weakref.ref(module), site, self.steps)]
+    def loaded_state(self, module: Any, assign: bool, site: CallSite | None) -> None:
+        """load_state_dict() was called; with assign=True it has replaced the module's parameters."""
+        self.loaded = [*self.loaded[-63:], weakref.ref(module)]
+        if assign:
+            self.assignments = [*self.assignments[-15:], (weakref.ref(module), site, self.steps)]
+
+    def census(self, module: Any, frame: Any) -> None:
+        """A module is called, in the steps in which that is looked at: where, and with grad mode on or off."""
+        known = self.called.get(id(module))
+        grad_on = torch.is_grad_enabled()
+        if known is None or known[0]() is not module or (grad_on and not known[2]):
+            caller = user_frame(frame)
+            self.called[id(module)] = (weakref.ref(module), None if caller is None else CallSite(caller.f_code, caller.f_lasti), grad_on)
 
     def cast(self, module: Any, site: CallSite | None) -> None:
         """A module was cast to a low-precision dtype."""

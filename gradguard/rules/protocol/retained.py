@@ -67,7 +67,8 @@ class Retained:
                 break  # AccumulateGrad lives as long as any graph does
             path.append(node)
             turn = (turn * 1103515245 + 12345) & 0x7FFFFFFF
-            inner = [each for each in following if each.next_functions]
+            inner = [each for each in following if any(f is not None and f.next_functions for f, _ in each.next_functions)]
+            inner = inner or [each for each in following if each.next_functions]  # a parameter's view leads nowhere
             node = inner[(turn >> 16) % len(inner)] if inner else None
         for i, each in enumerate(path):
             if len(path) <= TAGGED or i % (len(path) // TAGGED) == 0 or i == len(path) - 1:

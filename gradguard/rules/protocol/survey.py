@@ -107,10 +107,12 @@ class Survey:
             ledger.found.append(Suspicion(code, book, {"survey": True}))
         if book.steps < 12:
             return
-        if book.steps in (12, 60, 400):
+        if book.steps in (12, 24, 60, 400):
             idle = [ref for ref, version in book.first_versions
                     if (p := ref()) is not None and p.requires_grad and p.grad is None and version_of(p) == version]  # fmt: skip
-            if idle and len(idle) < len(book.first_versions):
+            if idle and len(idle) < len(book.first_versions) and book.steps == 12:
+                ledger.census_until = ledger.steps + 3
+            elif idle and len(idle) < len(book.first_versions):
                 ledger.found.append(Suspicion("GG605", book, {"prepare": idle}))
         if book.steps in (12, 24, 60, 400):
             known = self.known()

@@ -1,0 +1,123 @@
+"""# GG607 backward-without-step
+
+## What it is
+Backward calls fill the gradients of an optimizer's parameters, and the optimizer never steps.
+
+## Why it is wrong
+What it should train keeps its initial values. Another optimizer is stepped in its place, or the condition around `step()` is
+never true (an accumulation longer than an epoch, whose counter starts anew with every epoch).
+
+## Example
+    critic_loss.backward()
+    actor_optimizer.step()       # meant: critic_optimizer.step()
+
+## Use instead
+Step each optimizer once a training step; at the end of an epoch, step for what has been accumulated as well.
+
+## Fix safety
+Unsafe: it begins to train what was not trained.
+
+## When it speaks, what silences it
+At the third superfluous step of another optimizer while this one waits with new gradients and has never stepped; or at the
+end (the optimizer is dropped, or the guard is left) after ten or more backward calls and no step, if none of its parameters was
+written by anything. An optimizer that another one over the same parameters has replaced is silent.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.evidence.source import resolve
+from gradguard.rules.base import Rule
+from gradguard.rules.incident import Incident
+from gradguard.rules.protocol import tell
+from gradguard.rules.protocol.books import Book
+from gradguard.rules.protocol.places import calls_of, gate_of, names_in, statement_span
+
+CODE, NAME = "GG607", "backward-without-step"
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    """The optimizer that waits, and the line that steps another one or the condition that never holds."""
+    book, data = incident.suspicion.book, incident.suspicion.data
+    if book is None or book.last_part is None:
+        return None
+    if data.get("gather"):
+        _gather(incident, book)
+        return None
+    if "instead" in data:
+        _gather(incident, book)
+        return _instead(incident, book, data["instead"])
+    return _never(book)
+
+
+def _gather(incident: Incident, book: Book) -> None:
+    """Names, while the frames that know them are alive."""
+    parameters = book.parameters()
+    book.gathered["name"] = tell.optimizer_name(book, incident)
+    book.gathered["parameters"] = tell.parameter_names(parameters, incident.names)
+    book.gathered["roots"] = tell.roots_of(parameters, incident.names)
+    book.gathered["facts"] = tell.facts(parameters, incident.names)
+    book.gathered["count"] = len(parameters)
+
+
+def _instead(incident: Incident, book: Book, other: Book) -> Diagnosis:
+    name, stepped = book.gathered["name"], tell.optimizer_name(other, incident)
+    roots = book.gathered["roots"]
+    what = f"`{roots[0]}`" if len(roots) == 1 else "its parameters"
+    backward = None if book.last_part is None else resolve(book.last_part.call.site)
+    return Diagnosis(
+        code=CODE, name=NAME, severity="warning",
+        headline=f"`{name}` never steps: after its backward `{stepped}.step()` is called a second time, and {what} is not trained",
+        culprit=tell.span(other.step_site, f"steps `{stepped}` again, on gradients it has already used; `{name}` waits", "culprit"),
+        related=tell.spans(None if backward is None else backward.span(f"fills the gradients of `{name}`", "backward"), tell.span(book.made, f"`{name}` is made here", "declared")),
+        tensors=book.gathered["facts"],
+        explanation=(f"{book.filled} backward calls have filled {tell.listed(book.gathered['parameters'], book.gathered['count'])}, and `{name}` has not stepped once. "
+                     f"At this line `{stepped}` applies gradients that its step before had applied already."),
+        fixes=[Fix(title=f"Call `{name}.step()` here", safety="unsafe")],
+    )  # fmt: skip
+
+
+def _never(book: Book) -> Diagnosis | None:
+    if "name" not in book.gathered or book.last_part is None:
+        return None
+    name = book.gathered["name"]
+    backward = resolve(book.last_part.call.site)
+    step, gate, culprit = _step_in_source(book, name)
+    names = names_in(gate.test) if gate is not None else []
+    condition = f"the condition `{tell.short(ast.unparse(gate.test))}` around `{name}.step()` is never true" if gate is not None else (
+        f"`{name}.step()` is never reached" if step is not None else f"nothing calls `{name}.step()`")  # fmt: skip
+    if culprit is None and backward is not None:
+        culprit = backward.span(f"fills gradients that no step of `{name}` uses", "culprit")
+    count = f" (`{names[-1]}` decides)" if len(names) > 1 else ""
+    return Diagnosis(
+        code=CODE, name=NAME, severity="warning",
+        headline=f"`{name}` never steps in {book.filled} backward calls: {condition}",
+        culprit=culprit,
+        related=tell.spans(None if backward is None else backward.span(f"fills the gradients of `{name}`", "backward"), tell.span(book.made, f"`{name}` is made here", "declared")),
+        tensors=book.gathered["facts"],
+        explanation=(f"{book.filled} backward calls filled {tell.listed(book.gathered['parameters'], book.gathered['count'])}; none of these parameters has changed since `{name}` "
+                     f"was made.{' A counter that starts anew with every epoch never gets to a number that is larger than the epoch' + count + '.' if gate is not None else ''}"),
+        fixes=[Fix(title="Count over epochs, or step at the end of the epoch as well" if gate is not None else f"Call `{name}.step()` after backward", safety="unsafe")],
+    )  # fmt: skip
+
+
+def _step_in_source(book: Book, name: str) -> tuple[ast.Call | None, ast.If | None, SourceSpan | None]:
+    """The call that would step it, and the condition around it."""
+    backward = resolve(book.last_part.call.site) if book.last_part is not None else None
+    made = resolve(book.made)
+    for place in (backward, made):
+        if place is None or place.source is None or place.source.tree is None:
+            continue
+        calls = calls_of(place.source, "step", name)
+        for call in calls:
+            gate = gate_of(place.source, call)
+            if gate is not None:
+                return call, gate, statement_span(place.source, gate.test, "never true: the step below is never reached")
+        if calls:
+            return calls[0], None, statement_span(place.source, calls[0], "never reached")
+    return None, None, None
+
+
+RULE = Rule(code=CODE, name=NAME, summary="gradients are made for an optimizer that never steps", recognise=recognise, moments=frozenset({"suspicion"}), severity="warning")

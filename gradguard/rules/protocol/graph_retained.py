@@ -1,0 +1,212 @@
+"""# GG608 graph-retained
+
+## What it is
+The autograd graphs of old steps are still alive, and there are more of them with every step: something keeps tensors of
+theirs with their `grad_fn`.
+
+## Why it is wrong
+A tensor with a `grad_fn` holds the whole graph it came from. Memory grows until it runs out, each step takes a little longer,
+and a later backward through the old graph fails.
+
+## Example
+    self.loss_average = 0.9 * self.loss_average + 0.1 * loss     # holds the graph of every iteration
+    losses.append(loss)
+
+## Use instead
+    self.loss_average = 0.9 * self.loss_average + 0.1 * loss.detach()
+    losses.append(loss.item())
+
+## Fix safety
+Safe where the value is only looked at (logging, running statistics): values stay the same.
+
+## When it speaks, what silences it
+When five or more graphs that are at least 16 steps old live, over a span of 48 steps or more, and their number grows between
+two looks (every sixteenth backward). Graphs kept within a step or for a window of steps are silent.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.evidence.holders import Holding, holdings
+from gradguard.evidence.source import ResolvedSite, assignments_to, at_line, dotted
+from gradguard.evidence.syntax import Source, load
+from gradguard.rules.base import Rule
+from gradguard.rules.incident import Incident
+from gradguard.rules.protocol import tell
+from gradguard.rules.protocol.places import attribute_sets, calls_of, class_node
+from gradguard.rules.protocol.retained import KEY, OLD, Tag
+
+CODE, NAME = "GG608", "graph-retained"
+_NODES = 30_000
+_TENSORS = 200
+_ADDS = ("append", "appendleft", "add", "extend", "insert", "update", "setdefault", "put")
+
+
+@dataclass
+class Keeper:
+    """One variable, attribute or container through which old graphs live."""
+
+    holding: Holding
+    tags: set[int] = field(default_factory=set)
+    tensors: int = 0
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    """What holds the old graphs, and the line that puts it there."""
+    data = incident.suspicion.data
+    keepers = _keepers(incident, data["step"])
+    if not keepers:
+        return None
+    most = max(len(each.tags) for each in keepers)
+    main = [each for each in keepers if 2 * len(each.tags) >= most]
+    first = main[0]
+    names = [_shown(each) for each in main]
+    places = [_place(incident, each) for each in main]
+    culprit_place = next((place for place in places if place is not None), None)
+    label = f"`{first.holding.attribute}` is computed from its own last value, with the graphs of all steps before" if _is_chain(first) else f"keeps tensors of every step in `{first.holding.name}` with their graphs"
+    culprit: SourceSpan | None = None if culprit_place is None else culprit_place.statement_span(label, "culprit")
+    related = [place.statement_span("and so does this", "context") for place in places[1:3] if place is not None]
+    subject = " and ".join(f"`{name}`" for name in dict.fromkeys(names[:3]))
+    return Diagnosis(
+        code=CODE, name=NAME, severity="warning",
+        headline=f"{subject} {'keep' if len(set(names[:3])) > 1 else 'keeps'} the graphs of old steps alive: memory grows with every step",
+        culprit=culprit, related=tell.spans(*related),
+        explanation=(f"Graphs of steps back to step {data['since']} are still alive at step {data['step']}, {data['old']} of those that were marked, and more at every look. "
+                     f"They hang on {subject}: a tensor with a grad_fn holds everything it was computed from."),
+        fixes=[Fix(title=f"Keep `{_value(culprit_place)}` detached (`.detach()`, or `.item()` for a number)" if culprit_place is not None else "Detach what is kept (`.detach()`, or `.item()` for a number)",
+                   safety="safe", detail="The values stay the same; only the graph is let go.")],
+        avoid=["`gc.collect()` or `torch.cuda.empty_cache()`: the memory is in use, not fragmented"],
+    )  # fmt: skip
+
+
+def _keepers(incident: Incident, step: int) -> list[Keeper]:
+    reached: list[tuple[torch.Tensor, set[int]]] = []
+    for tensor in _live_tensors():
+        tags = _old_tags(tensor, step)
+        if tags:
+            reached.append((tensor, tags))
+        if len(reached) >= _TENSORS:
+            break
+    found: OrderedDict[tuple[Any, ...], Keeper] = OrderedDict()
+    ignore = {id(reached), *(id(item) for item in reached)}
+    reached.sort(key=lambda item: -len(item[1]))
+    for tensor, tags in reached[:40]:
+        for holding in holdings(tensor, incident.user_frames, ignore)[:2]:
+            key = (holding.attribute, id(type(holding.owner)) if holding.owner is not None else None, holding.frame.f_code if holding.frame is not None else None)
+            keeper = found.setdefault(key, Keeper(holding))
+            keeper.tags |= tags
+            keeper.tensors += 1
+    return sorted(found.values(), key=lambda each: -len(each.tags))
+
+
+def _live_tensors() -> list[torch.Tensor]:
+    found = []
+    for obj in gc.get_objects():
+        if torch.Tensor in getattr(type(obj), "__mro__", ()):
+            try:
+                if obj.grad_fn is not None:
+                    found.append(obj)
+            except Exception:
+                continue
+    return found
+
+
+def _old_tags(tensor: torch.Tensor, step: int) -> set[int]:
+    """Backward counts of the old graphs that a tensor reaches."""
+    node = tensor.grad_fn
+    seen = {node}
+    stack: list[Any] = [node]
+    tags: set[int] = set()
+    while stack and len(seen) < _NODES:
+        node = stack.pop()
+        tag = node.metadata.get(KEY) if node.next_functions else None
+        if isinstance(tag, Tag) and step - tag.step >= OLD:
+            tags.add(tag.backward)
+        for each, _ in node.next_functions:
+            if each is not None and each not in seen:
+                seen.add(each)
+                stack.append(each)
+    return tags
+
+
+def _is_chain(keeper: Keeper) -> bool:
+    return keeper.tensors <= len(keeper.tags) // 2 + 1 and not keeper.holding.through
+
+
+def _shown(keeper: Keeper) -> str:
+    return keeper.holding.name
+
+
+def _place(incident: Incident, keeper: Keeper) -> ResolvedSite | None:
+    """The statement that puts the tensor where it is kept."""
+    holding = keeper.holding
+    if holding.owner is not None:
+        kind = holding.owner if isinstance(holding.owner, type) else type(holding.owner)
+        places = [place for place in attribute_sets(kind, holding.attribute) if place.statement is not None]
+        again = [place for place in places if _reads(place.statement, f"self.{holding.attribute}") or isinstance(place.statement, ast.AugAssign)]
+        found = class_node(kind)
+        adds = [] if found is None else _adds(found[0], holding.attribute)
+        if holding.through and adds:
+            return adds[0]
+        later = [place for place in places if place.function.rpartition(".")[2] != "__init__"]
+        return next(iter([*again, *adds, *later]), None)
+    for source, scope in _scopes(incident, holding):
+        statements = assignments_to(scope, holding.attribute)
+        again_here = [s for s in statements if isinstance(s, ast.AugAssign) or _reads(s, holding.attribute)]
+        adds = _adds(source, holding.attribute)
+        if adds and (holding.through or not again_here):
+            return adds[0]
+        if again_here or statements:
+            return at_line(source.filename, (again_here or statements[-1:])[0].lineno)
+    return None
+
+
+def _scopes(incident: Incident, holding: Holding) -> list[tuple[Source, ast.AST]]:
+    views = [view for view in incident.user_frames if holding.frame is None or view.frame is holding.frame] or incident.user_frames
+    found: list[tuple[Source, ast.AST]] = []
+    for view in views:
+        source = load(view.frame.f_code.co_filename)
+        if source is None or source.tree is None:
+            continue
+        from gradguard.evidence.source import function_def
+
+        function = None if view.is_module_level else function_def(view.frame.f_code)
+        found.append((source, function if function is not None else source.tree))
+    return found
+
+
+def _adds(source: Source, name: str) -> list[ResolvedSite]:
+    """Statements that put something into a container: `name.append(...)`, `name[k] = ...`, `name += [...]`."""
+    assert source.tree is not None
+    lines = [call.lineno for method in _ADDS for call in calls_of(source, method, name)]
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Subscript) and (dotted(t.value) or "").split(".")[-1] == name for t in node.targets):
+            lines.append(node.lineno)
+    return [place for line in sorted(set(lines)) if (place := at_line(source.filename, line)) is not None]
+
+
+def _reads(statement: ast.stmt | None, name: str) -> bool:
+    value = getattr(statement, "value", None)
+    return value is not None and any(isinstance(node, (ast.Name, ast.Attribute)) and dotted(node) == name for node in ast.walk(value))
+
+
+def _value(place: ResolvedSite) -> str:
+    """The part of the statement that carries the graph, shortly."""
+    statement = place.statement
+    value = getattr(statement, "value", None)
+    if isinstance(value, ast.Call) and value.args and isinstance(value.func, ast.Attribute) and value.func.attr in _ADDS:
+        value = value.args[-1]
+    return tell.short(ast.unparse(value), 40) if isinstance(value, ast.AST) else "the value"
+
+
+_ = nn
+RULE = Rule(code=CODE, name=NAME, summary="graphs of old steps are kept alive and pile up", recognise=recognise, moments=frozenset({"suspicion"}), severity="warning")

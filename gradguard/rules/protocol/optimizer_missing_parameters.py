@@ -1,0 +1,133 @@
+"""# GG603 optimizer-missing-parameters
+
+## What it is
+Parameters of a trained model get gradients at every backward, but no optimizer has them: they keep their initial values.
+
+## Why it is wrong
+The optimizer updates what it was given when it was made. Modules kept in a plain list or dict, and tensors that are not
+`nn.Parameter`, are not part of `model.parameters()`; a module left out of the optimizer's arguments is not either. The loss
+falls all the same, because the rest of the model adapts to the random part.
+
+## Example
+    self.convs = [nn.Conv1d(16, 8, k) for k in (2, 3, 4)]     # a plain list: unknown to self.parameters()
+    self.keys = torch.randn(32, 16, requires_grad=True)       # no nn.Parameter
+
+## Use instead
+    self.convs = nn.ModuleList(nn.Conv1d(16, 8, k) for k in (2, 3, 4))
+    self.keys = nn.Parameter(torch.randn(32, 16))
+
+## Fix safety
+Unsafe: more is trained than before; saved checkpoints get new entries.
+
+## When it speaks, what silences it
+When the optimizer or the guard comes to its end (or after 1,000 steps), if leaves that were seen in three or more graphs are
+in no optimizer and have exactly the values they had at first. It is silent about leaves that are no module's (inputs,
+latent codes), about modules in eval mode or loaded with `load_state_dict` (a pretrained network through which gradients only
+flow), about anything an optimizer made later takes up, and about values that change by hand.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.evidence.source import ResolvedSite
+from gradguard.rules.base import Rule
+from gradguard.rules.incident import Incident
+from gradguard.rules.protocol import orphans, tell
+from gradguard.rules.protocol.books import Book, Prepared
+from gradguard.rules.protocol.owners import Owner, Owners
+from gradguard.rules.protocol.places import attribute_set
+from gradguard.rules.protocol.survey import Stranger
+
+CODE, NAME = "GG603", "optimizer-missing-parameters"
+Found = list[tuple[torch.Tensor, Owner]]
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    """Which parameters were left out, and the line that made them unknown."""
+    data, book = incident.suspicion.data, incident.suspicion.book
+    if "prepared" in data:
+        return data["prepared"]  # type: ignore[no-any-return]
+    if book is None:
+        return None
+    strangers: list[Stranger] = data["prepare"]
+    owners = Owners(incident.names)
+    left = [(leaf, owner) for s in strangers if (leaf := s.ref()) is not None and (owner := owners.of(leaf)) is not None]
+    trained = {id(p) for p in book.parameters()}
+    left = [(leaf, owner) for leaf, owner in left if _is_meant(incident, book, owner, trained)]
+    if not left:
+        return None
+    diagnosis = orphans.partly(incident, book, left) or _told(incident, book, left)
+    kept = [s for s in strangers if any(leaf is s.ref() for leaf, _ in left)]
+    ledger = incident.memory["ledger"]
+    last = {id(s): True for s in kept}
+
+    def holds() -> bool:
+        known = ledger.survey.known()
+        for s in kept:
+            leaf = s.ref()
+            if leaf is not None:
+                last[id(s)] = s.same() and id(leaf) not in known
+        return all(last.values())
+
+    if book.steps >= 400 and holds():
+        return diagnosis
+    book.prepared = [each for each in book.prepared if each.code not in ("GG603", "GG604")] + [Prepared(diagnosis.code, diagnosis, holds)]
+    return None
+
+
+def _is_meant(incident: Incident, book: Book, owner: Owner, trained: set[int]) -> bool:
+    """Whether the owner is part of what this optimizer trains, not a network that gradients only pass."""
+    if not owner.module.training or not owner.root.training:
+        return False
+    loaded = [module for ref in incident.memory["ledger"].loaded if (module := ref()) is not None]
+    around = {id(owner.root), id(owner.module)}
+    if owner.registered and any(id(module) in around or any(child is owner.module for child in module.modules()) for module in loaded):
+        return False
+    if any(id(p) in trained for p in owner.root.parameters()):
+        return True
+    # a module of its own: meant to be trained when the optimizer trains modules at all, not an image or a latent code
+    return owner.registered and any(incident.names.state(p) is not None for p in book.parameters()[:4])
+
+
+def _told(incident: Incident, book: Book, left: Found) -> Diagnosis:
+    name = tell.optimizer_name(book, incident)
+    unregistered = [(leaf, owner) for leaf, owner in left if not owner.registered]
+    shown = unregistered or left
+    leaf, owner = shown[0]
+    paths = [each.path for _, each in shown]
+    holder = type(owner.module).__name__
+    place: ResolvedSite | None = None
+    culprit: SourceSpan | None
+    if unregistered:
+        attributes = list(dict.fromkeys(each.attribute for _, each in shown if each.module is owner.module))
+        place = attribute_set(type(owner.module), owner.attribute)
+        plain = leaf is getattr(owner.module, owner.attribute, None)
+        what = "a plain tensor" if plain else "kept in a plain " + type(vars(owner.module).get(owner.attribute)).__name__
+        culprit = None if place is None else place.statement_span(f"{what}: not part of `{holder}.parameters()`", "culprit")
+        others = [attribute_set(type(owner.module), each) for each in attributes[1:4]]
+        related = tell.spans(*[each.statement_span(f"{what}, too", "context") for each in others if each is not None],
+                             tell.span(book.made, f"`{name}` is made without them", "declared"))  # fmt: skip
+        subject = " and ".join(f"`{each}`" for each in attributes[:3])
+        headline = f"{subject} of `{holder}` {'are' if len(attributes) > 1 or not plain else 'is'} never updated: {what}, unknown to `parameters()` and to `{name}`"
+        fix = Fix(title=f"Make {'them' if len(attributes) > 1 else 'it'} `nn.Parameter`" if plain else f"Use `nn.{'ModuleDict' if isinstance(vars(owner.module).get(owner.attribute), dict) else 'ModuleList'}` for `self.{owner.attribute}`",
+                  safety="unsafe", detail="Before the optimizer is made.")  # fmt: skip
+    else:
+        culprit = tell.span(book.made, f"leaves out {tell.listed(paths, len(paths))}", "culprit")
+        related = []
+        headline = f"`{name}` does not have {tell.listed(paths, len(paths))}: they get gradients and are never updated"
+        fix = Fix(title=f"Give `{name}` these parameters too, or freeze them with `requires_grad_(False)`", safety="unsafe")
+    backward = tell.span(book.last_part.call.site, "fills their gradients at every step", "backward") if book.last_part is not None else None
+    return Diagnosis(
+        code=CODE, name=NAME, severity="warning", headline=headline, culprit=culprit, related=[*related, *tell.spans(backward)],
+        tensors=tell.facts([each for each, _ in shown], incident.names),
+        explanation=(f"{tell.listed(paths, len(paths))} took part in every loss that was looked at and got gradient, no optimizer has "
+                     f"{'them' if len(paths) > 1 else 'it'}, and the values are exactly those of the beginning."),
+        fixes=[fix],
+    )  # fmt: skip
+
+
+_ = nn
+RULE = Rule(code=CODE, name=NAME, summary="parameters get gradients but are in no optimizer", recognise=recognise, moments=frozenset({"suspicion"}), severity="warning")

@@ -1,0 +1,85 @@
+"""Optimizers that hold parameters of modules which no longer exist: what replaced them, and where."""
+
+from __future__ import annotations
+
+import ast
+
+import torch
+from torch import nn
+
+from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.evidence.source import assignments_to, at_line, dotted, resolve
+from gradguard.evidence.syntax import Source
+from gradguard.rules.incident import Incident
+from gradguard.rules.protocol import tell
+from gradguard.rules.protocol.books import Book
+from gradguard.rules.protocol.owners import Owner
+from gradguard.rules.protocol.places import user_sources
+
+CODE, NAME = "GG604", "optimizer-orphaned-parameters"
+
+
+def partly(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]]) -> Diagnosis | None:
+    """Part of the model was replaced after the optimizer was made: it has old parameters that no module has any more."""
+    gone = [p for p in book.parameters() if incident.names.state(p) is None and p.grad is None and isinstance(p, nn.Parameter)]
+    return told(incident, book, left, gone) if gone else None
+
+
+def told(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]], gone: list[torch.Tensor]) -> Diagnosis:
+    """The diagnosis: the optimizer's parameters are not the model's."""
+    name = tell.optimizer_name(book, incident)
+    owner = left[0][1]
+    paths = [each.path for _, each in left]
+    everything = len(gone) == len(book.parameters())
+    model = owner.variable or type(owner.root).__name__
+    assigned = next((site for ref, site, _ in reversed(incident.memory["ledger"].assignments) if ref() is owner.root or ref() is owner.module), None)
+    made = tell.span(book.made, f"`{name}` keeps the parameters that `{model}` had here", "declared")
+    culprit: SourceSpan | None
+    if assigned is not None:
+        culprit = tell.span(assigned, f"replaces the parameters of `{model}`: `{name}` still has the old ones", "culprit")
+        fix = Fix(title=f"Load the model before making `{name}`, or load without `assign=True`", safety="unsafe")
+    else:
+        culprit = _replaced_at(incident, book, owner, everything)
+        fix = Fix(title=f"Make `{name}` after the model has its final parameters" + (" (inside the loop that makes the model)" if everything else ""), safety="unsafe")
+    if culprit is None and made is not None:
+        culprit = made.model_copy(update={"role": "culprit"})
+    what = f"`{model}`" if everything else tell.listed(paths, len(paths))
+    return Diagnosis(
+        code=CODE, name=NAME, severity="warning",
+        headline=f"`{name}` updates parameters that the model no longer has: {what} is not trained" if everything else
+                 f"`{name}` still has the parameters that were replaced: {what} {'are' if len(paths) > 1 else 'is'} not trained",
+        culprit=culprit, related=tell.spans(made, tell.span(book.step_site, "steps on the old parameters", "context")),
+        tensors=tell.facts([leaf for leaf, _ in left], incident.names),
+        explanation=(f"{len(gone)} of the {len(book.parameters())} parameters of `{name}` belong to no module any more and get no gradient, while "
+                     f"{tell.listed(paths, len(paths))} {'get' if len(paths) > 1 else 'gets'} gradient and {'are' if len(paths) > 1 else 'is'} in no optimizer."),
+        fixes=[fix],
+    )  # fmt: skip
+
+
+def _replaced_at(incident: Incident, book: Book, owner: Owner, everything: bool) -> SourceSpan | None:
+    """The assignment that put the new module, or parameter, in place of the old one."""
+    made = resolve(book.made)
+    parts = owner.path.split(".")[:-1] if not everything else []
+    inner = parts[1:] if parts and parts[0] == owner.variable else parts
+    for source in user_sources(incident):
+        if source.tree is None:
+            continue
+        found: list[ast.stmt] = []
+        if inner:
+            found = [node for node in ast.walk(source.tree) if isinstance(node, ast.Assign)
+                     for target in node.targets if isinstance(target, ast.Attribute) and target.attr in (inner[-1], owner.attribute)
+                     and not (dotted(target) or "").startswith("self.")]  # fmt: skip
+        elif owner.variable:
+            found = [node for scope in _scopes(source) for node in assignments_to(scope, owner.variable)]
+        if made is not None and made.file == source.filename:
+            found = [node for node in found if node.lineno > made.line]
+        if found:
+            place = at_line(source.filename, found[0].lineno)
+            what = f"`{owner.variable}`" if not inner else f"`{'.'.join(inner)}`"
+            return None if place is None else place.statement_span(f"puts a new {what} in place; the optimizer keeps the old one's parameters", "culprit")
+    return None
+
+
+def _scopes(source: Source) -> list[ast.AST]:
+    assert source.tree is not None
+    return [source.tree, *(node for node in ast.walk(source.tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))]

@@ -1,0 +1,76 @@
+"""Which module a parameter belongs to, also where the module does not know of it: kept in a list, or a plain tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from gradguard.evidence.names import Names
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Where a parameter is found.
+
+    Attributes:
+        path: as a user would write it, such as `model.convs[0].weight`.
+        module: the module that has it as an attribute (registered or not), or holds the container its module is in.
+        attribute: that module's attribute.
+        root: the outermost module.
+        registered: whether `root.parameters()` gives it.
+        variable: what the root is called, where known.
+    """
+
+    path: str
+    module: nn.Module
+    attribute: str
+    root: nn.Module
+    registered: bool
+    variable: str | None
+
+
+class Owners:
+    """Looks for owners among all modules alive."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._plain: dict[int, tuple[str, nn.Module, nn.Module, str | None, str]] = {}
+        self._modules: dict[int, tuple[str, nn.Module, nn.Module, str | None, str]] = {}
+        for variable, root in names.modules:
+            for path, module in root.named_modules():
+                for key, value in vars(module).items():
+                    if key in ("_parameters", "_buffers", "_modules") or key.startswith("__"):
+                        continue
+                    for name, item in _items(key, value):
+                        full = ".".join(part for part in (variable, path, name) if part)
+                        table = self._modules if isinstance(item, nn.Module) else self._plain
+                        table.setdefault(id(item), (full, module, root, variable, key))
+
+    def of(self, parameter: torch.Tensor) -> Owner | None:
+        """The owner; None for tensors that are no module's."""
+        plain = self._plain.get(id(parameter))
+        if plain is not None:
+            full, module, root, variable, key = plain
+            return Owner(full, module, key, root, False, variable)
+        state = self._names.state(parameter)
+        if state is None:
+            return None
+        held = self._modules.get(id(state.root))
+        if held is not None and held[1] is not state.root:
+            full, module, root, variable, key = held
+            return Owner(f"{full}.{state.path}", module, key, root, False, variable)
+        return Owner(state.full, state.owner, state.path.rpartition(".")[2], state.root, True, state.variable)
+
+
+def _items(key: str, value: Any) -> list[tuple[str, Any]]:
+    """Modules and leaves in a plain attribute, two levels deep."""
+    if isinstance(value, nn.Module) or (isinstance(value, torch.Tensor) and value.requires_grad):
+        return [(key, value)]
+    if isinstance(value, (list, tuple)) and len(value) <= 512:
+        return [found for i, item in enumerate(value) for found in _items(f"{key}[{i}]", item)]
+    if isinstance(value, dict) and len(value) <= 512:
+        return [found for name, item in value.items() for found in _items(f"{key}[{name!r}]", item)]
+    return []

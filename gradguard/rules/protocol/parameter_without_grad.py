@@ -1,0 +1,222 @@
+"""# GG605 parameter-without-grad
+
+## What it is
+Parameters that an optimizer has never got a gradient in the whole run: their module is never called, or what it computes
+never reaches a loss.
+
+## Why it is wrong
+They keep their initial values. Most often another layer was called in their place (a copied line with the wrong name), or
+their module runs under `no_grad`, or its result is dropped or detached.
+
+## Example
+    i = torch.sigmoid(self.ix(x) + self.ih(h))
+    f = torch.sigmoid(self.ix(x) + self.ih(h))     # meant: self.fx and self.fh, which are never used
+
+## Use instead
+Call the layers that were made for it; compute what is to be trained with grad mode on.
+
+## Fix safety
+Manual.
+
+## When it speaks, what silences it
+When the optimizer or the guard comes to its end (or after 400 steps of the optimizer), about parameters that no step has
+ever changed and no backward filled, while the others were. Only if the module was called (at steps 13 and 14 calls are
+looked at), or nothing in its class's source ever reads the attribute it is kept in. Heads that this run does not use and
+that the source does use are silent.
+"""
+
+from __future__ import annotations
+
+import ast
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+
+from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.evidence.source import ResolvedSite, at_line, dotted, resolve
+from gradguard.rules.base import Rule
+from gradguard.rules.incident import Incident
+from gradguard.rules.protocol import tell
+from gradguard.rules.protocol.books import Book, Prepared, version_of
+from gradguard.rules.protocol.places import attribute_set, class_node
+
+CODE, NAME = "GG605", "parameter-without-grad"
+Idle = list[tuple[torch.Tensor, str, nn.Module, nn.Module | None, str]]  # parameter, path, module, parent, attribute in the parent
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    """The parameters, and the line that should have used them."""
+    data, book = incident.suspicion.data, incident.suspicion.book
+    if "prepared" in data:
+        return data["prepared"]  # type: ignore[no-any-return]
+    if book is None:
+        return None
+    refs: list[weakref.ref[Any]] = data["prepare"]
+    idle = _idle(incident, [p for ref in refs if (p := ref()) is not None])
+    if not idle:
+        return None
+    ledger = incident.memory["ledger"]
+    diagnosis = _called(incident, book, idle, ledger.called) or _unused(incident, book, idle)
+    if diagnosis is None:
+        return None
+    kept = [(weakref.ref(p), version_of(p)) for p, *_ in idle]
+    last = {i: True for i in range(len(kept))}
+
+    def holds() -> bool:
+        for i, (ref, version) in enumerate(kept):
+            parameter = ref()
+            if parameter is not None:
+                last[i] = last[i] and parameter.grad is None and version_of(parameter) == version
+        return any(last.values())
+
+    if book.steps >= 400:
+        return diagnosis
+    book.prepared = [each for each in book.prepared if each.code != CODE] + [Prepared(CODE, diagnosis, holds)]
+    return None
+
+
+def _idle(incident: Incident, parameters: list[torch.Tensor]) -> Idle:
+    found: Idle = []
+    for parameter in parameters:
+        state = incident.names.state(parameter)
+        if state is None or not state.root.training:
+            continue
+        owner_path = state.path.rpartition(".")[0]
+        parent = state.root
+        steps = owner_path.split(".") if owner_path else []
+        for step in steps[:-1]:
+            parent = getattr(parent, step, parent)
+        found.append((parameter, state.full, state.owner, parent if steps else None, steps[-1] if steps else state.path))
+    return found
+
+
+def _called(incident: Incident, book: Book, idle: Idle, called: dict[int, Any]) -> Diagnosis | None:
+    """Their module runs, and yet they get nothing."""
+    hit = [(each, called[id(each[2])]) for each in idle if id(each[2]) in called and called[id(each[2])][0]() is each[2]]
+    if not hit:
+        return None
+    root = incident.names.state(hit[0][0][0])
+    whole = None if root is None else called.get(id(root.root))
+    site, grad_on = (whole if whole is not None and whole[0]() is (root and root.root) else hit[0][1])[1:]
+    place = resolve(site)
+    name = tell.optimizer_name(book, incident)
+    paths = [each[1] for each, _ in hit]
+    culprit: SourceSpan | None = None
+    shown = tell.listed(paths, len(paths))
+    prefix = tell.common_prefix(paths) or paths[0]
+    if not any(entry[2] for _, entry in hit) and place is not None:
+        blocks = [*place.enclosing_withs(), *place.decorators()]
+        block = next((b for b in blocks if "no_grad" in b.text or "inference_mode" in b.text or "set_grad_enabled" in b.text), None)
+        culprit = block.span.model_copy(update={"role": "culprit", "label": f"everything computed inside has no graph: `{prefix}` gets no gradient"}) if block is not None else None
+        culprit = culprit or place.span("runs with grad mode off", "culprit")
+        headline = f"`{prefix}` is in `{name}` and never gets a gradient: it is only ever called with grad mode off"
+        fix = Fix(title=f"Call `{prefix}` outside `{block.text if block is not None else 'no_grad'}`, or leave it out of `{name}`", safety="unsafe")
+    elif all(entry[2] for _, entry in hit):
+        if grad_on is None or place is None:
+            return None
+        headline = f"`{prefix}` is called and in `{name}`, but never gets a gradient: what it computes does not reach any loss"
+        fix = Fix(title="Find where its result is detached, dropped or turned into a number", safety="manual")
+        return _told(incident, book, headline, None, [place.span("called here", "context")], fix, [each[0] for each, _ in hit], shown)
+    else:
+        return None
+    return _told(incident, book, headline, culprit, [place.span("called here", "context")] if place is not None else [], fix, [each[0] for each, _ in hit], shown)
+
+
+def _unused(incident: Incident, book: Book, idle: Idle) -> Diagnosis | None:
+    """Nothing in the class's source ever uses the attributes; perhaps another layer is used in their place."""
+    dead = [each for each in idle if each[3] is not None and _never_read(type(each[3]), each[4])]
+    if not dead:
+        return None
+    parent = dead[0][3]
+    assert parent is not None
+    dead = [each for each in dead if each[3] is parent]
+    attributes = list(dict.fromkeys(each[4] for each in dead))
+    called = " and ".join(f"`{name}`" for name in attributes[:4])
+    name = tell.optimizer_name(book, incident)
+    kind = type(parent).__name__
+    made = attribute_set(type(parent), attributes[0])
+    instead = _used_twice(parent, attributes)
+    declared = None if made is None else made.statement_span("made here and never called", "declared")
+    parameters = [each[0] for each in dead]
+    shown = tell.listed([each[1] for each in dead], len(dead))
+    if instead is not None:
+        place, twins = instead
+        text = " and ".join(f"`self.{twin}`" for twin in twins)
+        culprit = place.statement_span(f"uses {text} again; {called} {'are' if len(attributes) > 1 else 'is'} never used", "culprit")
+        headline = f"{called} of `{kind}` never {'get' if len(attributes) > 1 else 'gets'} a gradient: nothing calls {'them' if len(attributes) > 1 else 'it'}, and {text} {'are' if len(twins) > 1 else 'is'} used a second time"
+        fix = Fix(title=f"Use {' and '.join(f'`self.{a}`' for a in attributes[:4])} here", safety="unsafe")
+        return _told(incident, book, headline, culprit, tell.spans(declared), fix, parameters, shown)
+    headline = f"{called} of `{kind}` {'are' if len(attributes) > 1 else 'is'} in `{name}` and never {'get' if len(attributes) > 1 else 'gets'} a gradient: nothing in `{kind}` uses {'them' if len(attributes) > 1 else 'it'}"
+    fix = Fix(title=f"Call {called} in `forward`, or remove {'them' if len(attributes) > 1 else 'it'}", safety="manual")
+    return _told(incident, book, headline, declared and declared.model_copy(update={"role": "culprit"}), [], fix, parameters, shown)
+
+
+def _told(incident: Incident, book: Book, headline: str, culprit: SourceSpan | None, related: list[SourceSpan], fix: Fix, parameters: list[torch.Tensor], shown: str) -> Diagnosis:
+    return Diagnosis(
+        code=CODE, name=NAME, severity="warning", headline=headline, culprit=culprit,
+        related=[*related, *tell.spans(tell.span(book.step_site, "no step has ever changed them", "context"))],
+        tensors=tell.facts(parameters, incident.names),
+        explanation=f"{shown}: no backward has filled a gradient since training began, and no step has changed a value, while the optimizer's other parameters were trained.",
+        fixes=[fix], confidence="likely" if culprit is None else "certain",
+    )  # fmt: skip
+
+
+def _reads(kind: type) -> dict[str, list[ast.Attribute]] | None:
+    """Reads of `self.<name>` in a class outside `__init__`; None where the class reads attributes by computed names."""
+    found = class_node(kind)
+    if found is None:
+        return None
+    reads: dict[str, list[ast.Attribute]] = {}
+    for method in found[1].body:
+        if not isinstance(method, (ast.FunctionDef, ast.AsyncFunctionDef)) or method.name == "__init__":
+            continue
+        for node in ast.walk(method):
+            if isinstance(node, ast.Call) and dotted(node.func) in ("getattr", "self.children", "self.named_children", "self.modules", "self.named_modules", "self.get_submodule", "self._modules.values"):
+                return None
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and dotted(node) == f"self.{node.attr}":
+                reads.setdefault(node.attr, []).append(node)
+    return reads
+
+
+def _never_read(kind: type, attribute: str) -> bool:
+    reads = _reads(kind)
+    if reads is None or attribute.isdigit() or attribute in reads or len(reads) < 2:
+        return False
+    found = class_node(kind)
+    assert found is not None
+    source = found[0]
+    # read from elsewhere (`model.head(x)`), or by a subclass
+    elsewhere = [node for node in ast.walk(source.tree or ast.Module([], [])) if isinstance(node, ast.Attribute) and node.attr == attribute and isinstance(node.ctx, ast.Load)]
+    return not elsewhere
+
+
+def _used_twice(parent: nn.Module, dead: list[str]) -> tuple[ResolvedSite, list[str]] | None:
+    """The statement that uses layers of the same shape for a second time, where the unused ones were meant."""
+    reads = _reads(type(parent))
+    found = class_node(type(parent))
+    if reads is None or found is None:
+        return None
+    shapes = [_shapes(getattr(parent, name, None)) for name in dead]
+    twins = {name: nodes for name, nodes in reads.items() if len(nodes) > 1 and _shapes(getattr(parent, name, None)) in shapes and _shapes(getattr(parent, name, None))}
+    second = {name: max(nodes, key=lambda node: (node.lineno, node.col_offset)) for name, nodes in twins.items()}
+    first = {name: min(nodes, key=lambda node: (node.lineno, node.col_offset)) for name, nodes in twins.items()}
+    lines = [node.lineno for name, node in second.items() if first[name].lineno != node.lineno]
+    if not lines:
+        return None
+    line = max(set(lines), key=lines.count)
+    names = [name for name, node in second.items() if node.lineno == line]
+    if len(names) < len(dead) and len(dead) > 1:
+        return None
+    place = at_line(found[0].filename, line)
+    return None if place is None else (place, names)
+
+
+def _shapes(module: object) -> tuple[object, ...]:
+    if not isinstance(module, nn.Module):
+        return ()
+    return (type(module).__name__, *(tuple(p.shape) for p in module.parameters()))
+
+
+RULE = Rule(code=CODE, name=NAME, summary="parameters in an optimizer that never get a gradient", recognise=recognise, moments=frozenset({"suspicion"}), severity="warning")

@@ -1,0 +1,175 @@
+"""# GG609 train-eval-mode
+
+## What it is
+A module with dropout or batch normalisation runs in the wrong mode: validation in train mode, training left in eval mode
+after a validation, or the batch norms of a frozen network still in train mode.
+
+## Why it is wrong
+In train mode dropout throws values away at random, and batch norm both normalises with the batch at hand and moves its
+running statistics: validation is noisy and leaks into the model. In eval mode neither regularises nor learns statistics. A
+frozen network whose batch norms are in train mode is not frozen: its outputs drift.
+
+## Example
+    @torch.no_grad()
+    def validate(loader):
+        for x, y in loader:
+            logits = net(x)          # net is still in train mode
+
+## Use instead
+`net.eval()` before validating, `net.train()` after it; after `model.train()` put frozen parts back: `model.backbone.eval()`.
+
+## Fix safety
+Unsafe: results change, to what is meant.
+
+## When it speaks, what silences it
+At the third forward of a trained module without grad, in train mode and with different inputs, with no backward between;
+calls whose result is thrown away (re-estimating batch norm) and the same input again and again (Monte Carlo dropout) are
+silent, and so are modules in no optimizer (targets, teachers). At the fifth optimizer step in a row with the trained module
+in eval mode since a call of `eval()` that was followed by forwards without grad. At the 24th step of an optimizer, about
+batch norms in train mode whose own parameters are frozen and have not changed since its 12th.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from gradguard.diagnosis import Diagnosis, Fix
+from gradguard.evidence.source import resolve
+from gradguard.rules.base import Rule
+from gradguard.rules.incident import Incident
+from gradguard.rules.protocol import tell
+from gradguard.rules.protocol.books import Book, version_of
+from gradguard.rules.protocol.modes import ACTING
+from gradguard.rules.protocol.survey import few_values
+
+CODE, NAME = "GG609", "train-eval-mode"
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    """The forward in the wrong mode, or the switch that put it there."""
+    data = incident.suspicion.data
+    if data.get("survey"):
+        return _frozen(incident)
+    if data.get("kind") == "left in eval":
+        return _left(incident, data["switch"])
+    if data.get("kind") == "train mode without grad":
+        return _validating(incident, data)
+    return None
+
+
+def _what(module: nn.Module) -> str:
+    kinds = {"batch normalisation" if isinstance(m, _BatchNorm) else "dropout" for m in module.modules() if isinstance(m, ACTING)}
+    return " and ".join(sorted(kinds))
+
+
+def _validating(incident: Incident, data: dict[str, Any]) -> Diagnosis | None:
+    root, place = data["root"](), resolve(data["site"])
+    if root is None or place is None or (isinstance(place.statement, ast.Expr) and place.statement.value is place.node):
+        return None
+    name = incident.names.of(root) or (place.callee if place.callee else None) or type(root).__name__
+    what = _what(root)
+    effects = []
+    if "dropout" in what:
+        effects.append("dropout is on")
+    if "batch" in what:
+        effects.append("batch norm uses the statistics of the batch and moves its running ones")
+    outer = [view for view in incident.user_frames if view.site != data["site"]]
+    caller = tell.span(outer[0].site, "called from here", "context") if outer else None
+    return Diagnosis(
+        code=CODE, name=NAME, severity="warning",
+        headline=f"`{name}` runs without grad in train mode: {' and '.join(effects)}",
+        culprit=place.span(f"`{name}.training` is True: {what} act{'s' if ' and ' not in what else ''} as in training", "culprit"),
+        related=tell.spans(caller),
+        explanation=(f"Several forwards in a row run with grad mode off, on different inputs, while `{name}` (which an optimizer trains) is in train mode. "
+                     "no_grad switches recording off, not the mode of the modules."),
+        fixes=[Fix(title=f"Call `{name}.eval()` before and `{name}.train()` after", safety="unsafe")],
+        avoid=["`torch.no_grad()` alone: it does not change what dropout and batch norm do"],
+    )  # fmt: skip
+
+
+def _left(incident: Incident, switch: Any) -> Diagnosis | None:
+    module = switch.ref()
+    if module is None or module.training:
+        return None
+    place = resolve(switch.site)
+    name = incident.names.of(module) or (place.receiver if place is not None else None) or type(module).__name__
+    what = _what(module)
+    return Diagnosis(
+        code=CODE, name=NAME, severity="warning",
+        headline=f"`{name}` is trained in eval mode since `{name}.eval()`: {what} no longer act{'s' if ' and ' not in what else ''} as in training",
+        culprit=None if place is None else place.span(f"puts `{name}` into eval mode; no `{name}.train()` follows", "culprit"),
+        related=tell.spans(None if incident.suspicion.book is None else tell.span(incident.suspicion.book.step_site, "these steps train it in eval mode", "context")),
+        explanation=f"`{name}` was trained in train mode before, was put into eval mode for forwards without grad, and the optimizer has stepped several times since.",
+        fixes=[Fix(title=f"Call `{name}.train()` after validating (or at the start of each epoch)", safety="unsafe")],
+    )  # fmt: skip
+
+
+def _frozen(incident: Incident) -> Diagnosis | None:
+    """Batch norms of a frozen part in train mode."""
+    book = incident.suspicion.book
+    if not isinstance(book, Book) or book.steps not in (12, 24, 60, 150):
+        return None
+    trained = {id(p) for p in book.parameters()}
+    modes = incident.memory["ledger"].modes
+    roots = _roots(incident)
+    for name, root in roots:
+        if not any(id(p) in trained for p in root.parameters()):
+            continue
+        drifting = [(path, module) for path, module in root.named_modules() if _drifts(modes.norms, book, module)]
+        if drifting:
+            return _drift_told(incident, book, name, root, drifting)
+    return None
+
+
+def _roots(incident: Incident) -> list[tuple[str, nn.Module]]:
+    named = [(name, value) for name, value in incident.names.bindings if isinstance(value, nn.Module)]
+    inner = {id(child) for _, value in named for child in value.modules() if child is not value}
+    found: dict[int, tuple[str, nn.Module]] = {}
+    for name, value in named:
+        if id(value) not in inner:
+            found.setdefault(id(value), (name, value))
+    return list(found.values())
+
+
+def _drifts(known: dict[int, tuple[Any, ...]], book: Book, module: nn.Module) -> bool:
+    """Whether a batch norm has been frozen and moved its statistics since the survey before."""
+    if not isinstance(module, _BatchNorm) or module.weight is None or module.running_mean is None or module.num_batches_tracked is None:
+        return False
+    if not module.training or module.weight.requires_grad:
+        known.pop(id(module), None)
+        return False
+    state = (few_values(module.weight), few_values(module.running_mean))
+    tracked = version_of(module.num_batches_tracked)
+    before = known.get(id(module))
+    if len(known) > 2000:
+        known.clear()
+    known[id(module)] = (book.key, *state, tracked)
+    return before is not None and before[0] == book.key and before[1] == state[0] and before[2] != state[1] and tracked - before[3] >= 8
+
+
+def _drift_told(incident: Incident, book: Book, name: str, root: nn.Module, drifting: list[tuple[str, nn.Module]]) -> Diagnosis:
+    switches = [s for s in incident.memory["ledger"].modes.switches if s.mode and (m := s.ref()) is not None and any(c is drifting[0][1] for c in m.modules())]
+    switch = switches[-1] if switches else None
+    place = None if switch is None else resolve(switch.site)
+    paths = [path for path, _ in drifting]
+    part = tell.common_prefix([path + ".x" for path in paths]) or name
+    toggles = incident.journal.toggle_of(drifting[0][1].weight)  # type: ignore[arg-type]
+    frozen_at = tell.span(toggles[1], "its parameters are frozen here", "context") if toggles is not None else None
+    culprit = place.span(f"puts the frozen batch norms of `{part}` into train mode, too", "culprit") if place is not None else None
+    if culprit is None and frozen_at is not None:
+        culprit = frozen_at.model_copy(update={"role": "culprit", "label": "freezes the parameters, not the running statistics"})
+    return Diagnosis(
+        code=CODE, name=NAME, severity="warning",
+        headline=f"`{part}` is frozen, but its batch norms are in train mode: their running statistics drift",
+        culprit=culprit, related=tell.spans(frozen_at, tell.span(book.step_site, "the rest is trained here", "context")),
+        explanation=(f"The parameters of {tell.listed([f'{name}.{path}' for path in paths], len(paths))} do not require grad and do not change, yet every forward normalises with the batch's "
+                     "statistics and moves `running_mean` and `running_var`. What is called frozen so changes; in eval mode it will act differently than in training."),
+        fixes=[Fix(title=f"Call `{part if part == name else name + '.' + part}.eval()` after `{name}.train()`", safety="unsafe", detail="Or override `train()` in the module so that the frozen part stays in eval mode.")],
+    )  # fmt: skip
+
+
+RULE = Rule(code=CODE, name=NAME, summary="dropout or batch norm in the wrong mode: train and eval mixed up", recognise=recognise, moments=frozenset({"suspicion"}), severity="warning")

@@ -1,0 +1,47 @@
+"""Real programs that break backward's contract: which rule speaks, where it points, which names it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from contract_case import Case, marked
+from contract_dtypes import DTYPES
+from contract_functions import FUNCTIONS
+from contract_roots import ROOTS
+from contract_sound import SOUND
+
+BROKEN = [*ROOTS, *FUNCTIONS, *DTYPES]
+
+
+@pytest.mark.parametrize("case", BROKEN, ids=lambda case: case.slug)
+def test_traced(run_contract: Callable[..., list], case: Case) -> None:
+    _check(run_contract, case, "standard")
+
+
+@pytest.mark.parametrize("case", [case for case in BROKEN if case.watch], ids=lambda case: case.slug)
+def test_untraced(run_contract: Callable[..., list], case: Case) -> None:
+    _check(run_contract, case, "watch")
+
+
+@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("case", SOUND, ids=lambda case: case.slug)
+def test_sound_programs_pass(run_contract: Callable[..., list], case: Case, level: str) -> None:
+    source, _ = marked(case)
+    assert [(d.code, text) for d, text in run_contract(source, level) if d.code.startswith("GG4")] == []
+
+
+def _check(run: Callable[..., list], case: Case, level: str) -> None:
+    source, culprits = marked(case)
+    said = run(source, level)
+    assert said, "nothing was said"
+    diagnosis, text = said[0]
+    assert diagnosis.code == case.code, text
+    assert diagnosis.culprit is not None, text
+    assert diagnosis.culprit.line in culprits, text
+    lines = source.splitlines()
+    span = diagnosis.culprit
+    if span.line == span.end_line and span.text is not None:
+        assert lines[span.line - 1][span.column : span.end_column] == span.text
+    for name in case.names:
+        assert name in text

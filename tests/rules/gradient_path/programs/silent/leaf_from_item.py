@@ -1,0 +1,14 @@
+# expect: GG302
+# names: item
+import torch
+from torch import nn
+
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    x = torch.randn(8, 4)
+    loss = nn.functional.mse_loss(model(x), x.mean(1, keepdim=True))
+    total = torch.tensor(loss.item(), requires_grad=True)  # BUG
+    optimizer.zero_grad()
+    total.backward()
+    optimizer.step()

@@ -1,0 +1,244 @@
+"""torch.compile under the guard: equal results, no graph break more, no recompilation at watch, one a traced phase otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.utils import counters
+from torch.nn import functional as F
+
+from gradguard import gradguard
+from tests.transparency.helpers import bits, fresh_settings, guarding
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+class Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * 2 + 0 * x
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.second = nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(F.relu(self.first(x), inplace=True))
+        with torch.no_grad():
+            scale = hidden.abs().mean()
+        return self.second(Scale.apply(hidden)) / (scale + 1)
+
+
+def _train(level: str | None, steps: int, inside: bool, backend: Any = "aot_eager", fullgraph: bool = True) -> list[Any]:
+    torch.manual_seed(0)
+    net = Net()
+    compiled = torch.compile(net, backend=backend, fullgraph=fullgraph)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    settings = None if level is None else fresh_settings(level)
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = compiled(torch.randn(4, 6)).pow(2).mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    if settings is None:
+        losses = [step() for _ in range(steps)]
+    elif inside:
+        losses = []
+        for _ in range(steps):
+            with gradguard(settings=settings):
+                losses.append(step())
+    else:
+        with gradguard(settings=settings):
+            losses = [step() for _ in range(steps)]
+    return [bits(t) for t in losses] + [bits(p) for p in net.parameters()]
+
+
+def _numbers() -> tuple[int, dict[str, int]]:
+    return counters["stats"]["unique_graphs"], dict(counters["graph_break"])
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["around the loop", "around each step"])
+def test_aot_eager_is_identical_and_breaks_no_graph(inside: bool, level: str) -> None:
+    bare = _train(None, 8, inside)
+    bare_graphs, bare_breaks = _numbers()
+    torch._dynamo.reset()
+    counters.clear()
+    guarded = _train(level, 8, inside)
+    graphs, breaks = _numbers()
+    assert guarded == bare
+    assert breaks == bare_breaks == {}
+    # with a mode on the stack Dynamo makes a second graph, once; it is used again in every later traced phase
+    assert graphs <= bare_graphs + (0 if level == "watch" else 1), (graphs, bare_graphs)
+
+
+def test_traced_phases_reuse_their_graph() -> None:
+    """Steps 1-3 are traced, then one in five: two graphs altogether, however often the phase changes."""
+    counter = CompileCounterWithBackend("aot_eager")
+    net = nn.Linear(3, 1)
+    compiled = torch.compile(net, backend=counter, fullgraph=True)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with guarding("standard", trace={"every": 5}):
+        for _ in range(24):
+            optimizer.zero_grad()
+            compiled(torch.randn(2, 3)).mean().backward()
+            optimizer.step()
+    assert counter.frame_count <= 2
+
+
+def test_a_compiled_function_made_before_the_guard_is_not_compiled_again_at_watch() -> None:
+    counter = CompileCounterWithBackend("aot_eager")
+
+    @torch.compile(backend=counter, fullgraph=True)
+    def f(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            y = x * 2
+        return x.sin() * y
+
+    x = torch.randn(3, requires_grad=True)
+    f(x).sum().backward()
+    with guarding("watch"):
+        f(x).sum().backward()
+    f(x).sum().backward()
+    with torch.no_grad():
+        f(x)
+        count = counter.frame_count
+        with guarding("watch"):
+            f(x)
+    assert counter.frame_count == count == 2
+
+
+def test_what_is_replaced_is_transparent_to_dynamo(level: str) -> None:
+    """Each function that gradguard replaces, inside a compiled region."""
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 1, enable_nested_tensor=False)
+    x = torch.randn(2, 3, 8)
+
+    def whole(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            a = encoder(x)
+        with torch.enable_grad():
+            b = Scale.apply(encoder(x))
+        with torch.inference_mode(False):
+            return a + b
+
+    bare = whole(x)
+    counters.clear()
+    before = torch.compile(whole, backend="aot_eager", fullgraph=True)(x)
+    torch._dynamo.reset()
+    with guarding(level):
+        compiled = torch.compile(whole, backend="aot_eager", fullgraph=True)
+        found = compiled(x)
+        compiled(x)
+    assert bits(found) == bits(before)
+    assert torch.allclose(found, bare, atol=1e-6)
+    assert not counters["graph_break"]
+
+
+def test_a_region_that_breaks_breaks_the_same(level: str) -> None:
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        torch._dynamo.graph_break()
+        if y.sum() > 0:
+            y = y * 2
+        return y.cos()
+
+    def run(guarded: bool) -> Any:
+        torch._dynamo.reset()
+        counters.clear()
+        x = torch.ones(3, requires_grad=True)
+        f = torch.compile(broken, backend="aot_eager")
+        if guarded:
+            with guarding(level):
+                f(x).sum().backward()
+        else:
+            f(x).sum().backward()
+        return bits(x.grad), sum(counters["graph_break"].values()), counters["stats"]["unique_graphs"]  # type: ignore[arg-type]
+
+    assert run(True) == run(False)
+
+
+def test_a_backward_inside_a_compiled_step(level: str) -> None:
+    net = nn.Linear(3, 1)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        (grad,) = torch.autograd.grad(net(x).sum(), [net.weight])
+        return grad
+
+    def run(guarded: bool) -> Any:
+        torch._dynamo.reset()
+        x = torch.ones(2, 3)
+        f = torch.compile(step, backend="eager")
+        if guarded:
+            with guarding(level):
+                return bits(f(x))
+        return bits(f(x))
+
+    assert run(True) == run(False)
+
+
+def test_the_guard_inside_a_compiled_function_does_not_break_it(level: str) -> None:
+    settings = fresh_settings(level)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        with gradguard(settings=settings):
+            return x.sin() * 2
+
+    x = torch.ones(2)
+    assert torch.equal(torch.compile(f, backend="eager")(x), x.sin() * 2)
+
+
+def test_compiled_optimizers(level: str) -> None:
+    def run(guarded: bool) -> Any:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        net = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        step = torch.compile(lambda: optimizer.step(), backend="eager")
+
+        def loop() -> None:
+            for _ in range(3):
+                optimizer.zero_grad()
+                net(torch.randn(2, 3)).sum().backward()
+                step()
+
+        if guarded:
+            with guarding(level):
+                loop()
+        else:
+            loop()
+        return [bits(p) for p in net.parameters()]
+
+    assert run(True) == run(False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["watch", "standard", "strict"])
+def test_inductor(level: str) -> None:
+    bare = _train(None, 4, False, backend="inductor")
+    torch._dynamo.reset()
+    counters.clear()
+    assert _train(level, 4, False, backend="inductor") == bare
+    assert not counters["graph_break"]

@@ -1,0 +1,137 @@
+"""A fault in gradguard itself never breaks training: it is told once on the logger, and the guard steps back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from gradguard import session as session_module
+from gradguard.evidence.frames import FrameView
+from gradguard.journal import Journal
+from gradguard.probes.ops import OpProbe
+from gradguard.rules.incident import Incident
+from gradguard.session import Session, current_session
+from tests.transparency.helpers import bits, guarding, stack_length
+from tests.transparency.workloads import mlp
+
+
+class Fault(Exception):
+    pass
+
+
+def _fail(*_: Any, **__: Any) -> Any:
+    raise Fault("injected")
+
+
+@pytest.fixture(autouse=True)
+def forgive() -> Iterator[None]:
+    yield
+    current_session().faulty = False
+
+
+def _train(level: str | None) -> list[Any]:
+    torch.manual_seed(3)
+    training = mlp()
+    if level is None:
+        for _ in range(5):
+            training.step()
+    else:
+        with guarding(level):
+            for _ in range(5):
+                training.step()
+                training.model(training.batch()[0]).detach().add_(1).sum().item()
+                torch.manual_seed(3)
+                with torch.no_grad():
+                    training.model(training.batch()[0])
+                torch.manual_seed(3)
+    return [bits(t) for t in training.state()]
+
+
+@pytest.mark.parametrize(("owner", "name"), [
+    (OpProbe, "_gradless"), (OpProbe, "_writes"), (OpProbe, "_cut"), (OpProbe, "_gradless_operand"), (OpProbe, "_inputs"), (OpProbe, "_escape"),
+    (OpProbe, "_mode_switch"), (Journal, "remember_cut"), (Journal, "cut_of"), (Session, "_record_backward"), (Session, "moment"),
+    (Session, "_look"), (session_module, "user_frame"), (session_module, "StepFact"), (session_module, "BackwardFact"),
+    (session_module.step_protocol, "site_of"),
+])
+def test_a_failing_part_leaves_the_training_as_it_is(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+                                                     level: str) -> None:
+    def bare() -> list[Any]:
+        torch.manual_seed(3)
+        training = mlp()
+        for _ in range(5):
+            training.step()
+            torch.manual_seed(3)
+        return [bits(t) for t in training.state()]
+
+    expected = bare()
+    monkeypatch.setattr(owner, name, _fail)
+    with caplog.at_level(logging.ERROR, logger="gradguard"):
+        found = _train(level)
+    assert found == expected
+    assert stack_length() == 0
+    told = [record for record in caplog.records if "had an internal fault" in record.getMessage()]
+    assert len(told) <= 1, "said once"
+    if told:
+        assert told[0].name == "gradguard"
+        assert "Fault: injected" in told[0].getMessage()
+        assert "training goes on" in told[0].getMessage()
+        assert current_session().faulty
+
+
+def test_a_fault_while_diagnosing_lets_the_original_through(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, level: str) -> None:
+    for owner, name in ((Incident, "says"), (FrameView, "locals"), (Session, "incident")):
+        current_session().faulty = False
+        caplog.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, property(_fail) if name == "locals" else _fail)
+            with pytest.raises(RuntimeError) as info:
+                with guarding(level):
+                    x = torch.ones(2, requires_grad=True)
+                    y = x.sigmoid()
+                    y.mul_(2)
+                    y.sum().backward()
+        if type(info.value) is not RuntimeError:
+            continue  # the diagnosis did without
+        assert "modified by an inplace operation" in str(info.value)
+        assert [record for record in caplog.records if record.name == "gradguard"]
+    assert stack_length() == 0
+
+
+def test_a_rule_that_fails_does_not_silence_the_others(monkeypatch: pytest.MonkeyPatch, level: str) -> None:
+    from gradguard.guard import Guard
+
+    original = Guard.diagnose
+    asked = []
+
+    def counting(self: Any, rules: Any, incident: Any) -> Any:
+        asked.append(len(rules))
+        return original(self, rules, incident)
+
+    monkeypatch.setattr(Guard, "diagnose", counting)
+    with pytest.raises(RuntimeError):
+        with guarding(level):
+            x = torch.ones(2, requires_grad=True)
+            y = x.sigmoid()
+            y.mul_(2)
+            y.sum().backward()
+    assert asked
+
+
+def test_a_missing_private_name_degrades(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a torch release without function-mode stack access would: nothing is traced, everything works."""
+    from gradguard import torch_internals
+
+    for name in ("_len_stack", "_push", "_pop", "_stack_at"):
+        monkeypatch.setattr(torch_internals, name, None)
+    with guarding("strict"):
+        assert stack_length() == 0
+        mlp().step()
+        x = torch.ones(2, requires_grad=True)
+        y = x.sigmoid()
+        y.mul_(2)
+        with pytest.raises(RuntimeError, match="inplace"):
+            y.sum().backward()
