@@ -143,11 +143,15 @@ class Guard:
         try:
             if error is None:
                 # a guard around a single step is left a thousand times: only one around a loop has seen a run end
-                if len(session.guards) == 1 and session.step > self._entered_at:
+                if len(session.guards) == 1 and (session.step > self._entered_at or self.run.ledger.spans_a_loop()):
                     session.closing(sys._getframe(1))
                     self.run.tell_repeats()
             elif isinstance(error, Exception) and not isinstance(error, GradGuardError):
                 session.explain(self, "error", "escape", lambda: traceback_frames(tb), error=error)
+        except (GradGuardError, Warning):
+            raise
+        except Exception as fault:
+            session.fault(fault)
         finally:
             self.leave()
 

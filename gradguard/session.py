@@ -104,9 +104,12 @@ class Session:
         self.guards.append(guard)
         if len(self.guards) == 1:
             set_listener(self)
-            attribution.keep()
-            guard.run.ledger.opened()
-            self.begin_step(entered=True)
+            try:
+                attribution.keep()
+                guard.run.ledger.opened()
+                self.begin_step(entered=True)
+            except Exception as fault:
+                self.fault(fault)
 
     def close(self, guard: Guard) -> None:
         """A guard is left."""
@@ -114,15 +117,18 @@ class Session:
             self._close_from_afar(guard)
             return
         if len(self.guards) == 1:
-            guard.run.depth.pause()
-            if self.tracing and guard.run.settings.actions.unused_ignores != "off":
-                guard.run.files.update({op[2].co_filename for op in islice(reversed(self.journal.ops), 256)})
+            try:
+                guard.run.depth.pause()
+                step_protocol.end_census(self, guard.run.ledger)
+                if self.tracing and guard.run.settings.actions.unused_ignores != "off":
+                    guard.run.files.update({op[2].co_filename for op in islice(reversed(self.journal.ops), 256)})
+            except Exception as fault:
+                self.fault(fault)
         for i in range(len(self.guards) - 1, -1, -1):  # the same guard may stand there twice
             if self.guards[i] is guard:
                 del self.guards[i]
                 break
         if not self.guards:
-            step_protocol.end_census(self, guard.run.ledger)
             set_listener(None)
             self.trace(False)
 

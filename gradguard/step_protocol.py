@@ -66,7 +66,8 @@ def end_census(session: Session, ledger: Ledger) -> None:
 
 def _suspect(session: Session, suspicion: Suspicion, frame: FrameType | None) -> None:
     run = session.guards[0].run
-    run.depth.incident()  # the next steps are traced
+    if not suspicion.data.get("survey"):  # a look that every healthy program gets
+        run.depth.incident()  # the next steps are traced
     rules = tuple(rule for rule in run.silent_rules("suspicion", True) if rule.code == suspicion.code)
     if rules:
         optimizer = None if suspicion.book is None else suspicion.book.ref()

@@ -132,7 +132,11 @@ class Carriers:
             for loop in place.enclosing_loops:
                 for carried in loop_carried(loop):
                     value = _lookup(view, carried.name)
-                    ranked = max(((self._rank(tensor, carrier, above, border), tensor) for tensor in _tensors_in(value)), key=lambda pair: pair[0], default=(0, None))
+                    ranked = max(
+                        ((self._rank(tensor, carrier, above, border), tensor) for tensor in _tensors_in(value)),
+                        key=lambda pair: pair[0],
+                        default=(0, None),
+                    )
                     if not ranked[0] or ranked[1] is None:
                         continue
                     others.append(carried.name)
@@ -158,7 +162,9 @@ class Carriers:
             return 0
         if node in carrier.link.carriers:
             return 3
-        if node_sequence(node) >= (carrier.link.seq if border is None else border) and any(self.alike(node, old) for old in carrier.link.carriers):
+        if node_sequence(node) >= (carrier.link.seq if border is None else border) and any(
+            self.alike(node, old) for old in carrier.link.carriers
+        ):
             return 2
         return 1 if node in above else 0
 
@@ -222,8 +228,8 @@ class Carriers:
                 called |= _called_in(loop)
         tree = store.source.tree
         for _ in range(3):
-            more = {name for node in ast.walk(tree or ast.Module([], [])) if isinstance(node, ast.FunctionDef) and (node.name in called or node.name == "forward")
-                    for name in _called_in(node)}  # fmt: skip
+            functions = [node for node in ast.walk(tree or ast.Module([], [])) if isinstance(node, ast.FunctionDef)]
+            more = {name for node in functions if node.name in called or node.name == "forward" for name in _called_in(node)}
             if more <= called:
                 break
             called |= more
@@ -331,8 +337,9 @@ def find_carried_state(
     older = [link for link in graph.links if link.user is not None and link.seq < previous.seq]
     if not older:
         # what an earlier call went through is known only from its root where nothing is freed: judge by age alone
-        older = [Link(user, source, output, (source,)) for source, uses in graph.users.items() if not is_accumulate(source) and node_sequence(source) < previous.seq
-                 for user, output in uses if not is_accumulate(user) and node_sequence(user) >= previous.seq]  # fmt: skip
+        made_before = [source for source in graph.order if not is_accumulate(source) and node_sequence(source) < previous.seq]
+        crossing = [(source, user, output) for source in made_before for user, output in graph.users.get(source, ())]
+        older = [Link(user, source, output, (source,)) for source, user, output in crossing if node_sequence(user) >= previous.seq]
         older.sort(key=lambda link: -link.seq)
     finder = Carriers(graph, journal, frames, names, call)
     found = [finder.of(link, previous.seq) for link in older[:8]]
@@ -380,7 +387,11 @@ def _tensors_in(value: Any, depth: int = 3) -> Iterator[torch.Tensor]:
     elif depth and isinstance(value, dict):
         for item in list(value.values())[:64]:
             yield from _tensors_in(item, depth - 1)
-    elif depth and not isinstance(value, (torch.nn.Module, type, torch.optim.Optimizer)) and isinstance(getattr(value, "__dict__", None), dict):
+    elif (
+        depth
+        and not isinstance(value, (torch.nn.Module, type, torch.optim.Optimizer))
+        and isinstance(getattr(value, "__dict__", None), dict)
+    ):
         yield from _tensors_in(vars(value), depth - 1)
 
 
@@ -389,5 +400,3 @@ def _own_objects(names: Names, frames: Sequence[FrameView]) -> set[int]:
     own = {id(view._locals) for view in frames if view._locals is not None}
     bindings = vars(names).get("bindings", ())
     return own | {id(entry) for entry in bindings} | {id(bindings)}
-
-

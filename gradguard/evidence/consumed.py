@@ -144,7 +144,10 @@ class _Past:
         if not self.calls:
             return True
         seq = node_sequence(node)
-        return any(fact.seq > seq and max(fact.root_seqs, default=-1) >= seq and self._reaches(fact, node) is not False for fact in reversed(self.calls))
+        return any(
+            fact.seq > seq and max(fact.root_seqs, default=-1) >= seq and self._reaches(fact, node) is not False
+            for fact in reversed(self.calls)
+        )
 
     def _reaches(self, fact: BackwardFact, node: Any) -> bool | None:
         """Whether a call's roots lead to the node; None where some of them are gone."""

@@ -18,8 +18,11 @@ Loop = ast.For | ast.AsyncFor | ast.While
 
 _CUTS = {"detach", "detach_", "item", "tolist", "numpy", "data", "argmax", "argmin", "bool", "int", "long", "size", "shape", "dim", "numel"}
 _CUTTING_CALLS = {"float", "int", "bool", "len", "isinstance", "type", "print", "id", "str", "repr", "format"}
-_STORING_METHODS = {"append", "appendleft", "extend", "extendleft", "insert", "add", "update", "setdefault", "put", "put_nowait", "push", "enqueue", "store",
-                    "__setitem__"}  # fmt: skip
+_STORING_METHODS = {
+    *("append", "appendleft", "extend", "extendleft", "insert", "add", "update", "setdefault"),
+    *("put", "put_nowait", "push", "enqueue", "store"),
+    "__setitem__",
+}  # fmt: skip
 
 
 class Carried(NamedTuple):
@@ -122,7 +125,13 @@ class _Exposed:
         elif isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
             # runs when it is called; what it reads of outer names it reads then, what it assigns is its own unless declared so
             own = {argument.arg for argument in ast.walk(statement.args) if isinstance(argument, ast.arg)}
-            own |= {name for inner in ast.walk(statement) if isinstance(inner, ast.stmt) for target in targets_of(inner) if (name := dotted(target))}
+            own |= {
+                name
+                for inner in ast.walk(statement)
+                if isinstance(inner, ast.stmt)
+                for target in targets_of(inner)
+                if (name := dotted(target))
+            }
             for child in _reads(ast.Module(statement.body, [])):
                 name = dotted(child)
                 if name is not None and name.partition(".")[0] not in own:
@@ -176,7 +185,11 @@ def is_detached(source: Source, read: ast.expr) -> bool:
             called = dotted(above.func) or ""
             if called in _CUTTING_CALLS or called.rpartition(".")[2] in ("no_grad", "detach", "tensor"):
                 return True
-        if isinstance(above, (ast.With, ast.AsyncWith)) and child not in above.items and any(_is_no_grad(item.context_expr) for item in above.items):
+        if (
+            isinstance(above, (ast.With, ast.AsyncWith))
+            and child not in above.items
+            and any(_is_no_grad(item.context_expr) for item in above.items)
+        ):
             return True
         if isinstance(above, FUNCTIONS):
             return not isinstance(above, ast.Lambda) and any(_is_no_grad(item) for item in above.decorator_list)
@@ -237,9 +250,16 @@ def stores_into(tree: ast.AST, name: str) -> list[ast.stmt]:
         if isinstance(node, ast.stmt):
             statement = node
         if statement is not None:
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _STORING_METHODS and dotted(node.func.value) == name:
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in _STORING_METHODS
+                and dotted(node.func.value) == name
+            ):
                 found.setdefault(statement)
-            if isinstance(node, ast.stmt) and any(isinstance(target, ast.Subscript) and dotted(target.value) == name for target in targets_of(node)):
+            if isinstance(node, ast.stmt) and any(
+                isinstance(target, ast.Subscript) and dotted(target.value) == name for target in targets_of(node)
+            ):
                 found.setdefault(statement)
         for child in ast.iter_child_nodes(node):
             walk(child, statement)
@@ -263,11 +283,13 @@ def guards_a_cache(source: Source, statement: ast.stmt, name: str) -> bool:
 def _asks_for(test: ast.expr, name: str) -> bool:
     last = name.rpartition(".")[2]
     for node in ast.walk(test):
-        if isinstance(node, ast.Compare) and any(isinstance(op, (ast.Is, ast.IsNot, ast.In, ast.NotIn)) for op in node.ops):
-            if any(reads_of(part, name) or reads_of(part, last) for part in (node.left, *node.comparators)):
-                return True
-        if isinstance(node, ast.Call) and dotted(node.func) in ("hasattr", "getattr") and any(
-            isinstance(argument, ast.Constant) and argument.value == last for argument in node.args
+        asked = isinstance(node, ast.Compare) and any(isinstance(op, (ast.Is, ast.IsNot, ast.In, ast.NotIn)) for op in node.ops)
+        if asked and any(reads_of(part, name) or reads_of(part, last) for part in ast.iter_child_nodes(node)):
+            return True
+        if (
+            isinstance(node, ast.Call)
+            and dotted(node.func) in ("hasattr", "getattr")
+            and any(isinstance(argument, ast.Constant) and argument.value == last for argument in node.args)
         ):
             return True
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not) and dotted(node.operand) in (name, last):
@@ -285,5 +307,3 @@ def _returns_early(function: ast.AST, statement: ast.stmt, name: str) -> bool:
         if isinstance(node, ast.If) and node.body and isinstance(node.body[-1], ast.Return) and _asks_for(node.test, name):
             return True
     return False
-
-

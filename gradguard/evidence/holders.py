@@ -183,7 +183,9 @@ def _is_users(owner: Any) -> bool:
         return file is None or USER_FILES[file]
     kind = owner if isinstance(owner, type) else type(owner)
     for member in vars(kind).values():
-        code = getattr(getattr(member, "__func__", None) or getattr(member, "fget", None) or getattr(member, "func", None) or member, "__code__", None)
+        code = getattr(
+            getattr(member, "__func__", None) or getattr(member, "fget", None) or getattr(member, "func", None) or member, "__code__", None
+        )
         if code is not None and not code.co_filename.startswith("<"):
             return USER_FILES[code.co_filename]
     module = sys.modules.get(kind.__module__)

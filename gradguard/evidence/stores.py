@@ -125,7 +125,7 @@ def stores_of_global(name: str, frames: Sequence[FrameView], *, container: bool)
         scopes: list[ast.AST] = [source.tree, *(scope for scope in source.scopes if isinstance(scope, FUNCTIONS))]
         statements = {statement: None for scope in scopes for statement in assignments_to(scope, name)}
         if container:
-            statements.update({statement: None for statement in stores_into(source.tree, name)})
+            statements.update(dict.fromkeys(stores_into(source.tree, name)))
         found.extend(Store(source, statement, _attribute_relation(source, statement, name, frames)) for statement in statements)
     return found
 
@@ -148,7 +148,11 @@ def stores_of_attribute(holding: Holding, frames: Sequence[FrameView]) -> list[S
                 assert outside is not None
                 found.setdefault(statement, Store(outside, statement, _attribute_relation(outside, statement, name, frames)))
     if not found:
-        found = {store.statement: store for source, definition in classes_of(holding.owner) for store in _cached_property(source, definition, holding.attribute)}
+        found = {
+            store.statement: store
+            for source, definition in classes_of(holding.owner)
+            for store in _cached_property(source, definition, holding.attribute)
+        }
     return [store for store in (_kept(list(found.values()), puts) if container else found.values()) if not _stores_nothing(store)]
 
 
@@ -180,7 +184,11 @@ def _stores_nothing(store: Store) -> bool:
         return False
     if isinstance(value, ast.Constant) or (isinstance(value, (ast.List, ast.Tuple, ast.Dict)) and not ast.unparse(value).strip("[](){},")):
         return True
-    return isinstance(value, ast.Call) and not value.args and (dotted(value.func) or "").rpartition(".")[2] in ("list", "dict", "deque", "set", "OrderedDict")
+    return (
+        isinstance(value, ast.Call)
+        and not value.args
+        and (dotted(value.func) or "").rpartition(".")[2] in ("list", "dict", "deque", "set", "OrderedDict")
+    )
 
 
 def _foreign_stores(source: Source, attribute: str) -> Iterator[tuple[ast.stmt, str]]:
@@ -228,7 +236,9 @@ def classes_of(owner: Any) -> Iterator[tuple[Source, ast.ClassDef]]:
     """The class statements of an object's class and of the user's classes it derives from."""
     kinds = owner.__mro__ if isinstance(owner, type) else type(owner).__mro__
     for kind in kinds:
-        files = {code.co_filename for member in vars(kind).values() if (code := _code_of(member)) is not None and USER_FILES[code.co_filename]}
+        files = {
+            code.co_filename for member in vars(kind).values() if (code := _code_of(member)) is not None and USER_FILES[code.co_filename]
+        }
         for source in filter(None, map(load, sorted(files))):
             for scope in source.scopes:
                 if isinstance(scope, ast.ClassDef) and source.qualname(scope) == kind.__qualname__:

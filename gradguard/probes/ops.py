@@ -18,6 +18,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable
+from itertools import islice
 from types import CodeType, FrameType
 from typing import Any
 
@@ -35,6 +36,7 @@ _Tensor = torch.Tensor
 _Parameter = torch.nn.Parameter
 _KINDS = Kinds()
 _NO_KWARGS: dict[str, Any] = {}
+_ESCAPES_SEARCHED = 256  # for the number a new tensor is made of; all 4,096 would take milliseconds
 
 Fault = Callable[[BaseException], None]
 Failure = Callable[[BaseException, Any, tuple[Any, ...], dict[str, Any]], None]
@@ -144,6 +146,8 @@ class OpProbe(TorchFunctionMode):
         """Remembers on a gradless result where its inputs' path ended, or inherits their memories."""
         outputs = result if isinstance(result, (tuple, list)) else (result,)
         tensors = [out for out in outputs if isinstance(out, _Tensor) and (not out.requires_grad or kind & REWRAP)]
+        if len(tensors) < len(outputs) and len(outputs) > 1:  # each result from an input of its own (broadcast_tensors): nothing was cut
+            tensors = [out for out in tensors if not out.is_floating_point()]
         if kind & WRITE and result is None and args and isinstance(args[0], _Tensor) and not args[0].requires_grad:
             tensors = [args[0]]  # `buffer[i] = value` gives nothing back
         if not tensors:
@@ -237,7 +241,8 @@ class OpProbe(TorchFunctionMode):
             return [], False
         numbers = _numbers(args[0])
         if numbers:
-            found = [fact.cut.roots() for fact in reversed(escapes) if fact.cut is not None and _same_number(fact.value, numbers)][:4]
+            recent = (fact for fact in islice(reversed(escapes), _ESCAPES_SEARCHED) if fact.cut is not None and _same_number(fact.value, numbers))
+            found = [fact.cut.roots() for fact in islice(recent, 4) if fact.cut is not None]
             if found:
                 return found, False
         elif type(args[0]).__module__ != "numpy":

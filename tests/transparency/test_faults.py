@@ -10,10 +10,13 @@ import pytest
 import torch
 
 from gradguard import session as session_module
+from gradguard.depth import Depth
 from gradguard.evidence.frames import FrameView
 from gradguard.journal import Journal
 from gradguard.probes.ops import OpProbe
 from gradguard.rules.incident import Incident
+from gradguard.rules.protocol.ledger import Ledger
+from gradguard.run import Run
 from gradguard.session import Session, current_session
 from tests.transparency.helpers import bits, guarding, stack_length
 from tests.transparency.workloads import mlp
@@ -55,7 +58,8 @@ def _train(level: str | None) -> list[Any]:
     (OpProbe, "_gradless"), (OpProbe, "_writes"), (OpProbe, "_cut"), (OpProbe, "_gradless_operand"), (OpProbe, "_inputs"), (OpProbe, "_escape"),
     (OpProbe, "_mode_switch"), (Journal, "remember_cut"), (Journal, "cut_of"), (Session, "_record_backward"), (Session, "moment"),
     (Session, "_look"), (session_module, "user_frame"), (session_module, "StepFact"), (session_module, "BackwardFact"),
-    (session_module.step_protocol, "site_of"),
+    (session_module.step_protocol, "site_of"), (session_module.step_protocol, "tell"), (session_module.step_protocol, "end_census"),
+    (Ledger, "opened"), (Ledger, "before_step"), (Depth, "next_step"), (Depth, "pause"), (Run, "tell_repeats"), (Run, "silent_rules"),
 ])
 def test_a_failing_part_leaves_the_training_as_it_is(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
                                                      level: str) -> None:

@@ -361,3 +361,26 @@ def test_a_guard_for_every_line_of_a_step(name: str, level: str) -> None:
         return [bits(t) for t in training.state()], bits(torch.get_rng_state())
 
     assert run(True) == run(False)
+
+
+def test_a_guard_left_in_another_thread(level: str) -> None:
+    """As web servers and executors do with context managers: the thread it was entered in is let go all the same."""
+    guard = guarding(level)
+    guard.__enter__()
+    thread = threading.Thread(target=guard.__exit__, args=(None, None, None))
+    thread.start()
+    thread.join()
+    assert listener() is None
+    mlp().step()
+    with guarding(level):
+        mlp().step()
+    assert stack_length() == 0
+
+
+@pytest.mark.parametrize("name", list(WORKLOADS))
+def test_a_sound_training_is_never_traced_at_watch(name: str) -> None:
+    training = WORKLOADS[name]()
+    with guarding("watch", training.model, training.optimizer):
+        for _ in range(30):
+            training.step()
+            assert stack_length() == 0

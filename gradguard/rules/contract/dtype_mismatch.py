@@ -102,7 +102,8 @@ def _read_pair(incident: Incident) -> tuple[Dtypes, torch.dtype | None]:
     named = dtypes_in(incident.message)
     tensors = tensors_at_hand(incident)
     present = list(dict.fromkeys([*named, *(t.dtype for t in tensors if len(named) < 2)]))
-    pair = named if len(named) >= 2 else present
+    about_dtypes = bool(named) or incident.says("dtype", "datatype", "scalar type")
+    pair = named if len(named) >= 2 else present if about_dtypes else []
     if len(pair) < 2:
         return frozenset(), None
     owned = [t.dtype for t in tensors if isinstance(t, nn.Parameter) and t.dtype in pair]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from gradguard.evidence.bindings import dotted, full_name
+from gradguard.evidence.bindings import dotted, full_name, targets_of
 from gradguard.evidence.frames import FrameView
 from gradguard.evidence.source import ResolvedSite, function_def, resolve
 from gradguard.evidence.syntax import FUNCTIONS, load
@@ -154,6 +154,8 @@ class Follower:
 
     def _name(self, node: ast.Name, scope: Scope, pick: int | str | None) -> Flow:
         value = scope.env.get(node.id, scope.globals.get(node.id, UNKNOWN)) if scope.view is not None or scope.depth == 0 else scope.env.get(node.id, UNKNOWN)
+        if _rebinds(scope, node):  # `x = x.detach()`: what the variable holds now is not what was read here
+            value = UNKNOWN
         known = self._object(value, pick)
         if known is not None:
             return known
@@ -359,6 +361,8 @@ class Follower:
         arguments = self._arguments(node, scope)
         kind = cut_by(node, full, evaluate(func.value, scope) if isinstance(func, ast.Attribute) else UNKNOWN)
         inner = join((receiver, *arguments))
+        if inner.attached is False and not inner.found and _asks_for_grad(node):
+            return Flow((), True, frozenset())
         if kind is not None:
             short = full.rpartition(".")[2] or (func.attr if isinstance(func, ast.Attribute) else full)
             if kind == "none" or (kind == "rewrap" and inner.attached is False and not inner.found):
@@ -455,6 +459,21 @@ class Follower:
         origin = Origin(kind, func, place, switch, None, None, [self.tensors[i] for i in inner.leaves if i in self.tensors], False,
                         _origins.receiver_text(place), inner.attached is True)
         return Flow((*inner.found, origin), False, frozenset())
+
+
+def _rebinds(scope: Scope, node: ast.Name) -> bool:
+    statement = scope.source.statement(node)
+    return isinstance(statement, (ast.Assign, ast.AnnAssign)) and any(
+        isinstance(target, ast.Name) and target.id == node.id for target in targets_of(statement)
+    )
+
+
+def _asks_for_grad(node: ast.Call) -> bool:
+    """`torch.rand(3, requires_grad=True)`, `x.requires_grad_()`."""
+    if any(keyword.arg == "requires_grad" and isinstance(keyword.value, ast.Constant) and keyword.value.value is True for keyword in node.keywords):
+        return True
+    called = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+    return called == "requires_grad_" and not (node.args and isinstance(node.args[0], ast.Constant) and node.args[0].value is False)
 
 
 def given_back(function: ast.AST) -> list[ast.expr | None]:

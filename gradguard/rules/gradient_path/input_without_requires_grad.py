@@ -60,7 +60,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
 def _diagnose(incident: Incident, tensor: torch.Tensor, text: str | None, place: ResolvedSite | None) -> Diagnosis:
     name = text or incident.names.of(tensor) or "the input"
     used_grad = incident.error is not None and not incident.says(*MESSAGES)
-    cuts = origins.ranked(incident, origins.of_tensor(incident, tensor))
+    cuts = origins.ranked(incident, origins.of_tensor(incident, tensor)) or wanted.cuts(incident, text)
     made = wanted.made(incident, tensor, text)
     related: list[SourceSpan] = []
     culprit: SourceSpan | None
@@ -76,11 +76,10 @@ def _diagnose(incident: Incident, tensor: torch.Tensor, text: str | None, place:
         if made is not None and not same_place(made, place):
             related.append(made.span(f"`{name}` is made here, without requires_grad", "made"))
         headline = f"`{name}` does not require grad, so there is no gradient with respect to it"
-    patch = wanted.switched_on(incident, name)
     return Diagnosis(
         code="GG309", name="input-without-requires-grad", headline=headline, culprit=culprit, related=related, tensors=[lost_path.facts(name, tensor)],
         explanation=f"Autograd records only operations on tensors that require grad. `{name}` went through the forward pass as plain data, so nothing is known of how the result depends on it.",
-        fixes=[Fix(title=f"Call `{name}.requires_grad_(True)` before the forward pass that uses it", safety="manual", patch=patch,
+        fixes=[Fix(title=f"Call `{name}.requires_grad_(True)` before the forward pass that uses it", safety="manual",
                    detail="On a tensor that is used elsewhere too, take a copy first: `x = x.detach().clone().requires_grad_(True)`.")],
         avoid=["Setting requires_grad after the forward pass does not help: the forward pass must be run again."
                + ("" if used_grad else " `allow_unused=True` would only give None.")],

@@ -11,7 +11,7 @@ import torch
 from gradguard.diagnosis import Diagnosis, SourceSpan, TensorFacts
 from gradguard.evidence.names import short_list
 from gradguard.evidence.source import ResolvedSite, resolve
-from gradguard.rules.gradient_path import follow, origins, patching, words
+from gradguard.rules.gradient_path import follow, frozen, origins, patching, switches, words
 from gradguard.rules.gradient_path.origins import Origin
 from gradguard.rules.gradient_path.places import same_place, short
 from gradguard.rules.incident import Incident
@@ -86,7 +86,21 @@ def find(incident: Incident, root: torch.Tensor, leaf: bool = False) -> list[Ori
         if len(recorded) > 1:
             return follow.refined(incident, origins.ranked(incident, recorded))
         return recorded
+    if not leaf and not torch.is_grad_enabled():
+        off = _still_off(incident)
+        if off is not None:
+            return [off]
     return follow.origins_of_root(incident, leaf)
+
+
+def _still_off(incident: Incident) -> Origin | None:
+    """Untraced, but grad mode is off at this very moment: the block around the call, or the one statement that left it off."""
+    for view in incident.user_frames[:12]:
+        around = switches.block_around(resolve(view.site))
+        if around is not None:
+            return Origin("inference" if switches.is_inference(around.text) else "no_grad", "no_grad", None, around, certain=False)
+    left = switches.left_off_in(frozen.user_sources(incident, [module for _, module in incident.names.modules]))
+    return Origin("no_grad", "no_grad", None, left[0], certain=False) if len(left) == 1 else None
 
 
 # -- the story ------------------------------------------------------------------------------------------------------------

@@ -172,6 +172,11 @@ def _yields(block: ast.AST) -> list[ast.AST]:
     return found
 
 
+def _says_false(call: ast.Call) -> bool:
+    """A mode that is restored (`set_grad_enabled(previous)`) is none that was left off."""
+    return any(isinstance(value, ast.Constant) and value.value is False for value in (*call.args, *(keyword.value for keyword in call.keywords)))
+
+
 def left_off_in(sources: Iterable[Source]) -> list[Switch]:
     """Untraced: statements that switch grad mode off and leave it so, and generators that yield inside a block that does."""
     found = []
@@ -182,7 +187,7 @@ def left_off_in(sources: Iterable[Source]) -> list[Switch]:
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
                 call = node.value
                 entered = isinstance(call.func, ast.Attribute) and call.func.attr == "__enter__" and turns_grad_off(call.func.value)
-                if entered or turns_grad_off(call):
+                if entered or (turns_grad_off(call) and _says_false(call)):
                     site = site_at(source, call)
                     found.append(Switch("left_on", site.span(), source.flat(call), site.function if site.function != "<module>" else None))
             elif isinstance(node, (ast.With, ast.AsyncWith)):

@@ -8,8 +8,9 @@ import torch
 
 from gradguard.evidence.source import ResolvedSite
 from gradguard.rules.gradient_path.follow import Follower
+from gradguard.rules.gradient_path.origins import Origin
 from gradguard.rules.gradient_path.places import short, site_at
-from gradguard.rules.gradient_path.scopes import Scope, definitions
+from gradguard.rules.gradient_path.scopes import Definition, Scope, definitions
 from gradguard.rules.incident import Incident
 
 
@@ -63,12 +64,18 @@ def made(incident: Incident, tensor: torch.Tensor, text: str | None) -> Resolved
     return None
 
 
-def _before(scope: Scope, name: str) -> list[object]:  # type: ignore[type-arg]
+def _before(scope: Scope, name: str) -> list[Definition]:
     line = scope.view.site.line if scope.view is not None else 10**8
     use = ast.Name(id=name, ctx=ast.Load(), lineno=line, col_offset=0)
-    return list(definitions(scope, name, use))
+    return definitions(scope, name, use)
 
 
-def switched_on(incident: Incident, name: str) -> str | None:
-    """A patch that switches requires_grad on; where the forward pass stands is for the user to say, so there is none."""
-    return None
+def cuts(incident: Incident, text: str | None) -> list[Origin]:
+    """Untraced: where the source says that this input lost a path it had."""
+    place = incident.place
+    follower = Follower(incident)
+    scope = follower.live(0)
+    if text is None or not text.isidentifier() or place is None or place.node is None or scope is None:
+        return []
+    use = next((node for node in ast.walk(place.node) if isinstance(node, ast.Name) and node.id == text), None)
+    return [origin for origin in follower.flow(use, scope).found if origin.sure] if use is not None else []

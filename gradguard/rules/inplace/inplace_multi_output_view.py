@@ -2,12 +2,11 @@
 
 ## What it is
 An in-place operation on one of several views that a single call returned: what `unbind`, `chunk`, `split` or a loop over a
-tensor gives; or on their base while they are in use. Also on a view that a custom `autograd.Function` returned, as a module
-with a full backward hook does.
+tensor gives; or on their base while they are in use.
 
 ## Why it is wrong
 Autograd rewrites the history of a view that is changed in place. It can do so for a view that stands alone, not for one of
-many outputs of the same node, nor over a custom backward. PyTorch refuses.
+many outputs of the same node. PyTorch refuses.
 
 ## Example
     for row, length in zip(scores, lengths):
@@ -24,7 +23,8 @@ no operation has saved the tensor; or a new tensor for each piece.
 Manual: the change has to be written for the whole tensor.
 
 ## When it speaks, what silences it
-Only for PyTorch's exception.
+Only for PyTorch's exception. A view that a custom `autograd.Function` or a module with a full backward hook returned is told
+by the rules for those.
 """
 
 from __future__ import annotations
@@ -46,47 +46,31 @@ def recognise(incident: Incident) -> Diagnosis | None:
     """The write, the call that made the views, and their base."""
     if incident.says("its base or another view of its base has been modified"):
         return _base_written(incident)
+    if incident.says("created inside a custom function"):
+        return None  # a view out of a custom Function or of a module with a backward hook: that contract's rules tell it
     write = Refused(incident)
-    custom = incident.says("created inside a custom function")
     link = next((item for item in write.chain if item.call in MULTI or item.call == "for"), None)
     maker = None if link is not None else view_maker(incident)
     base = link.base if link is not None else None
     how = f"`{tell.short(link.text, 50)}`" if link is not None else maker.callee and f"`{maker.callee}`" if maker is not None else None
     what = f"`{write.written}`" if write.written else "a view"
-    if custom:
-        headline = f"{write.text} changes {what} in place, which is a view returned by a custom autograd Function"
-        explanation = (
-            "A view that leaves a custom Function carries that Function's backward; "
-            "rewriting its history for an in-place change would bypass it. "
-            "A module with a full backward hook (`register_full_backward_hook`) wraps its inputs "
-            "and outputs in such a Function, so an in-place module right after it is refused."
-        )
-        fixes = [
-            Fix(
-                title=f"make a new tensor instead of changing {what} in place",
-                safety="safe",
-                detail="for a module: build it without `inplace=True`",
-            ),
-            Fix(title="return a `clone()` from the custom Function", safety="manual"),
-        ]
-    else:
-        looped = link is not None and link.call == "for"
-        of = f" of `{base}`" if base else ""
-        source = "the loop" if looped else how or "one call"
-        headline = (
-            f"{write.text} changes {what} in place, one of several views{of} that {source} returned"
-            if not looped
-            else (f"{write.text} changes {what} in place, which is one of the views{of} that the loop runs over")
-        )
-        explanation = (
-            "Looping over a tensor, like `unbind`, `chunk` and `split`, gives views that are "
-            "all outputs of one node; autograd cannot rewrite the history of one of them. "
-            f"The write would go into the memory of `{base}`."
-            if base
-            else "`unbind`, `chunk`, `split` and loops over a tensor give views that are all outputs of one node; "
-            "autograd cannot rewrite the history of one of them."
-        )
-        fixes = _fixes(write, base)
+    looped = link is not None and link.call == "for"
+    of = f" of `{base}`" if base else ""
+    source = "the loop" if looped else how or "one call"
+    headline = (
+        f"{write.text} changes {what} in place, one of several views{of} that {source} returned"
+        if not looped
+        else (f"{write.text} changes {what} in place, which is one of the views{of} that the loop runs over")
+    )
+    explanation = (
+        "Looping over a tensor, like `unbind`, `chunk` and `split`, gives views that are "
+        "all outputs of one node; autograd cannot rewrite the history of one of them. "
+        f"The write would go into the memory of `{base}`."
+        if base
+        else "`unbind`, `chunk`, `split` and loops over a tensor give views that are all outputs of one node; "
+        "autograd cannot rewrite the history of one of them."
+    )
+    fixes = _fixes(write, base)
     culprit = write.culprit(f"changes {what} in place")
     label = f"{what} is one of several views made here"
     related = write.related(culprit, *write.alias_spans(), None if maker is None else maker.span(label, "made"), write.helper())

@@ -40,7 +40,12 @@ def cached_parametrization(study: Study) -> CachedBlock | None:
             called = block.node.func if isinstance(block.node, ast.Call) else block.node
             name = place.source.flat(called)
             if full_name(place.source, name).endswith("parametrize.cached"):
-                return CachedBlock(block.text, block.span.model_copy(update={"role": "culprit", "label": "held open over several steps: each parametrized tensor is computed once"}))
+                return CachedBlock(
+                    block.text,
+                    block.span.model_copy(
+                        update={"role": "culprit", "label": "held open over several steps: each parametrized tensor is computed once"}
+                    ),
+                )
     return None
 
 
@@ -63,4 +68,7 @@ def memoized(carrier: Carrier) -> Memoized | None:
     if code is None or node is None or load(code.co_filename) is None:
         return None
     returns = returns_of(node)
-    return Memoized(code.co_name, span_of(code.co_filename, returns[0] if len(returns) == 1 else node, "its results are kept with their graph", "culprit"))
+    return Memoized(
+        code.co_name,
+        span_of(code.co_filename, returns[0] if len(returns) == 1 else node, "its results are kept with their graph", "culprit"),
+    )

@@ -46,8 +46,11 @@ from gradguard.rules.lifetime import tell
 from gradguard.rules.lifetime.edits import after, patch, replaced
 from gradguard.rules.lifetime.study import MESSAGES, Study, study
 
-AVOID = ("retain_graph=True would count the earlier losses again in every step and keep all their graphs in memory; after optimizer.step() it fails with the "
-         "in-place error")  # fmt: skip
+AVOID = (
+    "retain_graph=True would count the earlier losses again in every step and "
+    "keep all their graphs in memory; after optimizer.step() it fails with the "
+    "in-place error"
+)
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
@@ -61,18 +64,29 @@ def recognise(incident: Incident) -> Diagnosis | None:
     name = _name(facts, carrier, added)
     culprit = _culprit(facts, carrier, added)
     explanation = (
-        f"{name} adds this step's loss to losses that were backpropagated before. Their graphs were freed {tell.freed_words(facts)}, and backward() on the sum "
+        f"{name} adds this step's loss to losses that were backpropagated before. "
+        f"Their graphs were freed {tell.freed_words(facts)}, and backward() on the sum "
         "goes through every addend."
     )
     return Diagnosis(
-        code=RULE.code, name=RULE.name, severity="error",
-        headline=f"{name} still contains losses of earlier steps, whose graphs are freed: backward() on the sum would go through them again",
+        code=RULE.code,
+        name=RULE.name,
+        severity="error",
+        headline=(
+            f"{name} still contains losses of earlier steps, whose graphs are freed: backward() on the sum would go through them again"
+        ),
         culprit=culprit,
-        related=tell.without_repeats(culprit, [*tell.made_span(facts, carrier, "the earlier loss was made here"), *tell.freed_span(facts), *tell.backward_span(facts)]),
+        related=tell.without_repeats(
+            culprit,
+            [*tell.made_span(facts, carrier, "the earlier loss was made here"), *tell.freed_span(facts), *tell.backward_span(facts)],
+        ),
         tensors=tell.tensor_facts(name.strip("`"), facts.incident.roots[0] if facts.incident.roots else None),
-        explanation=explanation, notes=tell.notes(facts), fixes=_fixes(facts, carrier, name), avoid=[AVOID],
+        explanation=explanation,
+        notes=tell.notes(facts),
+        fixes=_fixes(facts, carrier, name),
+        avoid=[AVOID],
         confidence="certain" if added is not None else "likely",
-    )  # fmt: skip
+    )
 
 
 def _summed_here(facts: Study) -> Store | None:
@@ -81,7 +95,11 @@ def _summed_here(facts: Study) -> Store | None:
     if place is None or place.source is None or place.receiver is None:
         return None
     scope = place.enclosing_function or place.source.tree
-    found = [statement for statement in assignments_to(scope, place.receiver) if _adds_to(statement, place.receiver)] if scope is not None else []
+    found = (
+        [statement for statement in assignments_to(scope, place.receiver) if _adds_to(statement, place.receiver)]
+        if scope is not None
+        else []
+    )
     return Store(place.source, found[-1], "carried") if found else None
 
 
@@ -113,24 +131,45 @@ def _culprit(facts: Study, carrier: Carrier, added: ResolvedSite | None) -> Sour
 
 def _fixes(facts: Study, carrier: Carrier, name: str) -> list[Fix]:
     plain = name.strip("`")
-    keep = f"keep its number: `{plain}.append(loss.item())`" if carrier.how == "container" else f"add its number to {name}: `{plain} += loss.item()`"
+    keep = (
+        f"keep its number: `{plain}.append(loss.item())`"
+        if carrier.how == "container"
+        else f"add its number to {name}: `{plain} += loss.item()`"
+    )
     return [
-        Fix(title=f"call backward() on this step's own loss, and {keep}", safety="unsafe",
-            detail="the gradients become those of each loss once", patch=_patch(facts, carrier.store)),
+        Fix(
+            title=f"call backward() on this step's own loss, and {keep}",
+            safety="unsafe",
+            detail="the gradients become those of each loss once",
+            patch=_patch(facts, carrier.store),
+        ),
         Fix(title="if one update for all of them is meant, move backward() and optimizer.step() behind the loop", safety="manual"),
-    ]  # fmt: skip
+    ]
 
 
 def _patch(facts: Study, store: Store | None) -> str | None:
-    """`total += value; total.backward()` becomes `loss = value; loss.backward(); total += loss.item()`, where the two stand in one block."""
+    """`total += value; total.backward()` becomes `loss = value; "
+    "loss.backward(); total += loss.item()`, where the two stand in one block."""
     call = facts.call
     place = resolve(call.site) if call is not None else None
-    if store is None or place is None or place.source is not store.source or place.call is None or not isinstance(store.statement, ast.AugAssign):
+    if (
+        store is None
+        or place is None
+        or place.source is not store.source
+        or place.call is None
+        or not isinstance(store.statement, ast.AugAssign)
+    ):
         return None
     statement, backward = store.statement, place.statement
     target = dotted(statement.target)
     function = store.function or store.source.tree
-    if target is None or function is None or not isinstance(backward, ast.Expr) or place.receiver != target or not isinstance(statement.op, ast.Add):
+    if (
+        target is None
+        or function is None
+        or not isinstance(backward, ast.Expr)
+        or place.receiver != target
+        or not isinstance(statement.op, ast.Add)
+    ):
         return None
     if store.source.parents.get(statement) is not store.source.parents.get(backward):
         return None
@@ -147,6 +186,10 @@ def _patch(facts: Study, store: Store | None) -> str | None:
 
 
 RULE = Rule(
-    code="GG204", name="graph-freed-accumulated-loss", recognise=recognise, priority=50, messages=MESSAGES,
+    code="GG204",
+    name="graph-freed-accumulated-loss",
+    recognise=recognise,
+    priority=50,
+    messages=MESSAGES,
     summary="a running sum of losses is backpropagated in every step, earlier losses included",
-)  # fmt: skip
+)

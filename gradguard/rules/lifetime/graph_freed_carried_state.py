@@ -45,8 +45,11 @@ from gradguard.rules.lifetime import tell
 from gradguard.rules.lifetime.edits import after, patch, replaced
 from gradguard.rules.lifetime.study import MESSAGES, Study, study
 
-AVOID = ("retain_graph=True would not repair this: the old graph needs the parameters as they were before optimizer.step() changed them, so the next "
-         "error is the in-place one, and memory and time would grow with every step")  # fmt: skip
+AVOID = (
+    "retain_graph=True would not repair this: the old graph needs the "
+    "parameters as they were before optimizer.step() changed them, so the next "
+    "error is the in-place one, and memory and time would grow with every step"
+)
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
@@ -61,15 +64,26 @@ def recognise(incident: Incident) -> Diagnosis | None:
         f"{name} still has the graph of the step that made it. That graph's saved values were freed {tell.freed_words(facts)}; "
         f"this backward() reaches it again, because the value was {put} in one step and used in the next without being detached."
     )
-    related = [*_entered(facts, carrier), *tell.made_span(facts, carrier, "the tensor that carries the old graph was made here"), *tell.freed_span(facts), *tell.backward_span(facts)]
+    related = [
+        *_entered(facts, carrier),
+        *tell.made_span(facts, carrier, "the tensor that carries the old graph was made here"),
+        *tell.freed_span(facts),
+        *tell.backward_span(facts),
+    ]
     return Diagnosis(
-        code=RULE.code, name=RULE.name, severity="error",
+        code=RULE.code,
+        name=RULE.name,
+        severity="error",
         headline=f"{name} carries the graph of an earlier step into this one, and that step's backward() has already freed it",
-        culprit=culprit, related=tell.without_repeats(culprit, related),
+        culprit=culprit,
+        related=tell.without_repeats(culprit, related),
         tensors=tell.tensor_facts(carrier.name, carrier.tensor, carrier.link.source),
-        explanation=explanation, notes=tell.notes(facts, carrier), fixes=_fixes(facts, carrier, name), avoid=[AVOID],
+        explanation=explanation,
+        notes=tell.notes(facts, carrier),
+        fixes=_fixes(facts, carrier, name),
+        avoid=[AVOID],
         confidence=tell.confidence(facts, carrier),
-    )  # fmt: skip
+    )
 
 
 def _culprit(facts: Study, carrier: Carrier, name: str) -> SourceSpan | None:
@@ -98,12 +112,29 @@ def _fixes(facts: Study, carrier: Carrier, name: str) -> list[Fix]:
     if carrier.how == "container":
         stored = _stored_names(carrier)
         what = f"`{stored[0]}.detach()`" if stored else "the detached tensor"
-        return [Fix(title=f"store {what} in {name}: it keeps the value and not the history", safety="unsafe", patch=_patch_container(carrier, stored))]
+        return [
+            Fix(
+                title=f"store {what} in {name}: it keeps the value and not the history",
+                safety="unsafe",
+                patch=_patch_container(carrier, stored),
+            )
+        ]
     detach = _detached(carrier, plain)
     title = f"detach {name} between the steps: `{detach}` after `backward()`" if detach else f"detach {name} before the next step uses it"
-    fixes = [Fix(title=title, safety="unsafe", detail="truncated backpropagation through time: the value goes on, the history ends at the step",
-                 patch=_patch_variable(facts, carrier, detach))]  # fmt: skip
-    fixes.append(Fix(title="if the gradient through several steps is wanted, sum their losses and call backward() once for all of them", safety="manual"))
+    fixes = [
+        Fix(
+            title=title,
+            safety="unsafe",
+            detail=("truncated backpropagation through time: the value goes on, the history ends at the step"),
+            patch=_patch_variable(facts, carrier, detach),
+        )
+    ]
+    fixes.append(
+        Fix(
+            title="if the gradient through several steps is wanted, sum their losses and call backward() once for all of them",
+            safety="manual",
+        )
+    )
     return fixes
 
 
@@ -115,7 +146,13 @@ def _detached(carrier: Carrier, name: str) -> str | None:
         return None
     if carrier.how == "unknown" or (carrier.holding is not None and carrier.holding.through):
         through = carrier.holding.through if carrier.holding is not None else ()
-        return f"{name} = tuple(part.detach() for part in {name})" if through == ("tuple",) else f"{name} = [part.detach() for part in {name}]" if through == ("list",) else None
+        return (
+            f"{name} = tuple(part.detach() for part in {name})"
+            if through == ("tuple",)
+            else f"{name} = [part.detach() for part in {name}]"
+            if through == ("list",)
+            else None
+        )
     value = carrier.value
     if isinstance(value, tuple) and type(value) is tuple and value and all(isinstance(part, torch.Tensor) for part in value):
         return f"{name} = tuple(part.detach() for part in {name})"
@@ -148,12 +185,20 @@ def _patch_container(carrier: Carrier, stored: list[str]) -> str | None:
     if carrier.store is None or not stored:
         return None
     value = carrier.store.value
-    nodes = [node for node in ast.walk(value) if isinstance(node, (ast.Name, ast.Attribute)) and dotted(node) == stored[0]] if value is not None else []
+    nodes = (
+        [node for node in ast.walk(value) if isinstance(node, (ast.Name, ast.Attribute)) and dotted(node) == stored[0]]
+        if value is not None
+        else []
+    )
     nodes = [node for node in nodes if isinstance(node.ctx, ast.Load)]
     return patch(carrier.store.source, replaced(nodes[0], f"{stored[0]}.detach()")) if len(nodes) == 1 else None
 
 
 RULE = Rule(
-    code="GG203", name="graph-freed-carried-state", recognise=recognise, priority=50, messages=MESSAGES,
+    code="GG203",
+    name="graph-freed-carried-state",
+    recognise=recognise,
+    priority=50,
+    messages=MESSAGES,
     summary="a tensor of an earlier step (hidden state, memory bank, running average) brings its freed graph into this one",
-)  # fmt: skip
+)

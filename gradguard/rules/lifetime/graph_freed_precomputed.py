@@ -41,8 +41,11 @@ from gradguard.rules.lifetime import tell
 from gradguard.rules.lifetime.caching import CachedBlock, cached_parametrization, memoized
 from gradguard.rules.lifetime.study import MESSAGES, Study, study
 
-AVOID = ("retain_graph=True would keep using values made from parameters that optimizer.step() has changed since: the gradient would be that of old "
-         "parameters, or the next error the in-place one")  # fmt: skip
+AVOID = (
+    "retain_graph=True would keep using values made from parameters that "
+    "optimizer.step() has changed since: the gradient would be that of old "
+    "parameters, or the next error the in-place one"
+)
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
@@ -56,18 +59,30 @@ def recognise(incident: Incident) -> Diagnosis | None:
     behind = _parameters(facts, carrier)
     used = (" used again" if facts.previous is not None else " used") + " by this backward()"
     explanation = (
-        f"{name} was computed once, {where}, with its graph{behind}. The graph's saved values were freed {tell.freed_words(facts)}, and {'what it holds' if block else 'it'} is"
+        f"{name} was computed once, {where}, with its graph{behind}. The graph's saved values "
+        f"were freed {tell.freed_words(facts)}, and {'what it holds' if block else 'it'} is"
         f"{used}. One graph is good for one backward; a new step needs a new one."
     )
-    related = [*tell.made_span(facts, carrier, "the tensor was made here"), *tell.entry_span(facts, carrier, "used again here"), *tell.freed_span(facts), *tell.backward_span(facts)]
+    related = [
+        *tell.made_span(facts, carrier, "the tensor was made here"),
+        *tell.entry_span(facts, carrier, "used again here"),
+        *tell.freed_span(facts),
+        *tell.backward_span(facts),
+    ]
     return Diagnosis(
-        code=RULE.code, name=RULE.name, severity="error",
+        code=RULE.code,
+        name=RULE.name,
+        severity="error",
         headline=f"{name} {'keeps' if block else 'was computed once and keeps'} a graph that the first backward() through it has freed",
-        culprit=culprit, related=tell.without_repeats(culprit, related),
+        culprit=culprit,
+        related=tell.without_repeats(culprit, related),
         tensors=tell.tensor_facts(None if block else carrier.name, carrier.tensor, carrier.link.source),
-        explanation=explanation, notes=tell.notes(facts, carrier), fixes=_fixes(facts, carrier, block, name), avoid=[AVOID],
+        explanation=explanation,
+        notes=tell.notes(facts, carrier),
+        fixes=_fixes(facts, carrier, block, name),
+        avoid=[AVOID],
         confidence=tell.confidence(facts, carrier),
-    )  # fmt: skip
+    )
 
 
 def _name(facts: Study, carrier: Carrier) -> str:
@@ -83,8 +98,17 @@ def _culprit(facts: Study, carrier: Carrier, block: CachedBlock | None) -> tuple
         made = carrier.made.statement_span("made once, then taken from the cache", "culprit") if carrier.made is not None else function.span
         return made, f"by the memoized function `{function.name}`"
     store = carrier.store
-    where = {"cache": "into a cache", "init": "in the constructor", "outside": "before the loop", "fresh": "outside what is repeated"}.get(store.relation if store else "", "in an earlier step")
-    if store is not None and carrier.made is not None and carrier.holding is not None and carrier.holding.through and not store.covers(carrier.made) and _is_plain(carrier):
+    where = {"cache": "into a cache", "init": "in the constructor", "outside": "before the loop", "fresh": "outside what is repeated"}.get(
+        store.relation if store else "", "in an earlier step"
+    )
+    if (
+        store is not None
+        and carrier.made is not None
+        and carrier.holding is not None
+        and carrier.holding.through
+        and not store.covers(carrier.made)
+        and _is_plain(carrier)
+    ):
         return carrier.made.statement_span(f"computed once, {where}, with its graph", "culprit"), where
     if store is not None:
         function_name = store.function_name
@@ -113,16 +137,33 @@ def _parameters(facts: Study, carrier: Carrier) -> str:
 def _fixes(facts: Study, carrier: Carrier, block: CachedBlock | None, name: str) -> list[Fix]:
     if block is not None:
         return [Fix(title=f"open `{block.code}` inside the loop, around one step's forward and backward", safety="manual")]
-    closure = next((view.code_name for view in facts.incident.user_frames[:1] if view.code_name != "<module>" and carrier.store is not None
-                    and carrier.store.relation == "fresh"), None)  # fmt: skip
-    title = f"compute {name} inside `{closure}`, which is called several times" if closure else f"compute {name} anew in each step, from the parameters as they are then"
+    closure = next(
+        (
+            view.code_name
+            for view in facts.incident.user_frames[:1]
+            if view.code_name != "<module>" and carrier.store is not None and carrier.store.relation == "fresh"
+        ),
+        None,
+    )
+    title = (
+        f"compute {name} inside `{closure}`, which is called several times"
+        if closure
+        else f"compute {name} anew in each step, from the parameters as they are then"
+    )
     return [
         Fix(title=title, safety="manual"),
-        Fix(title=f"if the parameters behind {name} are not to be trained, compute it under `torch.no_grad()` or `.detach()` it", safety="unsafe"),
+        Fix(
+            title=f"if the parameters behind {name} are not to be trained, compute it under `torch.no_grad()` or `.detach()` it",
+            safety="unsafe",
+        ),
     ]
 
 
 RULE = Rule(
-    code="GG205", name="graph-freed-precomputed", recognise=recognise, priority=50, messages=MESSAGES,
+    code="GG205",
+    name="graph-freed-precomputed",
+    recognise=recognise,
+    priority=50,
+    messages=MESSAGES,
     summary="a value computed once from parameters (before the loop, in __init__, in a cache) is used in every step",
-)  # fmt: skip
+)

@@ -39,18 +39,21 @@ import torch
 from gradguard.callsite import CallSite
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.bindings import assignments_to, names_read
+from gradguard.evidence.holders import holdings
 from gradguard.evidence.names import short_list
 from gradguard.evidence.source import resolve
 from gradguard.evidence.stores import Store, stores_of_attribute, stores_of_variable
-from gradguard.evidence.holders import holdings
 from gradguard.journal import BackwardFact
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.lifetime import tell
 from gradguard.rules.lifetime.study import MESSAGES, Study, study
 
-AVOID_LOOP = ("retain_graph=True would only hide it: every step would use the gradient of a loss that was computed once, with the first parameters (or fail "
-              "with the in-place error after optimizer.step())")  # fmt: skip
+AVOID_LOOP = (
+    "retain_graph=True would only hide it: every step would use the gradient "
+    "of a loss that was computed once, with the first parameters (or fail "
+    "with the in-place error after optimizer.step())"
+)
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
@@ -75,18 +78,31 @@ def _in_a_loop(facts: Study, shown: str, name: str | None) -> Diagnosis:
     feeding = _feeding(store, facts)
     inputs = f", with {short_list(feeding)} that it is made from" if feeding else ""
     explanation = (
-        f"{shown} was computed once{inputs}, and each turn of the loop calls backward() on that same tensor. Its graph was freed {tell.freed_words(facts)}; "
+        f"{shown} was computed once{inputs}, and each turn of the loop calls backward() "
+        f"on that same tensor. Its graph was freed {tell.freed_words(facts)}; "
         "a new gradient needs a new forward pass with the parameters as they are now."
     )
     closure = _closure(facts)
     into = f"the function `{closure}`" if closure else "the loop"
     return Diagnosis(
-        code=RULE.code, name=RULE.name, severity="error", headline=f"backward() runs again on {shown}, which was computed once, outside {into}",
-        culprit=culprit, related=tell.without_repeats(culprit, tell.backward_span(facts, "the second turn fails here")),
-        tensors=tell.tensor_facts(name, facts.incident.roots[0]), explanation=explanation, notes=tell.notes(facts),
-        fixes=[Fix(title=f"move the forward pass that makes {shown}{' (' + short_list(feeding) + ')' if feeding else ''} into {into}", safety="manual")],
-        avoid=[AVOID_LOOP], confidence="certain" if culprit is not None else "likely",
-    )  # fmt: skip
+        code=RULE.code,
+        name=RULE.name,
+        severity="error",
+        headline=(f"backward() runs again on {shown}, which was computed once, outside {into}"),
+        culprit=culprit,
+        related=tell.without_repeats(culprit, tell.backward_span(facts, "the second turn fails here")),
+        tensors=tell.tensor_facts(name, facts.incident.roots[0]),
+        explanation=explanation,
+        notes=tell.notes(facts),
+        fixes=[
+            Fix(
+                title=(f"move the forward pass that makes {shown}{' (' + short_list(feeding) + ')' if feeding else ''} into {into}"),
+                safety="manual",
+            )
+        ],
+        avoid=[AVOID_LOOP],
+        confidence="certain" if culprit is not None else "likely",
+    )
 
 
 def _twice(facts: Study, shown: str, first: BackwardFact | None) -> Diagnosis:
@@ -106,17 +122,34 @@ def _twice(facts: Study, shown: str, first: BackwardFact | None) -> Diagnosis:
     if made is not None:
         related.append(made.span("the loss was made here", "made"))
     text = f"The graph of {shown} was freed {tell.freed_words(facts)}. A second call on the same loss finds no saved values."
-    keep = Fix(title=f"pass retain_graph=True to {tell.call_words(first)} if both are wanted", safety="manual", detail="gradients of two backward() calls add up in .grad")
-    once = Fix(title=f"call backward() once on {shown}: take {tell.call_words(call)} out, or call it on the loss that was meant", safety="unsafe")
+    keep = Fix(
+        title=f"pass retain_graph=True to {tell.call_words(first)} if both are wanted",
+        safety="manual",
+        detail="gradients of two backward() calls add up in .grad",
+    )
+    once = Fix(
+        title=f"call backward() once on {shown}: take {tell.call_words(call)} out, or call it on the loss that was meant", safety="unsafe"
+    )
     return Diagnosis(
-        code=RULE.code, name=RULE.name, severity="error",
-        headline=f"backward() is called a second time on {shown}, whose graph the first call has freed" if not by_grad else
-        f"{tell.call_words(first)} has freed the graph of {shown}, which is needed once more",
-        culprit=culprit, related=tell.without_repeats(culprit, related), tensors=tell.tensor_facts(shown.strip("`") if shown[0] == "`" else None, facts.incident.roots[0]),
-        explanation=text, notes=tell.notes(facts), fixes=[keep] if by_grad else [once, keep],
-        avoid=[] if by_grad else ["retain_graph=True on the first call makes the second run, but its gradient is then added once more: every gradient doubled"],
+        code=RULE.code,
+        name=RULE.name,
+        severity="error",
+        headline=f"backward() is called a second time on {shown}, whose graph the first call has freed"
+        if not by_grad
+        else f"{tell.call_words(first)} has freed the graph of {shown}, which is needed once more",
+        culprit=culprit,
+        related=tell.without_repeats(culprit, related),
+        tensors=tell.tensor_facts(shown.strip("`") if shown[0] == "`" else None, facts.incident.roots[0]),
+        explanation=text,
+        notes=tell.notes(facts),
+        fixes=[keep] if by_grad else [once, keep],
+        avoid=[]
+        if by_grad
+        else [
+            ("retain_graph=True on the first call makes the second run, but its gradient is then added once more: every gradient doubled")
+        ],
         confidence="certain",
-    )  # fmt: skip
+    )
 
 
 def _apart(fact: BackwardFact | None, other: BackwardFact | None) -> CallSite | None:
@@ -172,7 +205,12 @@ def _feeding(store: Store | None, facts: Study) -> list[str]:
         if name in found or len(found) > 12:
             continue
         for statement in assignments_to(scope, name):
-            if store.source.parents.get(statement) is block and statement.lineno < store.line and isinstance(statement, ast.Assign) and _differentiable(name, facts):
+            if (
+                store.source.parents.get(statement) is block
+                and statement.lineno < store.line
+                and isinstance(statement, ast.Assign)
+                and _differentiable(name, facts)
+            ):
                 found.setdefault(name)
                 wanted.extend(names_read(store.source, [statement.value]))
     return list(found)
@@ -185,6 +223,10 @@ def _differentiable(name: str, facts: Study) -> bool:
 
 
 RULE = Rule(
-    code="GG201", name="graph-freed-same-root", recognise=recognise, priority=50, messages=MESSAGES,
+    code="GG201",
+    name="graph-freed-same-root",
+    recognise=recognise,
+    priority=50,
+    messages=MESSAGES,
     summary="backward() is called twice on one loss, or on a loss that was computed outside the loop",
-)  # fmt: skip
+)

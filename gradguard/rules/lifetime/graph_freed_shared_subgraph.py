@@ -80,16 +80,34 @@ def _not_detached(facts: Study) -> Diagnosis:
         culprit = first.span("goes through the shared graph and frees it", "culprit")
     needed = "The next turn of the loop goes through it once more." if again else "The second loss needs it."
     text = (
-        f"{name} was made once and goes into {'the loss of each turn' if again else 'two losses'}. {tell.call_words(facts.freed_by)} ran through {name} into the parameters "
-        f"behind it, which its optimizer does not train, and freed that graph (backward call {facts.freed_by.index if facts.freed_by else '?'}). {needed}"
+        f"{name} was made once and goes into {'the loss of each turn' if again else 'two losses'}. "
+        f"{tell.call_words(facts.freed_by)} ran through {name} into the parameters "
+        "behind it, which its optimizer does not train, and freed that graph "
+        f"(backward call {facts.freed_by.index if facts.freed_by else '?'}). {needed}"
     )
     written = entry.name if entry is not None else (carrier.name or "the tensor")
     fix = Fix(
-        title=f"use `{written}.detach()` in {which}", safety="unsafe", detail="it then trains what its own optimizer holds, and the graph stays whole for the other",
+        title=f"use `{written}.detach()` in {which}",
+        safety="unsafe",
+        detail=("it then trains what its own optimizer holds, and the graph stays whole for the other"),
         patch=patch(entry.source, replaced(entry.read, f"{entry.name}.detach()")) if entry is not None else None,
-    )  # fmt: skip
-    avoid = "retain_graph=True would let it run, but the first loss would leave its gradient in the parameters behind it, and go through that graph for nothing"
-    return _diagnosis(facts, f"{name} goes into {'the loss of each turn' if again else 'two losses'} with its graph, and the backward() of the first has freed it", culprit, text, [fix], [avoid], entry)
+    )
+    avoid = (
+        "retain_graph=True would let it run, but the first loss would leave its "
+        "gradient in the parameters behind it, and go through that graph for nothing"
+    )
+    return _diagnosis(
+        facts,
+        (
+            f"{name} goes into {'the loss of each turn' if again else 'two losses'} "
+            "with its graph, and the backward() of the first has freed it"
+        ),
+        culprit,
+        text,
+        [fix],
+        [avoid],
+        entry,
+    )
 
 
 def _second_not_detached(facts: Study) -> Diagnosis:
@@ -104,15 +122,29 @@ def _second_not_detached(facts: Study) -> Diagnosis:
     if culprit is None and here is not None:
         culprit = here.span("goes through the graph of the first loss as well", "culprit")
     text = (
-        f"{name} belongs to the first loss: {tell.call_words(facts.freed_by)} trained what is behind it, and freed that graph (backward call "
-        f"{facts.freed_by.index if facts.freed_by else '?'}). The second loss trains other parameters, and still runs into it because `{written}` was not detached."
+        f"{name} belongs to the first loss: {tell.call_words(facts.freed_by)} "
+        "trained what is behind it, and freed that graph (backward call "
+        f"{facts.freed_by.index if facts.freed_by else '?'}). The second loss trains "
+        f"other parameters, and still runs into it because `{written}` was not detached."
     )
     fix = Fix(
-        title=f"use `{written}.detach()` in the second loss", safety="unsafe", detail="the second loss then trains its own parameters only, with the value as it is",
+        title=f"use `{written}.detach()` in the second loss",
+        safety="unsafe",
+        detail=("the second loss then trains its own parameters only, with the value as it is"),
         patch=patch(entry.source, replaced(entry.read, f"{entry.name}.detach()")) if entry is not None else None,
-    )  # fmt: skip
-    avoid = "retain_graph=True on the first call would send the second loss into parameters that are not its own, and fails once optimizer.step() has changed them"
-    return _diagnosis(facts, f"the second loss still holds the graph of `{written}`, which the backward() of the first has freed", culprit, text, [fix], [avoid])
+    )
+    avoid = (
+        "retain_graph=True on the first call would send the second loss into parameters "
+        "that are not its own, and fails once optimizer.step() has changed them"
+    )
+    return _diagnosis(
+        facts,
+        f"the second loss still holds the graph of `{written}`, which the backward() of the first has freed",
+        culprit,
+        text,
+        [fix],
+        [avoid],
+    )
 
 
 def _two_losses(facts: Study) -> Diagnosis:
@@ -123,16 +155,40 @@ def _two_losses(facts: Study) -> Diagnosis:
     first = _place(facts.freed_by)
     culprit = None if first is None else first.span("frees the part that both losses share", "culprit")
     text = (
-        f"Both losses are computed from {name}. {tell.call_words(facts.freed_by)} freed the saved values of everything below its loss, the part behind {name} "
-        f"included (backward call {facts.freed_by.index if facts.freed_by else '?'}); {tell.call_words(facts.call)} has to go through that part again."
+        f"Both losses are computed from {name}. {tell.call_words(facts.freed_by)} "
+        f"freed the saved values of everything below its loss, the part behind {name} "
+        f"included (backward call {facts.freed_by.index if facts.freed_by else '?'}); "
+        f"{tell.call_words(facts.call)} has to go through that part again."
     )
     stepped = any(fact.seq >= facts.freed_by.seq for fact in facts.incident.journal.steps) if facts.freed_by is not None else False
-    fixes = [Fix(title="add the losses up and call backward() once on the sum", safety="unsafe", detail="gradients add up just the same, and the common part is gone through once")]
+    fixes = [
+        Fix(
+            title="add the losses up and call backward() once on the sum",
+            safety="unsafe",
+            detail="gradients add up just the same, and the common part is gone through once",
+        )
+    ]
     if not stepped:
-        fixes.append(Fix(title=f"or pass retain_graph=True to the first call, {tell.call_words(facts.freed_by)}, where the two must stay apart", safety="manual"))
+        fixes.append(
+            Fix(
+                title=f"or pass retain_graph=True to the first call, {tell.call_words(facts.freed_by)}, where the two must stay apart",
+                safety="manual",
+            )
+        )
     fixes.append(Fix(title=f"or `.detach()` {name} in one of the losses, if that one is not to train what is behind it", safety="unsafe"))
-    avoid = ["retain_graph=True would not repair this: optimizer.step() between the two calls changes parameters that the shared graph has saved"] if stepped else []
-    return _diagnosis(facts, f"two losses share the graph of {name}, and the backward() of the first has freed it", culprit, text, fixes, avoid)
+    avoid = (
+        [
+            (
+                "retain_graph=True would not repair this: optimizer.step() between "
+                "the two calls changes parameters that the shared graph has saved"
+            )
+        ]
+        if stepped
+        else []
+    )
+    return _diagnosis(
+        facts, f"two losses share the graph of {name}, and the backward() of the first has freed it", culprit, text, fixes, avoid
+    )
 
 
 def _freed_by_grad(facts: Study, first: BackwardFact) -> Diagnosis:
@@ -142,12 +198,19 @@ def _freed_by_grad(facts: Study, first: BackwardFact) -> Diagnosis:
     place = _place(first)
     culprit = None if place is None else place.span("frees the graph that the loss still needs", "culprit")
     name = tell.holder_name(carrier)
-    text = f"{tell.call_words(first)} freed the graph of {name} as backward() does; {tell.call_words(facts.call)} has to go through it again."
+    text = (
+        f"{tell.call_words(first)} freed the graph of {name} as backward() does; {tell.call_words(facts.call)} has to go through it again."
+    )
     fixes = [
-        Fix(title=f"pass create_graph=True to {tell.call_words(first)} if its result goes into the loss, such as a gradient penalty", safety="manual"),
+        Fix(
+            title=f"pass create_graph=True to {tell.call_words(first)} if its result goes into the loss, such as a gradient penalty",
+            safety="manual",
+        ),
         Fix(title="pass retain_graph=True to it if its result is only looked at", safety="safe"),
     ]
-    return _diagnosis(facts, f"{tell.call_words(first)} has freed the graph of {name}, which backward() still needs", culprit, text, fixes, [])
+    return _diagnosis(
+        facts, f"{tell.call_words(first)} has freed the graph of {name}, which backward() still needs", culprit, text, fixes, []
+    )
 
 
 def _inner(facts: Study) -> Diagnosis:
@@ -166,17 +229,30 @@ def _inner(facts: Study) -> Diagnosis:
     inner = facts.incident.names.tensor(facts.incident.roots[0]) if facts.incident.roots else None
     what = f"the inner graph of `{inner}`" if inner else "the graph it keeps on ctx"
     text = (
-        f"The backward of {name} differentiates {what}, and {tell.call_words(facts.freed_by)} lets its saved values go. The next backward through {name} needs it again. "
+        f"The backward of {name} differentiates {what}, and {tell.call_words(facts.freed_by)} "
+        f"lets its saved values go. The next backward through {name} needs it again. "
         "retain_graph=True on the outer call does not reach an inner graph."
     )
-    fix = Fix(title=f"pass retain_graph=True to {tell.call_words(facts.freed_by)}: the inner graph lives as long as ctx does", safety="safe", patch=_retaining(first))
+    fix = Fix(
+        title=f"pass retain_graph=True to {tell.call_words(facts.freed_by)}: the inner graph lives as long as ctx does",
+        safety="safe",
+        patch=_retaining(first),
+    )
     alternative = Fix(title="or call backward() once, on the sum of the losses", safety="manual")
     culprit_name = f"{name} frees its own inner graph in its backward, and a second backward goes through it"
     return Diagnosis(
-        code=RULE.code, name=RULE.name, severity="error", headline=culprit_name, culprit=culprit, related=tell.without_repeats(culprit, related),
-        tensors=tell.tensor_facts(inner, facts.incident.roots[0] if facts.incident.roots else None), explanation=text, notes=tell.notes(facts), fixes=[fix, alternative],
+        code=RULE.code,
+        name=RULE.name,
+        severity="error",
+        headline=culprit_name,
+        culprit=culprit,
+        related=tell.without_repeats(culprit, related),
+        tensors=tell.tensor_facts(inner, facts.incident.roots[0] if facts.incident.roots else None),
+        explanation=text,
+        notes=tell.notes(facts),
+        fixes=[fix, alternative],
         avoid=["retain_graph=True on the outer backward() alone changes nothing here"],
-    )  # fmt: skip
+    )
 
 
 def _retaining(place: ResolvedSite | None) -> str | None:
@@ -203,7 +279,10 @@ def _part_of_a_larger_loss(facts: Study) -> Diagnosis:
     shown = f"`{name}`" if name else f"the result of `{op_name(facts.graph.roots[0])}`"
     place = _place(facts.call)
     culprit = None if place is None else place.span("goes through a graph that an earlier call has used up", "culprit")
-    text = f"{shown} is part of a loss that was backpropagated before: its graph was freed {tell.freed_words(facts)}, with all that it was made from."
+    text = (
+        f"{shown} is part of a loss that was backpropagated before: its graph "
+        f"was freed {tell.freed_words(facts)}, with all that it was made from."
+    )
     fixes = [
         Fix(title=f"take the second call out: {tell.call_words(facts.freed_by)} has given its gradient already", safety="unsafe"),
         Fix(title=f"or pass retain_graph=True to {tell.call_words(facts.freed_by)} if both gradients are wanted", safety="manual"),
@@ -219,13 +298,19 @@ def _statement_span(entry: Entry, label: str, role: Role = "culprit") -> SourceS
     return entry.source.span(header_range(entry.statement), label, role, entry.source.qualname_around(entry.statement))
 
 
-def _diagnosis(facts: Study, headline: str, culprit: SourceSpan | None, text: str, fixes: list[Fix], avoid: list[str], entry: Entry | None = None) -> Diagnosis:
+def _diagnosis(
+    facts: Study, headline: str, culprit: SourceSpan | None, text: str, fixes: list[Fix], avoid: list[str], entry: Entry | None = None
+) -> Diagnosis:
     carrier = facts.carrier
     related: list[SourceSpan] = []
     if carrier is not None:
         if carrier.store is not None and carrier.store.value is not None:
             related.append(carrier.store.span("the shared tensor is made here", "made"))
-        related += tell.made_span(facts, carrier, "the shared part ends here") if carrier.store is None or not carrier.store.covers(carrier.made) else []
+        related += (
+            tell.made_span(facts, carrier, "the shared part ends here")
+            if carrier.store is None or not carrier.store.covers(carrier.made)
+            else []
+        )
     related += tell.freed_span(facts)
     if carrier is not None:
         related += tell.entry_span(facts, carrier, "needed again from here")
@@ -235,12 +320,26 @@ def _diagnosis(facts: Study, headline: str, culprit: SourceSpan | None, text: st
     related += tell.backward_span(facts)
     tensors = tell.tensor_facts(carrier.name, carrier.tensor, carrier.link.source) if carrier is not None else []
     return Diagnosis(
-        code=RULE.code, name=RULE.name, severity="error", headline=headline, culprit=culprit, related=tell.without_repeats(culprit, related), tensors=tensors,
-        explanation=text, notes=tell.notes(facts, carrier), fixes=fixes, avoid=avoid, confidence=tell.confidence(facts, carrier) if carrier is not None else "certain",
-    )  # fmt: skip
+        code=RULE.code,
+        name=RULE.name,
+        severity="error",
+        headline=headline,
+        culprit=culprit,
+        related=tell.without_repeats(culprit, related),
+        tensors=tensors,
+        explanation=text,
+        notes=tell.notes(facts, carrier),
+        fixes=fixes,
+        avoid=avoid,
+        confidence=tell.confidence(facts, carrier) if carrier is not None else "certain",
+    )
 
 
 RULE = Rule(
-    code="GG202", name="graph-freed-shared-subgraph", recognise=recognise, priority=50, messages=MESSAGES,
+    code="GG202",
+    name="graph-freed-shared-subgraph",
+    recognise=recognise,
+    priority=50,
+    messages=MESSAGES,
     summary="two backward() calls of one step go through a common part of the graph, which the first has freed",
-)  # fmt: skip
+)

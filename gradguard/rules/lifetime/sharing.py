@@ -17,7 +17,6 @@ from gradguard.evidence.syntax import FUNCTIONS, Source
 from gradguard.journal import BackwardFact
 from gradguard.rules.lifetime.study import Study, live_roots, parameters_of
 
-
 Side = Literal["first", "second", "both"]
 
 
@@ -58,7 +57,11 @@ def _entry(study: Study, carrier: Carrier, call: BackwardFact, behind: BackwardF
         for name in names:
             for read in reads_of(scope, name):
                 statement = source.statement(read)
-                if statement is None or is_detached(source, read) or _own_function(source, read) is not _own_function(source, place.statement):
+                if (
+                    statement is None
+                    or is_detached(source, read)
+                    or _own_function(source, read) is not _own_function(source, place.statement)
+                ):
                     continue
                 if passing and contains(place.statement, read, source):
                     continue
@@ -75,7 +78,9 @@ def _entry(study: Study, carrier: Carrier, call: BackwardFact, behind: BackwardF
 def inner_use(entry: Entry) -> Entry | None:
     """Where a function that the shared tensor is handed to uses it with its graph; None where it is used on the spot."""
     for call in ast.walk(entry.statement):
-        if not isinstance(call, ast.Call) or not any(argument is entry.read for argument in (*call.args, *(item.value for item in call.keywords))):
+        if not isinstance(call, ast.Call) or not any(
+            argument is entry.read for argument in (*call.args, *(item.value for item in call.keywords))
+        ):
             continue
         called = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else None
         for function in ast.walk(entry.source.tree or entry.statement):
@@ -102,7 +107,9 @@ def _names_along(study: Study, carrier: Carrier, stack: tuple[CallSite, ...]) ->
         if outer is not None and current:
             place, function = resolve(outer), function_def(site.code)
             for name in current:
-                inside = follow(place.call, function, name) if place is not None and place.call is not None and function is not None else None
+                inside = (
+                    follow(place.call, function, name) if place is not None and place.call is not None and function is not None else None
+                )
                 inside = inside or (name if name in site.code.co_freevars or name.startswith("self.") else None)
                 passed += [inside] if inside else []
         current = known.get(site.code) or passed
@@ -145,8 +152,14 @@ def _feeding(source: Source, scope: ast.AST, place: ResolvedSite) -> set[ast.stm
     assert at is not None
     found: set[ast.stmt] = {at}
     wanted = set(names_read(source, [place.node or at]))
-    statements = [node for node in ast.walk(scope) if isinstance(node, ast.stmt) and node.lineno <= at.lineno and node is not at
-                  and _own_function(source, node) is _own_function(source, at)]  # fmt: skip
+    statements = [
+        node
+        for node in ast.walk(scope)
+        if isinstance(node, ast.stmt)
+        and node.lineno <= at.lineno
+        and node is not at
+        and _own_function(source, node) is _own_function(source, at)
+    ]
     for _ in range(3):  # a loop's turn before may feed as well
         before = len(wanted)
         for statement in sorted(statements, key=lambda item: -item.lineno):
@@ -155,13 +168,17 @@ def _feeding(source: Source, scope: ast.AST, place: ResolvedSite) -> set[ast.stm
             if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)) and any(name in wanted for name in written):
                 found.add(statement)
                 wanted.update(names_read(source, [statement.value] if statement.value is not None else []))
-            elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) and isinstance(statement.value.func, ast.Attribute):
-                if dotted(statement.value.func.value) in wanted:  # losses.append(x)
-                    found.add(statement)
-                    wanted.update(names_read(source, [statement.value]))
+            elif isinstance(statement, ast.Expr) and _acts_on(statement.value) in wanted:  # losses.append(x)
+                found.add(statement)
+                wanted.update(names_read(source, [statement.value]))
         if len(wanted) == before:
             break
     return found
+
+
+def _acts_on(node: ast.expr) -> str | None:
+    """`losses` of the call `losses.append(x)`."""
+    return dotted(node.func.value) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
 
 
 def _ran(study: Study, carrier: Carrier, entry: Entry) -> bool:
@@ -169,7 +186,10 @@ def _ran(study: Study, carrier: Carrier, entry: Entry) -> bool:
     first = study.freed_by
     assert first is not None
     lines = range(entry.statement.lineno, (entry.statement.end_lineno or entry.statement.lineno) + 1)
-    return any(carrier.link.seq <= op[0] < first.seq and op[2].co_filename == entry.source.filename and resolve_line(op) in lines for op in study.incident.journal.ops)
+    return any(
+        carrier.link.seq <= op[0] < first.seq and op[2].co_filename == entry.source.filename and resolve_line(op) in lines
+        for op in study.incident.journal.ops
+    )
 
 
 def resolve_line(op: tuple[Any, ...]) -> int:
@@ -194,14 +214,23 @@ def whose_parameters(study: Study, carrier: Carrier) -> Side:
     others = [optimizer for optimizer in optimizers if optimizer not in owners]
     if not owners or not others:
         return "both"
-    stepped = [fact.optimizer() for fact in study.incident.journal.steps if fact.seq >= first.seq and (call is None or fact.clock < call.clock)]
+    stepped = [
+        fact.optimizer() for fact in study.incident.journal.steps if fact.seq >= first.seq and (call is None or fact.clock < call.clock)
+    ]
     after = [optimizer for optimizer in stepped if optimizer is not None]
     if after:
         if after[0] not in owners:
             return "first"
     elif of_first:
-        if any(of_first & parameters_of(optimizer) for optimizer in others) and not any(of_first & parameters_of(optimizer) for optimizer in owners):
+        if any(of_first & parameters_of(optimizer) for optimizer in others) and not any(
+            of_first & parameters_of(optimizer) for optimizer in owners
+        ):
             return "first"
     else:
         return "first"
-    return "second" if any(second & parameters_of(optimizer) for optimizer in others) and not any(second & parameters_of(optimizer) for optimizer in owners) else "both"
+    return (
+        "second"
+        if any(second & parameters_of(optimizer) for optimizer in others)
+        and not any(second & parameters_of(optimizer) for optimizer in owners)
+        else "both"
+    )

@@ -24,8 +24,10 @@ Cause = Literal["same root", "shared", "carried", "accumulated", "precomputed"]
 MESSAGES = ("backward through the graph a second time", "already been freed", "after they have already been freed")
 
 # ops through which a loss stays a sum of losses
-_SUMS = {"Add", "Sub", "Sum", "Mean", "Stack", "Cat", "Neg", "Unsqueeze", "Squeeze", "View", "UnsafeView", "Reshape", "ReshapeAlias", "Clone", "Select", "Unbind", "Expand",
-         "ToCopy", "Alias", "Mul", "Div"}  # fmt: skip
+_SUMS = {
+    *("Add", "Sub", "Sum", "Mean", "Stack", "Cat", "Neg", "Mul", "Div", "Unsqueeze", "Squeeze", "View"),
+    *("UnsafeView", "Reshape", "ReshapeAlias", "Clone", "Select", "Unbind", "Expand", "ToCopy", "Alias"),
+}
 
 
 @dataclass(eq=False)
@@ -80,7 +82,9 @@ def _inner(result: Study) -> None:
     result.inner = True
     result.cause = "shared"
     seqs = [node_sequence(node) for node in result.graph.freed]
-    result.freed_by = freeing_call(result.incident.journal, max(seqs), call, nested=True) or freeing_call(result.incident.journal, max(seqs), call)
+    result.freed_by = freeing_call(result.incident.journal, max(seqs), call, nested=True) or freeing_call(
+        result.incident.journal, max(seqs), call
+    )
 
 
 def _used_root(result: Study, roots: list[Any]) -> None:
@@ -110,7 +114,11 @@ def _entered(result: Study) -> None:
     if added and (freeing is None or freeing.kind == "backward"):
         result.cause = "accumulated"
         link = added[0]
-        exact = [fact for fact in journal.backwards if fact is not call and node_sequence(link.source) in fact.root_seqs and not fact.retain_graph]
+        exact = [
+            fact
+            for fact in journal.backwards
+            if fact is not call and node_sequence(link.source) in fact.root_seqs and not fact.retain_graph
+        ]
         result.freed_by = exact[-1] if exact else _freed_by(result, link)
         result.carrier = result.finder.of(link, _border(result, link))
         result.carriers = [result.carrier]
@@ -205,7 +213,12 @@ def _is_addend(result: Study, link: Link, sums: set[Any], begun: set[int]) -> bo
         # a list of losses: the earlier root was a sum that held this one, and is gone itself; its successor stands beside it in the sum
         above = (graph.above([node]) & sums) - {node}
         if all(_size(other) == 1 or _kind(other) in ("Stack", "Cat") for other in above) and any(
-            other not in graph.used and other not in above and other is not node and _size(other) == 1 and node_sequence(other) >= (border or 0) and result.finder.alike(other, node)
+            other not in graph.used
+            and other not in above
+            and other is not node
+            and _size(other) == 1
+            and node_sequence(other) >= (border or 0)
+            and result.finder.alike(other, node)
             for other in sums
         ):
             return True
@@ -227,7 +240,9 @@ def _belongs_to_another(result: Study, carrier: Carrier) -> bool:
     of a generator's in a critic's own loop."""
     below = {id(leaf) for leaf in leaves([carrier.link.source])}
     owners = [optimizer for optimizer in result.incident.names.optimizers() if below & parameters_of(optimizer)]
-    stepping = [fact.optimizer() for fact in result.incident.journal.steps if result.previous is not None and fact.seq >= result.previous.seq]
+    stepping = [
+        fact.optimizer() for fact in result.incident.journal.steps if result.previous is not None and fact.seq >= result.previous.seq
+    ]
     here = [optimizer for optimizer in stepping if optimizer is not None]
     if not owners or not here or carrier.store is None:
         return False
@@ -237,5 +252,3 @@ def _belongs_to_another(result: Study, carrier: Carrier) -> bool:
 def parameters_of(optimizer: Any) -> set[int]:
     """ids of what an optimizer trains."""
     return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-
-

@@ -14,7 +14,10 @@ from gradguard.journal import BackwardFact
 from gradguard.rules.lifetime.study import Study
 from gradguard.torch_internals import node_sequence
 
-UNTRACED = "this step was not traced: the places are read from the live graph, the variables and the source; `level: strict` records them as they happen"
+UNTRACED = (
+    "this step was not traced: the places are read from the live graph, the "
+    "variables and the source; `level: strict` records them as they happen"
+)
 
 
 def holder_name(carrier: Carrier) -> str:
@@ -22,7 +25,13 @@ def holder_name(carrier: Carrier) -> str:
     name = carrier.name
     if name is None:
         targets = [] if carrier.made is None else carrier.made.targets
-        return f"`{targets[0]}`" if targets else f"the result of `{shown(carrier.made)}`" if carrier.made is not None and carrier.made.text else "a tensor"
+        return (
+            f"`{targets[0]}`"
+            if targets
+            else f"the result of `{shown(carrier.made)}`"
+            if carrier.made is not None and carrier.made.text
+            else "a tensor"
+        )
     holding = carrier.holding
     owner = None if holding is None or holding.owner is None else holding.owner_type
     return f"`{name}`" + (f" of `{owner}`" if owner and owner != "module" else "")
@@ -105,7 +114,15 @@ def tensor_facts(name: str | None, tensor: torch.Tensor | None, node: Any = None
         shape = _node_shape(node)
         return [TensorFacts(name=name, shape=shape)] if name is not None and node is not None else []
     try:
-        return [TensorFacts(name=name, shape=list(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."), device=str(tensor.device), requires_grad=tensor.requires_grad)]
+        return [
+            TensorFacts(
+                name=name,
+                shape=list(tensor.shape),
+                dtype=str(tensor.dtype).removeprefix("torch."),
+                device=str(tensor.device),
+                requires_grad=tensor.requires_grad,
+            )
+        ]
     except Exception:
         return [TensorFacts(name=name)]
 
@@ -126,7 +143,10 @@ def notes(study: Study, carrier: Carrier | None = None) -> list[str]:
             found.append("the same graph is also held by " + ", ".join(f"`{name}`" for name in others))
         ops = list(dict.fromkeys(op_name(node) for node in study.graph.freed if node_sequence(node) <= carrier.link.seq))[:4]
         if ops:
-            found.append(f"saved values are gone in {len(study.graph.freed)} node{'s' if len(study.graph.freed) != 1 else ''} of the graph, of " + ", ".join(f"`{op}`" for op in ops))
+            found.append(
+                f"saved values are gone in {len(study.graph.freed)} node{'s' if len(study.graph.freed) != 1 else ''} of the graph, of "
+                + ", ".join(f"`{op}`" for op in ops)
+            )
     if not study.incident.traced and (carrier is None or carrier.made is None):
         found.append(UNTRACED)
     return found

@@ -20,6 +20,7 @@ from gradguard.rules.numerics.watching import Numbers
 
 _RUN = 4  # steps in a row in which the loss grew
 _GROWTH = 1e6  # over such a run
+_FAST, _HUGE = 1e4, 1e4  # over two steps or more, with weights of such a size
 _JUMP = 50.0  # gradient norm of the last step against the median before
 _OVERFLOWING = frozenset({
     "Mm", "Bmm", "Addmm", "Mul", "Add", "Sub", "Pow", "Sum", "Mean", "MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "Convolution", "Relu", "LeakyRelu", "Exp", "NllLoss",
@@ -50,10 +51,12 @@ def diverged(incident: Incident, memory: Numbers, values: GraphValues, origin: O
     before = norms[-24:-1]
     usual = statistics.median(before) if len(before) >= 3 else 0.0
     jump = norms[-1] / usual if usual > 0 else 0.0
-    slow = steps >= _RUN and factor >= _GROWTH
+    leaves = [node.variable for node in values.nodes if is_accumulate(node)]
+    largest = _largest(incident, leaves)
+    huge = bool(largest) and largest[0][1] >= _HUGE and steps >= 2 and factor >= _FAST
+    slow = huge or (steps >= _RUN and factor >= _GROWTH)
     if not slow and (jump < _JUMP or (origin is not None and origin.kind == "op" and not _weights_made_it(incident, values))):
         return None
-    leaves = [node.variable for node in values.nodes if is_accumulate(node)]
     found = last_step(incident, leaves)
     if found is None:
         return None
@@ -74,7 +77,6 @@ def diverged(incident: Incident, memory: Numbers, values: GraphValues, origin: O
     ):
         if place is not None and (culprit is None or (place.file, place.line) != (culprit.file, culprit.line)):
             related.append(place.span(label, role))  # type: ignore[arg-type]
-    largest = _largest(incident, leaves)
     figures = "; ".join(f"`{label}` reaches {number(size)}" for label, size in largest)
     trail = ", ".join(number(value) for value in losses[-6:])
     if slow:

@@ -24,6 +24,9 @@ INJECTING = frozenset({
 })  # fmt: skip
 _NOT_INJECTING_ALONE = frozenset({"Clamp", "ClampMin", "ClampMax"})
 
+# An infinite constant is meant as a mask where it is added or filled in, never where it is a factor.
+_PRODUCTS = frozenset({"Mul", "Mm", "Bmm", "Addmm", "Div", "Mv", "Dot"})
+
 State = Literal["clean", "injected", "dirty"]
 
 
@@ -131,7 +134,7 @@ class _Search:
             if value is None or not value.is_floating_point():
                 continue
             found = health(value)
-            if found.nan or (found.bad and value.dim() == 0):
+            if found.nan or (found.bad and (value.dim() == 0 or node_kind(node) in _PRODUCTS)):
                 edges.append(_Edge("dirty", found.nan > 0, (Origin("constant", node, found, tensor=tensor, slot=slot),)))
             elif found.bad:
                 edges.append(_Edge("injected", injected=node))

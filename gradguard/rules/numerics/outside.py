@@ -17,6 +17,7 @@ from gradguard.rules.numerics.optimizers import last_step, made_at, rate
 from gradguard.rules.numerics.origin import Origin
 from gradguard.rules.numerics.places import Places
 from gradguard.rules.numerics.ranges import elements, kinds
+from gradguard.rules.numerics.sources import Search
 from gradguard.rules.numerics.watching import Numbers
 from gradguard.torch_internals import storage_key
 
@@ -75,7 +76,7 @@ def _update_fault(optimizer: Any, parameter: Any) -> tuple[str | None, str]:
             continue
         eps, lr = group.get("eps"), group.get("lr")
         dtype = parameter.dtype
-        if isinstance(eps, float) and torch.tensor(eps, dtype=dtype).item() == 0.0:
+        if isinstance(eps, (int, float)) and torch.tensor(float(eps), dtype=dtype).item() == 0.0:
             word = "is 0" if eps == 0 else f"({eps:g}) rounds to 0 in {str(dtype).removeprefix('torch.')}"
             return (f"`eps` of this {type(optimizer).__name__} {word}, so a gradient of 0 gives an update of 0/0 = NaN.",
                     "give `eps` a value that the parameters' dtype can hold (`eps=1e-4` in float16), or keep the weights in float32")
@@ -96,12 +97,23 @@ def _data(incident: Incident, memory: Numbers, values: GraphValues, origin: Orig
     made = source_of_bad(incident)
     culprit, label, notes = used, "it enters the graph here", list[str]()
     related: list[SourceSpan] = []
+    search = Search(_lookup_table(incident))
     if made is not None:
         culprit, label = made[0], f"`{made[1]}` becomes {made[2]} here, of finite values"
-        if used is not None:
-            related.append(used.span("it enters the graph here", "context"))
-    else:
-        notes.append("where it became so was not seen: no line of the functions running now made it of finite values")
+        inner = search.statement(made[0])
+        if inner is not None and inner.line != made[0].line:
+            related.append(made[0].span(label, "made"))
+            culprit, label = inner, "this can divide by zero or leave its domain"
+            notes.append("no gradient is recorded here, so the line was found in the source: it is the one on the way that can make a non-finite value of finite ones")
+    elif used is not None:
+        behind = search.behind(used)
+        if behind is not None:
+            culprit, label = behind, "this can divide by zero or leave its domain"
+            notes.append("no gradient is recorded here, so the line was found in the source: it is the one on the way that can make a non-finite value of finite ones")
+        else:
+            notes.append("where it became so was not seen: no line of the functions running now made it of finite values")
+    if used is not None and used is not culprit and (culprit is None or culprit.line != used.line):
+        related.append(used.span("it enters the graph here", "context"))
     if incident.place is not None:
         related.append(incident.place.span("backward is called on the loss here" if incident.error is None else "the error surfaced here", "backward"))
     what = f"`{made[1] if made is not None else name}`" if made is not None or name else "a value that is not part of the graph"
@@ -122,7 +134,7 @@ def source_of_bad(incident: Incident) -> tuple[ResolvedSite, str, str] | None:
     found: list[tuple[int, int, ResolvedSite, str, str]] = []
     for depth, view in enumerate(incident.user_frames):
         for name, value in list(view.locals.items()):
-            if name.startswith("__") or not _is_bad(value):
+            if name.startswith("__") or not _is_bad(value) or value.requires_grad:
                 continue
             for place in _assigned(view, name):
                 reads = place.statement_names
@@ -135,6 +147,15 @@ def source_of_bad(incident: Incident) -> tuple[ResolvedSite, str, str] | None:
         return None
     first = min(found, key=lambda item: item[:2])
     return first[2], first[3], first[4]
+
+
+def _lookup_table(incident: Incident) -> dict[str, Any]:
+    """Names around the incident, the innermost frame's first."""
+    table: dict[str, Any] = {}
+    for view in incident.user_frames:
+        for name, value in (*view.locals.items(), *view.globals.items()):
+            table.setdefault(name, value)
+    return table
 
 
 def _assigned(view: FrameView, name: str) -> list[ResolvedSite]:

@@ -17,6 +17,7 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.places import Places, expression, module_at
 from gradguard.rules.numerics.ranges import number
 from gradguard.rules.numerics.watching import DEAD_STEPS, Numbers, Plan
+from gradguard.torch_internals import node_sequence
 
 _TINY = 1e-6  # a largest derivative below this is as good as none
 
@@ -95,7 +96,7 @@ def saturated(incident: Incident, memory: Numbers) -> Diagnosis | None:
             if largest < _TINY:
                 closed[node] = largest
     if not closed or id(leaf) in _reached(incident.root_nodes, closed):
-        return None
+        return _squashed(incident, memory, values, leaf)
     nodes = list(closed)
     behind = _leaves_below(nodes)
     places = Places(incident, memory, values.nodes)
@@ -132,6 +133,40 @@ def saturated(incident: Incident, memory: Numbers) -> Diagnosis | None:
         explanation=f"{says[0].upper()}{says[1:]}, for the whole batch, so its largest derivative is {number(max(closed.values()))}. Everything before it gets a gradient of (next to) nothing and stays as it is, "
                     f"while the loss stays at {trail}.",
         notes=notes, fixes=list(_CURES.get(node_kind(nodes[0]), [Fix(title="keep the argument in the range in which the op has a slope")])), confidence="certain" if place is not None and not places.notes else "likely",
+    )  # fmt: skip
+
+
+_SQUASHING = {"Sigmoid": "at most a quarter", "Tanh": "at most all, and far less away from 0", "Softmax": "at most a quarter"}
+_CHAIN = 6
+
+
+def _squashed(incident: Incident, memory: Numbers, values: GraphValues, leaf: torch.Tensor) -> Diagnosis | None:
+    """The diagnosis of a chain of activations of which none is saturated and which together let nothing through."""
+    below: dict[Any, bool] = {}
+    for node in reversed(values.nodes):  # oldest first: which nodes lead to the leaf
+        below[node] = is_accumulate(node) and node.variable is leaf
+    for node in sorted((node for node in values.nodes if not is_accumulate(node)), key=node_sequence):
+        below[node] = any(below.get(source.node, False) for source in values.inputs[node] if source.node is not None)
+    chain = [node for node in values.nodes if below[node] and node_kind(node) in _SQUASHING]
+    if len(chain) < _CHAIN:
+        return None
+    plan = memory.plan
+    near = plan.near() if plan.near is not None else None
+    places = Places(incident, memory, values.nodes)
+    place = places.of(chain[-1], search=True)
+    kind = max((node_kind(node) for node in chain), key=[node_kind(node) for node in chain].count)
+    name = _name(incident, leaf)
+    related = [incident.place.span("its gradient fades on the way", "backward")] if incident.place is not None else []
+    trail = ", ".join(number(value) for value in list(plan.losses)[-3:])
+    figures = f"the gradient norm of `{name}` is {number(plan.dead_norm)}" + (f"; `{_name(incident, near)}`, next to the loss, gets {number(memory.norm(near, True) or 0.0)}" if near is not None else "")
+    return Diagnosis(
+        code="GG504", name="vanishing-gradient", severity="warning",
+        headline=f"The gradient fades to nothing before it reaches `{name}`: it passes {len(chain)} activations ({kind.lower()}) in a row, for {plan.zeros} backward calls now.",
+        culprit=None if place is None else place.span(f"the first of {len(chain)} {kind.lower()} activations in a row", "culprit"), related=related,
+        tensors=[TensorFacts(name=name, kind="parameter", shape=list(leaf.shape))],
+        explanation=f"A {kind.lower()} lets {_SQUASHING[kind]} of the gradient through; {len(chain)} of them in a row leave less than a billionth. The layers before them stay as they were initialised; the loss stays at {trail}.",
+        notes=[figures, *places.notes], confidence="likely",
+        fixes=[Fix(title="use activations with a slope of 1 (ReLU, GELU, SiLU) between the layers"), Fix(title="add residual connections or normalisation between the layers")],
     )  # fmt: skip
 
 

@@ -37,6 +37,7 @@ _MOST_HELD = 32
 _HISTORY = 64
 _FULL_SHARE = 150  # a look at all gradients may take 1/150 of the time
 _MOST_SENTINELS = 5
+_SMALL = 65_536  # elements of a gradient that is looked at every step
 _NOTHING, _SHRUNK = 1e-9, 1e-6  # a gradient norm below both, absolutely and against the largest so far, is as good as zero
 DEAD_STEPS = 30  # gradients of exactly zero in so many backward calls in a row
 
@@ -47,7 +48,7 @@ class Plan:
 
     Attributes:
         paths: ways from the root to risky nodes (positions in `next_functions`), with the type expected there.
-        sentinel: the small parameter at the far end.
+        sentinel, near: a small parameter at the far end, and the one nearest the loss.
         others: parameters that a risky op would spoil without reaching the far end: those its result is multiplied with.
         leaves: every leaf of the graph.
         losses, norms: recent values, newest last; the norm is the sentinel's gradient's.
@@ -56,6 +57,7 @@ class Plan:
 
     paths: list[tuple[tuple[int, ...], str]] = field(default_factory=list)
     sentinel: weakref.ref[torch.Tensor] | None = None
+    near: weakref.ref[torch.Tensor] | None = None
     others: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     leaves: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
@@ -149,15 +151,18 @@ class Numbers:
         self._was_traced = traced
         order: list[Any] = [root]
         way: dict[Any, tuple[Any, int]] = {root: (None, 0)}
+        depth: dict[Any, int] = {root: 0}
         for node in order:  # grows while it is read: breadth first, so that paths are short
             if len(order) > _MOST_NODES:
                 break
             for position, (source, _) in enumerate(node.next_functions):
                 if source is not None and source not in way:
                     way[source] = (node, position)
+                    depth[source] = depth[node] + 1
                     order.append(source)
         plan.paths = []
         leaves: list[torch.Tensor] = []
+        depths: list[int] = []
         risky: list[Any] = []
         hops = 0
         for node in order:
@@ -165,6 +170,7 @@ class Numbers:
                 variable = getattr(node, "variable", None)
                 if variable is not None:
                     leaves.append(variable)
+                    depths.append(depth[node])
             elif node_kind(node) in RISKS:
                 held = hold(node)
                 if held is None:
@@ -181,7 +187,9 @@ class Numbers:
                     hops += len(path)
                     plan.paths.append((tuple(reversed(path)), type(node).__name__))
         plan.leaves = [weakref.ref(leaf) for leaf in leaves]
-        plan.sentinel = weakref.ref(min(leaves[-4:], key=lambda leaf: leaf.numel())) if leaves else None
+        far, near = _ends(leaves, depths)
+        plan.sentinel = None if far is None else weakref.ref(far)
+        plan.near = None if near is None else weakref.ref(near)
         plan.others = [weakref.ref(leaf) for leaf in _beside(order, risky)]
         if traced and len(order) <= _MOST_NODES:
             self.footprints.add(order)
@@ -217,7 +225,7 @@ class Numbers:
         if leaf is not None:
             norm = self.norm(leaf, traced)
             if norm is not None:
-                if norm <= _NOTHING and norm <= plan.largest * _SHRUNK:
+                if norm <= _NOTHING and (norm <= plan.largest * _SHRUNK or norm <= self._near_norm(plan, traced) * _SHRUNK):
                     plan.zeros += 1
                     plan.dead_norm = norm
                 else:
@@ -236,6 +244,10 @@ class Numbers:
                 self._full_at = perf_counter()
                 self._full_cost = self._full_at - now
         return self.grads_bad
+
+    def _near_norm(self, plan: Plan, traced: bool) -> float:
+        leaf = plan.near() if plan.near is not None else None
+        return (self.norm(leaf, traced) if leaf is not None else None) or 0.0
 
     def release(self) -> None:
         """Lets go of everything of the graph."""
@@ -270,6 +282,18 @@ class Numbers:
         if grad.layout != torch.strided:
             grad = grad.coalesce().values()
         return bool(torch.isfinite(grad).all())
+
+
+def _ends(leaves: list[torch.Tensor], depths: list[int]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The small leaf at the graph's far end and the one next to the root; `leaves` come in order of depth."""
+    if not leaves:
+        return None, None
+    for margin in (1, 4, 16):  # a huge embedding stands at the far end of many models: then what comes right after it
+        end = [leaf for leaf, depth in zip(leaves, depths, strict=True) if depth >= depths[-1] - margin]
+        far = min(end, key=lambda leaf: leaf.numel())
+        if far.numel() <= _SMALL:
+            break
+    return far, leaves[0]
 
 
 def _beside(nodes: list[Any], risky: list[Any]) -> list[torch.Tensor]:

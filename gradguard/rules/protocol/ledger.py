@@ -42,6 +42,7 @@ class Ledger:
         self.found: list[Suspicion] = []
         self.ended: list[Book] = []  # optimizers that died since we looked last
         self.opened_at = 0  # steps when the guard was entered
+        self.opened_backwards = 0
         self.wastes: dict[tuple[CallSite | None, CallSite | None], list[int]] = {}
         self.clips: dict[CallSite | None, int] = {}
         self.assignments: list[tuple[weakref.ref[Any], CallSite | None, int]] = []
@@ -284,6 +285,8 @@ class Ledger:
         book.rates.look(self, book, optimizer)
         if book.steps in _SURVEYS:
             self.survey.after_step(book)
+            if len(self.books) > 1:
+                self._find_sharing(book)
         if self.modes.watching:
             self.modes.after_step(book)
         if book.steps == book.close_until or len(optimizer.param_groups) != 1 or book.size != len(optimizer.param_groups[0]["params"]):
@@ -312,6 +315,16 @@ class Ledger:
                     self.found.append(Suspicion("GG606", book, {"kind": "no backward"}))
                 elif self.survey.strangers:
                     self.found.append(Suspicion("GG604", book, {"strangers": self.survey.strangers}))
+
+    def _find_sharing(self, book: Book) -> None:
+        """Which other optimizers hold some of the same parameters."""
+        mine = {id(p) for p in book.parameters()}
+        for other in self.books.values():
+            if other is not book and other.steps and any(id(p) in mine for p in other.parameters()):
+                if other not in book.sharing:
+                    book.sharing.append(other)
+                if book not in other.sharing:
+                    other.sharing.append(book)
 
     def _shared(self, book: Book) -> None:
         """Whether another optimizer has stepped on the very same contributions."""
@@ -381,8 +394,12 @@ class Ledger:
 
     def opened(self) -> None:
         """The guard is entered."""
-        self.opened_at = self.steps
+        self.opened_at, self.opened_backwards = self.steps, self.backwards
         self.stepping.clear()
+
+    def spans_a_loop(self) -> bool:
+        """Whether many backward calls ran since the guard was entered, be it without any step."""
+        return self.backwards - self.opened_backwards >= 10
 
     def closing(self) -> None:
         """The guard is left: what can only be said at the end is said, if this was more than a single step."""

@@ -14,7 +14,7 @@ class Broken(NamedTuple):
     silent: bool = False
 
 
-_HEAD = """
+HEAD = """
 import numpy as np
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ BROKEN: dict[str, Broken] = {}
 
 
 def _add(slug: str, code: str, names: tuple[str, ...], program: str, silent: bool = False) -> None:
-    BROKEN[slug] = Broken(code, names, _HEAD + program, silent)
+    BROKEN[slug] = Broken(code, names, HEAD + program, silent)
 
 
 _add("relu_in_sequential", "GG101", ("nn.ReLU(inplace=True)", "net.2"), """

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from gradguard import gradguard
 from gradguard.diagnosis import Diagnosis
 from gradguard.errors import GradGuardError

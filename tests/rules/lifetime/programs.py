@@ -24,7 +24,10 @@ class Program(NamedTuple):
 
 
 CARRIED = [
-    Program("hand_written_rnn", "GG203", '''
+    Program(
+        "hand_written_rnn",
+        "GG203",
+        """
 class Cell(nn.Module):
     def __init__(self):
         super().__init__()
@@ -48,8 +51,13 @@ def main():
         loss.backward()
         opt.step()
 main()
-''', ("hidden",)),
-    Program("state_through_a_step_function", "GG203", '''
+""",
+        ("hidden",),
+    ),
+    Program(
+        "state_through_a_step_function",
+        "GG203",
+        """
 rnn, head = nn.GRU(3, 5), nn.Linear(5, 2)
 opt = torch.optim.Adam([*rnn.parameters(), *head.parameters()])
 
@@ -64,8 +72,13 @@ def train_step(x, y, h):
 h = None
 for i in range(3):
     h = train_step(torch.randn(6, 2, 3), torch.randn(6, 2, 2), h)  # <<
-''', ("h",)),
-    Program("state_in_a_module", "GG203", '''
+""",
+        ("h",),
+    ),
+    Program(
+        "state_in_a_module",
+        "GG203",
+        """
 class Reader(nn.Module):
     def __init__(self):
         super().__init__()
@@ -92,8 +105,13 @@ for step in range(3):
     opt.zero_grad()
     loss.backward()
     opt.step()
-''', ("self.hidden", "Reader")),
-    Program("state_of_a_trainer", "GG203", '''
+""",
+        ("self.hidden", "Reader"),
+    ),
+    Program(
+        "state_of_a_trainer",
+        "GG203",
+        """
 class Trainer:
     def __init__(self, net):
         self.net = net
@@ -112,8 +130,13 @@ class Trainer:
 trainer = Trainer(nn.Sequential(nn.Linear(7, 8), nn.Tanh(), nn.Linear(8, 4)))
 for i in range(3):
     trainer.step(torch.randn(2, 3), torch.randn(2, 4))
-''', ("self.context", "Trainer")),
-    Program("prototypes_after_the_step", "GG203", '''
+""",
+        ("self.context", "Trainer"),
+    ),
+    Program(
+        "prototypes_after_the_step",
+        "GG203",
+        """
 encoder = nn.Sequential(nn.Linear(5, 4), nn.Tanh())
 opt = torch.optim.SGD(encoder.parameters(), lr=0.1)
 center = torch.zeros(4)
@@ -124,8 +147,13 @@ for it in range(4):
     loss.backward()
     opt.step()
     center = 0.9 * center + 0.1 * features.mean(0)  # <<
-''', ("center", "features")),
-    Program("list_of_outputs", "GG203", '''
+""",
+        ("center", "features"),
+    ),
+    Program(
+        "list_of_outputs",
+        "GG203",
+        """
 net = nn.Sequential(nn.Linear(3, 6), nn.Sigmoid(), nn.Linear(6, 3), nn.Sigmoid())
 opt = torch.optim.SGD(net.parameters(), lr=0.1)
 history = []
@@ -136,8 +164,13 @@ for it in range(4):
     opt.zero_grad()
     loss.backward()
     opt.step()
-''', ("history", "out")),
-    Program("node_memory_written_by_index", "GG203", '''
+""",
+        ("history", "out"),
+    ),
+    Program(
+        "node_memory_written_by_index",
+        "GG203",
+        """
 class NodeMemory:
     def __init__(self, n, d):
         self.table = torch.zeros(n, d)
@@ -161,8 +194,13 @@ for it in range(3):
     loss.backward()
     opt.step()
     memory.write(ids, new)  # <<
-''', ("NodeMemory", "table")),
-    Program("previous_prediction", "GG203", '''
+""",
+        ("NodeMemory", "table"),
+    ),
+    Program(
+        "previous_prediction",
+        "GG203",
+        """
 def train(net, opt):
     previous = None
     for it in range(4):
@@ -178,8 +216,13 @@ def train(net, opt):
 
 net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 3))
 train(net, torch.optim.SGD(net.parameters(), lr=0.1))
-''', ("previous", "prediction")),
-    Program("state_in_a_dataclass", "GG203", '''
+""",
+        ("previous", "prediction"),
+    ),
+    Program(
+        "state_in_a_dataclass",
+        "GG203",
+        """
 from dataclasses import dataclass
 
 @dataclass
@@ -201,8 +244,13 @@ for it in range(3):
     opt.zero_grad()
     loss.backward()
     opt.step()
-''', ("state",)),
-    Program("refreshed_now_and_then", "GG203", '''
+""",
+        ("state",),
+    ),
+    Program(
+        "refreshed_now_and_then",
+        "GG203",
+        """
 net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3), nn.Tanh())
 opt = torch.optim.SGD(net.parameters(), lr=0.1)
 x = torch.randn(4, 3)
@@ -213,8 +261,13 @@ for it in range(6):
     opt.zero_grad()
     loss.backward()
     opt.step()
-''', ("anchor",)),
-    Program("segment_memories_in_a_list", "GG203", '''
+""",
+        ("anchor",),
+    ),
+    Program(
+        "segment_memories_in_a_list",
+        "GG203",
+        """
 class Layer(nn.Module):
     def __init__(self):
         super().__init__()
@@ -247,8 +300,13 @@ for segment in range(3):
     opt.zero_grad()
     loss.backward()
     opt.step()
-''', ("mems",)),
-    Program("running_mean_in_a_buffer", "GG203", '''
+""",
+        ("mems",),
+    ),
+    Program(
+        "running_mean_in_a_buffer",
+        "GG203",
+        """
 class Centered(nn.Module):
     def __init__(self):
         super().__init__()
@@ -267,8 +325,13 @@ for it in range(3):
     opt.zero_grad()
     loss.backward()
     opt.step()
-''', ("self.running", "Centered")),
-    Program("global_state", "GG203", '''
+""",
+        ("self.running", "Centered"),
+    ),
+    Program(
+        "global_state",
+        "GG203",
+        """
 context = None
 net = nn.Sequential(nn.Linear(3, 3), nn.Tanh())
 opt = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -284,8 +347,13 @@ for it in range(3):
     opt.zero_grad()
     loss.backward()
     opt.step()
-''', ("context",)),
-    Program("critic_and_actor_over_one_state", "GG203", '''
+""",
+        ("context",),
+    ),
+    Program(
+        "critic_and_actor_over_one_state",
+        "GG203",
+        """
 core, actor, critic = nn.GRUCell(3, 4), nn.Linear(4, 2), nn.Linear(4, 1)
 opt = torch.optim.Adam([*core.parameters(), *actor.parameters(), *critic.parameters()])
 belief = torch.zeros(2, 4)
@@ -299,11 +367,16 @@ for it in range(3):
     opt.zero_grad()
     loss.backward()
     opt.step()
-''', ("belief",)),
+""",
+        ("belief",),
+    ),
 ]
 
 ACCUMULATED = [
-    Program("sum_written_out", "GG204", '''
+    Program(
+        "sum_written_out",
+        "GG204",
+        """
 net = nn.Linear(3, 1)
 opt = torch.optim.SGD(net.parameters(), lr=0.1)
 running = torch.zeros(())
@@ -314,8 +387,13 @@ for it in range(4):
     opt.zero_grad()
     running.backward()
     opt.step()
-''', ("running",)),
-    Program("list_of_losses", "GG204", '''
+""",
+        ("running",),
+    ),
+    Program(
+        "list_of_losses",
+        "GG204",
+        """
 def fit(net, opt):
     losses = []
     for it in range(4):
@@ -328,8 +406,13 @@ def fit(net, opt):
 
 net = nn.Linear(3, 1)
 fit(net, torch.optim.SGD(net.parameters(), lr=0.1))
-''', ("losses",)),
-    Program("sum_of_a_list", "GG204", '''
+""",
+        ("losses",),
+    ),
+    Program(
+        "sum_of_a_list",
+        "GG204",
+        """
 net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
 opt = torch.optim.SGD(net.parameters(), lr=0.1)
 losses = []
@@ -339,8 +422,13 @@ for it in range(4):
     opt.zero_grad()
     objective.backward()
     opt.step()
-''', ("losses",)),
-    Program("sum_in_an_attribute", "GG204", '''
+""",
+        ("losses",),
+    ),
+    Program(
+        "sum_in_an_attribute",
+        "GG204",
+        """
 class Meter:
     def __init__(self, net):
         self.net = net
@@ -353,11 +441,16 @@ class Meter:
 meter = Meter(nn.Linear(3, 1))
 for it in range(3):
     meter.update(torch.randn(4, 3))
-''', ("self.total",)),
+""",
+        ("self.total",),
+    ),
 ]
 
 PRECOMPUTED = [
-    Program("before_the_loop", "GG205", '''
+    Program(
+        "before_the_loop",
+        "GG205",
+        """
 raw = nn.Parameter(torch.randn(4))
 head = nn.Linear(4, 1)
 opt = torch.optim.SGD([raw, *head.parameters()], lr=0.1)
@@ -367,8 +460,13 @@ for it in range(3):
     opt.zero_grad()
     loss.backward()
     opt.step()
-''', ("scale", "raw")),
-    Program("by_a_helper_before_the_loop", "GG205", '''
+""",
+        ("scale", "raw"),
+    ),
+    Program(
+        "by_a_helper_before_the_loop",
+        "GG205",
+        """
 def normalized(weight):
     return weight / weight.norm(dim=1, keepdim=True)
 
@@ -383,8 +481,13 @@ def train(table, steps):
         opt.step()
 
 train(nn.Parameter(torch.randn(3, 4)), 4)
-''', ("directions",)),
-    Program("in_the_constructor", "GG205", '''
+""",
+        ("directions",),
+    ),
+    Program(
+        "in_the_constructor",
+        "GG205",
+        """
 class Scaled(nn.Module):
     def __init__(self):
         super().__init__()
@@ -402,8 +505,13 @@ for it in range(3):
     opt.zero_grad()
     loss.backward()
     opt.step()
-''', ("self.gain", "Scaled")),
-    Program("cached_property", "GG205", '''
+""",
+        ("self.gain", "Scaled"),
+    ),
+    Program(
+        "cached_property",
+        "GG205",
+        """
 from functools import cached_property
 
 class Filter(nn.Module):
@@ -425,8 +533,13 @@ for it in range(3):
     opt.zero_grad()
     loss.backward()
     opt.step()
-''', ("kernel", "Filter")),
-    Program("memoized_function", "GG205", '''
+""",
+        ("kernel", "Filter"),
+    ),
+    Program(
+        "memoized_function",
+        "GG205",
+        """
 from functools import lru_cache
 freq = nn.Parameter(torch.rand(4))
 opt = torch.optim.SGD([freq], lr=0.1)
@@ -440,8 +553,13 @@ for it in range(3):
     opt.zero_grad()
     loss.backward()
     opt.step()
-''', ("table",)),
-    Program("cache_in_a_dict", "GG205", '''
+""",
+        ("table",),
+    ),
+    Program(
+        "cache_in_a_dict",
+        "GG205",
+        """
 class Positions(nn.Module):
     def __init__(self):
         super().__init__()
@@ -463,8 +581,13 @@ for it in range(3):
     opt.zero_grad()
     loss.backward()
     opt.step()
-''', ("self.cache", "Positions")),
-    Program("dataset_of_features", "GG205", '''
+""",
+        ("self.cache", "Positions"),
+    ),
+    Program(
+        "dataset_of_features",
+        "GG205",
+        """
 from torch.utils.data import DataLoader, TensorDataset
 
 backbone = nn.Sequential(nn.Linear(6, 5), nn.Tanh())
@@ -482,8 +605,12 @@ for features, y in DataLoader(data, batch_size=4):
     opt.zero_grad()
     loss.backward()
     opt.step()
-'''),
-    Program("distribution_before_the_loop", "GG205", '''
+""",
+    ),
+    Program(
+        "distribution_before_the_loop",
+        "GG205",
+        """
 from torch.distributions import Normal
 
 def fit():
@@ -497,8 +624,13 @@ def fit():
         loss.backward()
         opt.step()
 fit()
-''', ("`q`",)),
-    Program("rollout_reused_over_epochs", "GG205", '''
+""",
+        ("`q`",),
+    ),
+    Program(
+        "rollout_reused_over_epochs",
+        "GG205",
+        """
 policy = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
 opt = torch.optim.Adam(policy.parameters())
 for iteration in range(2):
@@ -510,8 +642,13 @@ for iteration in range(2):
         opt.zero_grad()
         loss.backward()
         opt.step()
-''', ("old",)),
-    Program("closure_over_features", "GG205", '''
+""",
+        ("old",),
+    ),
+    Program(
+        "closure_over_features",
+        "GG205",
+        """
 net, head = nn.Linear(3, 4), nn.Linear(4, 1)
 opt = torch.optim.LBFGS([*net.parameters(), *head.parameters()], max_iter=4)
 x, y = torch.randn(10, 3), torch.randn(10, 1)
@@ -528,11 +665,16 @@ def run():
     opt.step(closure)
 
 run()
-''', ("hidden", "closure")),
+""",
+        ("hidden", "closure"),
+    ),
 ]
 
 SHARED = [
-    Program("two_heads_two_backwards", "GG202", '''
+    Program(
+        "two_heads_two_backwards",
+        "GG202",
+        """
 trunk, a, b = nn.Sequential(nn.Linear(4, 6), nn.Tanh()), nn.Linear(6, 1), nn.Linear(6, 3)
 opt = torch.optim.Adam([*trunk.parameters(), *a.parameters(), *b.parameters()])
 for it in range(3):
@@ -544,8 +686,13 @@ for it in range(3):
     loss_a.backward()  # <<
     loss_b.backward()
     opt.step()
-''', ("features", "loss_a", "loss_b")),
-    Program("losses_in_a_loop", "GG202", '''
+""",
+        ("features", "loss_a", "loss_b"),
+    ),
+    Program(
+        "losses_in_a_loop",
+        "GG202",
+        """
 trunk = nn.Sequential(nn.Linear(4, 6), nn.Sigmoid())
 heads = nn.ModuleList([nn.Linear(6, 1) for _ in range(3)])
 opt = torch.optim.Adam([*trunk.parameters(), *heads.parameters()])
@@ -556,8 +703,13 @@ for it in range(2):
     for loss in losses:
         loss.backward()  # <<
     opt.step()
-''', ("`z`",)),
-    Program("gan_in_a_class", "GG202", '''
+""",
+        ("`z`",),
+    ),
+    Program(
+        "gan_in_a_class",
+        "GG202",
+        """
 class Pix:
     def __init__(self):
         self.g = nn.Sequential(nn.Linear(3, 4), nn.Tanh())
@@ -590,8 +742,13 @@ class Pix:
 model = Pix()
 for it in range(3):
     model.optimize(torch.randn(4, 3), torch.randn(4, 4))
-''', ("self.fake",)),
-    Program("gan_generator_first_steps_later", "GG202", '''
+""",
+        ("self.fake",),
+    ),
+    Program(
+        "gan_generator_first_steps_later",
+        "GG202",
+        """
 g, d = nn.Sequential(nn.Linear(3, 4), nn.Sigmoid()), nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1))
 opt_g, opt_d = torch.optim.Adam(g.parameters()), torch.optim.Adam(d.parameters())
 bce = nn.BCEWithLogitsLoss()
@@ -606,8 +763,13 @@ for it in range(2):
     opt_g.zero_grad()
     g_loss.backward()
     opt_g.step()
-''', ("fake", "detach")),
-    Program("gradient_penalty_without_create_graph", "GG202", '''
+""",
+        ("fake", "detach"),
+    ),
+    Program(
+        "gradient_penalty_without_create_graph",
+        "GG202",
+        """
 critic = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1))
 opt = torch.optim.Adam(critic.parameters())
 for it in range(2):
@@ -618,8 +780,13 @@ for it in range(2):
     opt.zero_grad()
     loss.backward()
     opt.step()
-''', ("score", "create_graph")),
-    Program("gradient_norm_for_the_log", "GG202", '''
+""",
+        ("score", "create_graph"),
+    ),
+    Program(
+        "gradient_norm_for_the_log",
+        "GG202",
+        """
 trunk, head = nn.Sequential(nn.Linear(3, 4), nn.Tanh()), nn.Linear(4, 1)
 opt = torch.optim.SGD([*trunk.parameters(), *head.parameters()], lr=0.1)
 for it in range(2):
@@ -630,8 +797,13 @@ for it in range(2):
     opt.zero_grad()
     loss.backward()
     opt.step()
-''', ("retain_graph",)),
-    Program("advantage_not_detached", "GG202", '''
+""",
+        ("retain_graph",),
+    ),
+    Program(
+        "advantage_not_detached",
+        "GG202",
+        """
 actor, critic = nn.Linear(3, 2), nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
 opt_a, opt_c = torch.optim.Adam(actor.parameters()), torch.optim.Adam(critic.parameters())
 for it in range(2):
@@ -647,8 +819,13 @@ for it in range(2):
     opt_a.zero_grad()
     actor_loss.backward()
     opt_a.step()
-''', ("advantage",)),
-    Program("function_with_an_inner_backward", "GG202", '''
+""",
+        ("advantage",),
+    ),
+    Program(
+        "function_with_an_inner_backward",
+        "GG202",
+        """
 class Solve(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -667,8 +844,13 @@ y = Solve.apply(w)
 one, two = y.sum(), y.pow(2).sum()
 one.backward(retain_graph=True)
 two.backward()
-''', ("Solve",)),
-    Program("saved_tensors_in_a_custom_backward", "GG202", '''
+""",
+        ("Solve",),
+    ),
+    Program(
+        "saved_tensors_in_a_custom_backward",
+        "GG202",
+        """
 class Square(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -687,11 +869,16 @@ first = (y + 1).sum()
 second = (y + 2).sum()
 first.backward()  # <<
 second.backward()
-''', ("`y`",)),
+""",
+        ("`y`",),
+    ),
 ]
 
 SAME_ROOT = [
-    Program("loss_before_the_loop", "GG201", '''
+    Program(
+        "loss_before_the_loop",
+        "GG201",
+        """
 def fit(model, x, y):
     opt = torch.optim.Adam(model.parameters())
     output = model(x)  # <<
@@ -701,8 +888,13 @@ def fit(model, x, y):
         loss.backward()
         opt.step()
 fit(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)), torch.randn(5, 2), torch.randn(5, 1))
-''', ("loss", "output")),
-    Program("loss_outside_the_closure", "GG201", '''
+""",
+        ("loss", "output"),
+    ),
+    Program(
+        "loss_outside_the_closure",
+        "GG201",
+        """
 net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
 opt = torch.optim.LBFGS(net.parameters(), max_iter=4)
 x, y = torch.randn(5, 2), torch.randn(5, 1)
@@ -714,14 +906,24 @@ def closure():
     return loss
 
 opt.step(closure)
-''', ("loss", "closure")),
-    Program("grad_then_backward", "GG201", '''
+""",
+        ("loss", "closure"),
+    ),
+    Program(
+        "grad_then_backward",
+        "GG201",
+        """
 net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
 loss = net(torch.randn(4, 2)).pow(2).mean()
 grads = torch.autograd.grad(loss, list(net.parameters()))  # <<
 loss.backward()
-''', ("loss", "retain_graph")),
-    Program("helper_called_twice", "GG201", '''
+""",
+        ("loss", "retain_graph"),
+    ),
+    Program(
+        "helper_called_twice",
+        "GG201",
+        """
 net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
 opt = torch.optim.SGD(net.parameters(), lr=0.1)
 
@@ -733,8 +935,13 @@ def update(loss):
 loss = net(torch.randn(4, 2)).pow(2).mean()
 update(loss)
 update(loss)  # <<
-''', ("loss",)),
-    Program("loss_in_an_attribute", "GG201", '''
+""",
+        ("loss",),
+    ),
+    Program(
+        "loss_in_an_attribute",
+        "GG201",
+        """
 class Fitter:
     def __init__(self, net, x):
         self.net = net
@@ -746,7 +953,9 @@ class Fitter:
 fitter = Fitter(nn.Linear(2, 1), torch.randn(3, 2))
 for i in range(3):
     fitter.step()
-''', ("self.loss",)),
+""",
+        ("self.loss",),
+    ),
 ]
 
 ALL = [*CARRIED, *ACCUMULATED, *PRECOMPUTED, *SHARED, *SAME_ROOT]

@@ -1,0 +1,91 @@
+"""# GG615 aliased-parameters
+
+## What it is
+Two Parameters live in the same memory, and an optimizer has both.
+
+## Why it is wrong
+Weights are tied by giving two modules the same Parameter object. Two objects on one memory get two gradients, and the
+optimizer steps twice in the same place, with separate running averages; nothing adds the gradients up.
+
+## Example
+    decoder.weight.data = encoder.weight.data          # one memory, two parameters
+
+## Use instead
+    decoder.weight = encoder.weight                    # one parameter
+
+## Fix safety
+Unsafe: the gradients of both uses are added from then on.
+
+## When it speaks, what silences it
+At the third step of an optimizer that holds two different Parameters with the same address and the same number of elements.
+A parameter shared as one object is silent, and so are views of a flat buffer at different places.
+"""
+
+from __future__ import annotations
+
+import ast
+
+import torch
+
+from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.evidence.source import at_line
+from gradguard.rules.base import Rule
+from gradguard.rules.incident import Incident
+from gradguard.rules.protocol import tell
+from gradguard.rules.protocol.books import Book
+from gradguard.rules.protocol.places import user_sources
+
+CODE, NAME = "GG615", "aliased-parameters"
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    """The two parameters, and the assignment that put them on one memory."""
+    book = incident.suspicion.book
+    if not isinstance(book, Book) or book.steps != 3:
+        return None
+    seen: dict[tuple[int, int], torch.Tensor] = {}
+    for parameter in book.parameters():
+        try:
+            key = (parameter.data_ptr(), parameter.numel())
+        except Exception:  # no storage of its own: fake, sparse and wrapped tensors
+            continue
+        if not key[0] or not key[1]:
+            continue
+        other = seen.setdefault(key, parameter)
+        if other is not parameter and other.requires_grad and parameter.requires_grad:
+            return _told(incident, book, other, parameter)
+    return None
+
+
+def _told(incident: Incident, book: Book, first: torch.Tensor, second: torch.Tensor) -> Diagnosis:
+    names = tell.parameter_names([first, second], incident.names)
+    shown = " and ".join(f"`{name}`" for name in names) or "two parameters"
+    culprit = _tied_at(incident, names)
+    name = tell.optimizer_name(book, incident)
+    return Diagnosis(
+        code=CODE, name=NAME, severity="warning",
+        headline=f"{shown} are two parameters in one memory: `{name}` updates it twice, with gradients that are never added up",
+        culprit=culprit, related=tell.spans(tell.span(book.made, f"`{name}` gets both", "declared")), tensors=tell.facts([first, second], incident.names),
+        explanation="Each has a gradient and running averages of its own; each step writes both updates into the same values. Tied weights are one Parameter object in two modules.",
+        fixes=[Fix(title=f"Assign the parameter itself, without `.data`: `{names[1]} = {names[0]}`" if len(names) == 2 else "Assign the parameter itself", safety="unsafe",
+                   detail="Before the optimizer is made.")],
+    )  # fmt: skip
+
+
+def _tied_at(incident: Incident, names: list[str]) -> SourceSpan | None:
+    """An assignment of one's `.data` (or a Parameter made of it) to the other."""
+    ends = {name.split(".")[-1] for name in names}
+    owners = {name.split(".")[-2] for name in names if name.count(".")}
+    for source in user_sources(incident):
+        for node in ast.walk(source.tree or ast.Module([], [])):
+            if not isinstance(node, ast.Assign):
+                continue
+            target, value = ast.unparse(node.targets[0]), ast.unparse(node.value)
+            base = target.removesuffix(".data")
+            if base.split(".")[-1] in ends and any(f".{end}" in value for end in ends) and (not owners or any(owner in target or owner in value for owner in owners)) and base != value:
+                place = at_line(source.filename, node.lineno)
+                return None if place is None else place.statement_span("puts two parameters on the same memory", "culprit")
+    return None
+
+
+RULE = Rule(code=CODE, name=NAME, summary="two parameters in one memory", recognise=recognise, moments=frozenset({"suspicion"}), severity="warning")

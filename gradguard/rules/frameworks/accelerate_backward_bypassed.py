@@ -1,0 +1,88 @@
+"""# GG752 accelerate-backward-bypassed
+
+## What it is
+`loss.backward()` is called in a program that accelerate drives, in place of `accelerator.backward(loss)`.
+
+## Why it is wrong
+`accelerator.backward` divides the loss by the number of accumulation steps and scales it for mixed precision. Called directly,
+accumulated gradients are as many times too large as there are micro-batches, and float16 gradients are not scaled at all.
+
+## Example
+    with accelerator.accumulate(model):
+        loss = model(batch).loss
+        loss.backward()
+
+## Use instead
+    with accelerator.accumulate(model):
+        loss = model(batch).loss
+        accelerator.backward(loss)
+
+## Fix safety
+Unsafe: gradients shrink by the number of accumulation steps, which is the purpose.
+
+## When it speaks, what silences it
+At the second direct backward call at one line while gradient accumulation over more than one step, or a gradient scaler, is
+configured. Without either the two calls do the same, and it is silent.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from gradguard.diagnosis import Diagnosis, Fix
+from gradguard.evidence.source import resolve
+from gradguard.rules.base import Rule
+from gradguard.rules.incident import Incident
+
+CODE, NAME = "GG752", "accelerate-backward-bypassed"
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    """A backward call with no accelerate in its stack, under an accelerate that would have changed the loss."""
+    state = sys.modules.get("accelerate.state")
+    if state is None or incident.where != "backward" or incident.call is None or incident.call.nested:
+        return None
+    seen = incident.memory.setdefault(CODE, {})
+    if seen.get("done"):
+        return None
+    steps = _accumulation(state)
+    if steps <= 1:
+        return None
+    if any("accelerate" in view.frame.f_code.co_filename and view.code_name == "backward" for view in incident.frames):
+        return None
+    site = incident.call.site
+    seen[site] = seen.get(site, 0) + 1
+    place = resolve(site)
+    if seen[site] < 2 or place is None:
+        return None
+    seen["done"] = True
+    root = (place.receiver or "loss") if place.receiver else "loss"
+    accelerator = next((name for name, value in incident.names.bindings if type(value).__name__ == "Accelerator"), "accelerator")
+    return Diagnosis(
+        code=CODE,
+        name=NAME,
+        severity="warning",
+        headline=f"`{root}.backward()` goes past `{accelerator}.backward`: over {steps} accumulation steps the gradients become {steps} times too large",
+        culprit=place.span(f"`{accelerator}.backward({root})` would divide by {steps}", "culprit"),
+        explanation=f"`{accelerator}.backward` divides the loss by `gradient_accumulation_steps` ({steps}) and scales it for mixed precision. "
+        "The direct call does neither, so that the sum of the micro-batches' gradients is stepped with, not their mean.",
+        fixes=[Fix(title=f"Call `{accelerator}.backward({root})`", safety="unsafe")],
+        avoid=[f"dividing the loss by {steps} by hand as well: `{accelerator}.backward` does it"],
+    )
+
+
+def _accumulation(state: Any) -> int:
+    shared = getattr(getattr(state, "GradientState", None), "_shared_state", None) or {}
+    plugin = shared.get("plugin_kwargs") or {}
+    return int(plugin.get("num_steps") or 1)
+
+
+RULE = Rule(
+    code=CODE,
+    name=NAME,
+    summary="loss.backward() in place of accelerator.backward(loss)",
+    recognise=recognise,
+    moments=frozenset({"before_backward"}),
+    severity="warning",
+)

@@ -1,0 +1,90 @@
+"""# GG722 amp-scaler-misuse
+
+## What it is
+The calls on a `GradScaler` come in an order it does not allow: `step` twice before `update`, `step` or `update` without a
+scaled backward before it, gradients in float16 where the parameters should be float32.
+
+## Why it is wrong
+The scaler notes infinities while it unscales an optimizer's gradients. With no gradient to look at, or with a step that was
+taken already, it cannot know whether the step is safe, and refuses.
+
+## Example
+    loss.backward()                 # not scaler.scale(loss).backward()
+    scaler.step(optimizer)          # No inf checks were recorded for this optimizer
+    scaler.update()
+
+## Use instead
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+
+## Fix safety
+Manual: which call is missing or one too many is the program's to say.
+
+## When it speaks, what silences it
+When PyTorch raises. Where the optimizer has no gradients because a path is cut, the rule for the cut path speaks instead.
+"""
+
+from __future__ import annotations
+
+from gradguard.diagnosis import Diagnosis, Fix
+from gradguard.rules.base import Rule
+from gradguard.rules.incident import Incident
+
+CODE, NAME = "GG722", "amp-scaler-misuse"
+_CASES = {
+    "step() has already been called since the last update()": (
+        "is called twice before `{scaler}.update()`",
+        "Between two updates an optimizer steps once; the second step would use gradients whose infinities were not looked for again.",
+        "Call `{scaler}.update()` once, after all optimizers have stepped",
+    ),
+    "no inf checks were recorded for this optimizer": (
+        "finds no gradient: no parameter of this optimizer got one from a scaled backward",
+        "The scaler looks for infinities in the gradients of the optimizer's parameters, and there are none. The backward did not reach them.",
+        "See to it that the loss depends on this optimizer's parameters, and call `{scaler}.scale(loss).backward()` before",
+    ),
+    "no inf checks were recorded prior to update": (
+        "has nothing to go by: no optimizer has stepped through this scaler since the last update",
+        "The new scale follows from the infinities seen in the steps since the last update, and there was no step.",
+        "Call `{scaler}.step(optimizer)` in place of `optimizer.step()`, then `{scaler}.update()`",
+    ),
+    "attempted unscale_ but _scale is none": (
+        "has no scale yet: no loss has been scaled",
+        "The scale is made when the first loss is scaled.",
+        "Call `{scaler}.scale(loss).backward()` before",
+    ),
+    "attempting to unscale fp16 gradients": (
+        "finds float16 gradients: the parameters themselves are float16",
+        "A GradScaler is for float32 parameters under autocast. Parameters cast to float16 have gradients that lose what scaling would save.",
+        "Keep the parameters in float32 (no `.half()`), and run forward under `torch.autocast`",
+    ),
+}
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    """Which order was broken, at which call."""
+    place = incident.place
+    text = incident.message.lower()
+    found = next((case for piece, case in _CASES.items() if piece in text), None)
+    if found is None or place is None:
+        return None
+    scaler = (place.callee or "scaler.step").rpartition(".")[0] or "scaler"
+    what, why, fix = (part.format(scaler=scaler) for part in found)
+    return Diagnosis(
+        code=CODE,
+        name=NAME,
+        headline=f"`{place.callee or 'the scaler'}` {what}",
+        culprit=place.span("the scaler refuses here", "culprit"),
+        explanation=why,
+        fixes=[Fix(title=fix, safety="manual")],
+    )
+
+
+RULE = Rule(
+    code=CODE,
+    name=NAME,
+    summary="the calls on a GradScaler come in an order it does not allow",
+    recognise=recognise,
+    messages=tuple(_CASES),
+    priority=-5,
+)

@@ -1,0 +1,118 @@
+"""# GG751 transformers-no-loss
+
+## What it is
+A transformers model was called without `labels`, so its output's `loss` is None, and the None is used as the loss.
+
+## Why it is wrong
+These models compute a loss only from an argument that is called `labels` (or, for a few, `start_positions` and the like). A
+batch key of another name is dropped or goes unused.
+
+## Example
+    batch = {"input_ids": ids, "label": y}
+    outputs = model(input_ids=batch["input_ids"])
+    outputs.loss.backward()
+
+## Use instead
+    batch = {"input_ids": ids, "labels": y}
+    outputs = model(**batch)
+
+## Fix safety
+Unsafe: the model is trained from now on, which is the purpose.
+
+## When it speaks, what silences it
+When None is used where a model output with `loss=None` and `logits` stands in the frames around the error, and when
+transformers' own Trainer says that the model returned no loss.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.evidence.source import module_ast, span_of
+from gradguard.rules.base import Rule
+from gradguard.rules.frameworks.calls import user_files
+from gradguard.rules.incident import Incident
+
+CODE, NAME = "GG751", "transformers-no-loss"
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    """The output without a loss, the batch's key that was meant to be `labels`, and where it is written."""
+    from_trainer = "did not return a loss from the inputs" in incident.message
+    output = _lossless(incident)
+    if output is None and not from_trainer:
+        return None
+    key, value = _label_key(incident)
+    name = output or "the model's output"
+    written = _written(incident, key) if key is not None else None
+    place = incident.place
+    culprit = written if written is not None else (place.span("uses a loss that is None", "culprit") if place is not None else None)
+    related: list[SourceSpan] = []
+    if written is not None and place is not None:
+        related.append(place.span(f"`{name}.loss` is None here", "backward"))
+    said = f": the batch has `{key}`, the model takes `labels`" if key is not None else ": it was called without `labels`"
+    return Diagnosis(
+        code=CODE,
+        name=NAME,
+        headline=f"`{name}.loss` is None{said}" if output else f"the model returned no loss{said}",
+        culprit=culprit,
+        related=related,
+        explanation="A transformers model computes its loss only when it is given `labels`. Without them `loss` is None and only the logits are there.",
+        fixes=[Fix(title=f'Name the key `"labels"`, in place of `"{key}"`' if key else "Pass `labels=` to the model", safety="unsafe")],
+        notes=[] if value is None else [f"`{key}` holds {value}"],
+    )
+
+
+def _lossless(incident: Incident) -> str | None:
+    for name, value in incident.names.bindings:
+        if any(base.__name__ == "ModelOutput" for base in type(value).__mro__) and getattr(value, "loss", 0) is None and hasattr(value, "logits"):
+            return name
+    return None
+
+
+def _label_key(incident: Incident) -> tuple[str | None, str | None]:
+    """A batch's key that looks like the labels and is not called so."""
+    for view in incident.user_frames:
+        for value in view.locals.values():
+            if not _is_batch(value) or "labels" in value:
+                continue
+            for key in value:
+                if isinstance(key, str) and key.rstrip("s").lower() in ("label", "target", "y", "gold", "answer", "class", "tag"):
+                    tensor = value[key]
+                    return key, f"{list(getattr(tensor, 'shape', []))} {getattr(tensor, 'dtype', '')}".strip()
+    return None, None
+
+
+def _is_batch(value: Any) -> bool:
+    return hasattr(value, "keys") and hasattr(value, "__getitem__") and any(hasattr(item, "dtype") for item in list(value.values())[:8])
+
+
+def _written(incident: Incident, key: str) -> SourceSpan | None:
+    """The line that puts the key into the batch: `batch["label"] = ...`, else the one dict display that has it."""
+    stores: list[tuple[str, ast.AST]] = []
+    displays: list[tuple[str, ast.AST]] = []
+    for file in user_files(incident):
+        tree = module_ast(file)
+        for node in ast.walk(tree) if tree is not None else ():
+            if isinstance(node, ast.Assign) and any(_subscript(target) == key for target in node.targets):
+                stores.append((file, node))
+            elif isinstance(node, ast.Dict) and any(isinstance(k, ast.Constant) and k.value == key for k in node.keys):
+                displays.append((file, node))
+    found = stores or displays
+    return span_of(found[-1][0], found[-1][1], label=f'the model does not know the key "{key}"', role="culprit") if found else None
+
+
+def _subscript(target: ast.expr) -> object:
+    return target.slice.value if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant) else None
+
+
+RULE = Rule(
+    code=CODE,
+    name=NAME,
+    summary="a transformers model was called without labels and its loss is None",
+    recognise=recognise,
+    messages=("nonetype", "did not return a loss from the inputs"),
+    priority=-1,
+)

@@ -1,0 +1,227 @@
+"""# GG613 unintended-training
+
+## What it is
+A module that is meant to be frozen is trained: `module.requires_grad = False` only set an attribute of that name, or the
+method that freezes is never called.
+
+## Why it is wrong
+`requires_grad` is a property of tensors. On a module the assignment makes a plain attribute and freezes nothing; the call
+that does is `module.requires_grad_(False)`. And a freeze that stands in an overridden `train()` does not happen until
+`train()` is called.
+
+## Example
+    model.outc.requires_grad = False        # does nothing
+
+## Use instead
+    model.outc.requires_grad_(False)
+
+## Fix safety
+Unsafe: the module stays as it is from then on, which is what was meant.
+
+## When it speaks, what silences it
+At the 12th step of an optimizer that has changed parameters of a module which carries a plain attribute `requires_grad =
+False`. For a freeze in a method: when that method is called only from an overridden `train()`, `train()` was never called,
+what it loops over is not empty with the module's present values, and the parameters it would freeze are trained.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import torch
+from torch import nn
+
+from gradguard.diagnosis import Diagnosis, Fix
+from gradguard.evidence.source import at_line, dotted
+from gradguard.evidence.syntax import Source
+from gradguard.rules.base import Rule
+from gradguard.rules.incident import Incident
+from gradguard.rules.protocol import tell
+from gradguard.rules.protocol.books import Book, version_of
+from gradguard.rules.protocol.places import class_node, user_sources
+
+CODE, NAME = "GG613", "unintended-training"
+_STEPS = 12
+_PURE = {"range", "len", "min", "max", "list", "tuple", "reversed", "enumerate", "zip", "sorted", "int", "getattr", "isinstance", "hasattr"}
+_PURE_METHODS = {"parameters", "children", "modules", "named_parameters", "named_children", "named_modules", "values", "items", "keys"}
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    """The assignment that freezes nothing, or the place where the freeze should be called."""
+    book = incident.suspicion.book
+    if not isinstance(book, Book) or book.steps != _STEPS:
+        return None
+    moved = {id(p) for ref, version in book.first_versions if (p := ref()) is not None and version_of(p) >= version + _STEPS - 1}
+    seen: set[int] = set()
+    for name, root in [(name, value) for name, value in incident.names.bindings if isinstance(value, nn.Module)]:
+        if id(root) in seen:
+            continue
+        for path, module in root.named_modules():
+            seen.add(id(module))
+            parameters = [p for p in module.parameters() if id(p) in moved and p.requires_grad]
+            if not parameters:
+                continue
+            full = f"{name}.{path}" if path else name
+            if vars(module).get("requires_grad") is False and len(parameters) == len(list(module.parameters())):
+                return _flag(incident, book, full, module, parameters)
+            found = _never_frozen(incident, book, full, module, moved)
+            if found is not None:
+                return found
+    return None
+
+
+def _flag(incident: Incident, book: Book, full: str, module: nn.Module, parameters: list[torch.Tensor]) -> Diagnosis:
+    place = None
+    last = full.split(".")[-1]
+    for source in user_sources(incident):
+        found = [node for node in ast.walk(source.tree or ast.Module([], [])) if isinstance(node, ast.Assign) and any(
+            isinstance(t, ast.Attribute) and t.attr == "requires_grad" for t in node.targets)]  # fmt: skip
+        exact = [node for node in found if any(isinstance(t, ast.Attribute) and (dotted(t.value) or "").split(".")[-1] == last for t in node.targets)]
+        other = [node for node in found if not _in_parameter_loop(source, node)]
+        chosen = exact or (other if len(other) == 1 else [])
+        if chosen:
+            place = at_line(source.filename, chosen[0].lineno)
+            break
+    name = tell.optimizer_name(book, incident)
+    names = tell.parameter_names(parameters, incident.names)
+    return Diagnosis(
+        code=CODE, name=NAME, severity="warning",
+        headline=f"`{full}` is trained although `{full}.requires_grad = False`: on a module that is a plain attribute and freezes nothing",
+        culprit=None if place is None else place.statement_span("sets an attribute of the module; its parameters still require grad", "culprit"),
+        related=tell.spans(tell.span(book.step_site, f"`{name}` changes its parameters here", "context")),
+        tensors=tell.facts(parameters, incident.names),
+        explanation=f"{tell.listed(names, len(parameters))} require grad and were changed at each of the {book.steps} steps of `{name}`.",
+        fixes=[Fix(title=f"Call `{full}.requires_grad_(False)`", safety="unsafe", detail="It sets the flag on every parameter of the module.")],
+    )  # fmt: skip
+
+
+def _in_parameter_loop(source: Source, node: ast.AST) -> bool:
+    return any(isinstance(above, ast.For) and "parameters()" in ast.unparse(above.iter) for above in source.ancestors(node))
+
+
+# -- a freeze in a method that nothing calls -----------------------------------------------------------------------------
+
+
+def _never_frozen(incident: Incident, book: Book, full: str, module: nn.Module, moved: set[int]) -> Diagnosis | None:
+    kind = type(module)
+    if "train" not in vars(kind) or any(s.ref() is module or (m := s.ref()) is not None and any(c is module for c in m.modules())
+                                        for s in incident.memory["ledger"].modes.switches):  # fmt: skip
+        return None
+    found = class_node(kind)
+    if found is None:
+        return None
+    source, tree = found
+    methods = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    train = methods.get("train")
+    if train is None:
+        return None
+    called = [name for name in methods if name != "train" and _calls(train, name)]
+    freezing = [name for name in called if _freezes(methods[name])] or (["train"] if _freezes(train) else [])
+    if not freezing:
+        return None
+    freeze = methods[freezing[0]]
+    if any(_calls(node, freeze.name) for name, node in methods.items() if name not in ("train", freeze.name)):
+        return None
+    if freeze.name != "train" and any(isinstance(node, ast.Attribute) and node.attr == freeze.name and not (dotted(node) or "").startswith("self.")
+                                      for node in ast.walk(source.tree or tree)):  # fmt: skip
+        return None  # called from outside
+    targets = _would_freeze(module, freeze)
+    parameters = [p for p in targets if id(p) in moved]
+    if not parameters or len(parameters) < len(targets):
+        return None
+    init = methods.get("__init__")
+    at = at_line(source.filename, init.body[-1].lineno) if init is not None else None
+    inside = next((node for node in ast.walk(train) if isinstance(node, ast.Call) and dotted(node.func) == f"self.{freeze.name}"), None)
+    there = None if inside is None else at_line(source.filename, inside.lineno)
+    reads = list(dict.fromkeys(node.attr for node in ast.walk(freeze) if isinstance(node, ast.Attribute) and (dotted(node) or "").startswith("self.")))
+    names = tell.parameter_names(parameters, incident.names)
+    about = " and ".join(f"`{each}`" for each in reads[:3] if not callable(getattr(nn.Module, each, None)))
+    what = f"`{freeze.name}()`" if freeze.name != "train" else "`train()`"
+    return Diagnosis(
+        code=CODE, name=NAME, severity="warning",
+        headline=f"`{full}` freezes {about or 'its parameters'} only in `train()`, which is never called: they are trained",
+        culprit=None if at is None else at.statement_span(f"`__init__` ends here without calling {what}", "culprit"),
+        related=tell.spans(None if there is None else there.statement_span("the only call of it", "context"), tell.span(book.step_site, "changes the parameters", "context")),
+        tensors=tell.facts(parameters, incident.names),
+        explanation=(f"{what} of `{kind.__name__}` would switch requires_grad off for {tell.listed(names, len(parameters))}; a new module is in train mode without train() being called, "
+                     f"so nothing has run it, and {book.steps} steps have changed them."),
+        fixes=[Fix(title=f"Call `self.{freeze.name}()` at the end of `__init__` as well" if freeze.name != "train" else f"Call `{full}.train()` before making the optimizer", safety="unsafe")],
+        confidence="likely",
+    )  # fmt: skip
+
+
+def _calls(node: ast.AST, method: str) -> bool:
+    return any(isinstance(each, ast.Call) and dotted(each.func) == f"self.{method}" for each in ast.walk(node))
+
+
+def _freezes(node: ast.AST) -> bool:
+    for each in ast.walk(node):
+        if isinstance(each, ast.Assign) and isinstance(each.value, ast.Constant) and each.value.value is False and any(
+                isinstance(t, ast.Attribute) and t.attr == "requires_grad" for t in each.targets):  # fmt: skip
+            return True
+        if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.func.attr == "requires_grad_" and each.args and getattr(each.args[0], "value", None) is False:
+            return True
+    return False
+
+
+def _would_freeze(module: nn.Module, freeze: ast.FunctionDef) -> list[torch.Tensor]:
+    """The parameters the method would freeze with the module's present values; nothing where that cannot be told without running it."""
+    found: dict[int, torch.Tensor] = {}
+    try:
+        for values in _bindings(freeze.body, {"self": module}):
+            for each in values:
+                if isinstance(each, nn.Module):
+                    found.update((id(p), p) for p in each.parameters())
+                elif isinstance(each, torch.Tensor):
+                    found[id(each)] = each
+    except _UnknownError:
+        return []
+    return list(found.values())
+
+
+class _UnknownError(Exception):
+    """An expression that cannot be evaluated without running the user's code."""
+
+
+def _bindings(body: list[ast.stmt], scope: dict[str, Any]) -> list[list[Any]]:
+    """What `X` is in each `X.requires_grad = False`, loops and plain conditions followed."""
+    found: list[list[Any]] = []
+    for statement in body:
+        if isinstance(statement, ast.For) and isinstance(statement.target, (ast.Name, ast.Tuple)):
+            for item in list(_value(statement.iter, scope))[:1000]:
+                inner = dict(scope)
+                if isinstance(statement.target, ast.Name):
+                    inner[statement.target.id] = item
+                else:
+                    inner.update({t.id: v for t, v in zip(statement.target.elts, item, strict=False) if isinstance(t, ast.Name)})
+                found += _bindings(statement.body, inner)
+        elif isinstance(statement, ast.If):
+            found += _bindings(statement.body if _value(statement.test, scope) else statement.orelse, scope)
+        elif isinstance(statement, ast.Assign) and _freezes(statement):
+            found += [[_value(t.value, scope)] for t in statement.targets if isinstance(t, ast.Attribute)]
+        elif isinstance(statement, ast.Assign) and len(statement.targets) == 1 and isinstance(statement.targets[0], ast.Name):
+            scope[statement.targets[0].id] = _value(statement.value, scope)
+        elif isinstance(statement, ast.Expr) and _freezes(statement) and isinstance(statement.value, ast.Call) and isinstance(statement.value.func, ast.Attribute):
+            found.append([_value(statement.value.func.value, scope)])
+    return found
+
+
+def _value(node: ast.expr, scope: dict[str, Any]) -> Any:
+    """An expression's value, if it only reads attributes and calls what has no effects."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Call):
+            name = dotted(each.func) or ""
+            method = each.func.attr if isinstance(each.func, ast.Attribute) else None
+            if name not in _PURE and method not in _PURE_METHODS:
+                raise _UnknownError
+        elif isinstance(each, (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.Lambda)):
+            raise _UnknownError
+    builtin = {name: __builtins__[name] if isinstance(__builtins__, dict) else getattr(__builtins__, name) for name in _PURE}
+    try:
+        return eval(compile(ast.Expression(node), "<freeze>", "eval"), {"__builtins__": builtin}, scope)
+    except Exception:
+        raise _UnknownError from None
+
+
+RULE = Rule(code=CODE, name=NAME, summary="a module that is meant to be frozen is trained", recognise=recognise, moments=frozenset({"suspicion"}), severity="warning")

@@ -1,0 +1,60 @@
+"""# GG614 shared-parameters
+
+## What it is
+Two optimizers hold the same parameter, and both step on the same gradient.
+
+## Why it is wrong
+The parameter is updated twice for one gradient, at two rates and with two sets of running averages that know nothing of each
+other.
+
+## Example
+    backbone_opt = Adam(model.parameters(), lr=1e-4)      # contains the head as well
+    head_opt = Adam(model.head.parameters(), lr=1e-3)
+
+## Use instead
+One optimizer with parameter groups, or disjoint lists.
+
+## Fix safety
+Unsafe: effective learning rates change.
+
+## When it speaks, what silences it
+At the third time both optimizers have stepped on the very same backward's contribution to one parameter. An optimizer that
+was abandoned, optimizers that step on gradients of different backward calls (alternating objectives), and one optimizer
+inside another's step (Lookahead) are silent.
+"""
+
+from __future__ import annotations
+
+from gradguard.diagnosis import Diagnosis, Fix
+from gradguard.rules.base import Rule
+from gradguard.rules.incident import Incident
+from gradguard.rules.protocol import tell
+
+CODE, NAME = "GG614", "shared-parameters"
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    """Both optimizers, and what they share."""
+    book, data = incident.suspicion.book, incident.suspicion.data
+    if book is None or "other" not in data:
+        return None
+    other, later = data["other"], data["later"]
+    mine = {id(p) for p in book.parameters()}
+    shared = [p for p in other.parameters() if id(p) in mine]
+    first, second = tell.optimizer_name(book if later is other else other, incident), tell.optimizer_name(later, incident)
+    names = tell.parameter_names(shared, incident.names)
+    culprit = tell.span(later.made, f"`{first}` has {'these' if len(shared) > 1 else 'this'} already", "culprit") or tell.span(later.step_site, f"applies what `{first}` has applied already", "culprit")
+    earlier = book if later is other else other
+    return Diagnosis(
+        code=CODE, name=NAME, severity="warning",
+        headline=f"`{first}` and `{second}` both update {tell.listed(names, len(shared))}, from the same gradient",
+        culprit=culprit,
+        related=tell.spans(tell.span(earlier.made, f"`{first}` is made here", "declared"), tell.span(earlier.step_site, "first step on the gradient", "context"),
+                           tell.span(later.step_site, "second step on it", "context")),
+        tensors=tell.facts(shared, incident.names),
+        explanation="At each step both optimizers applied the same backward's gradient to these parameters: they are updated twice, with two sets of running averages.",
+        fixes=[Fix(title="Give each parameter to one optimizer (parameter groups can have rates of their own)", safety="unsafe")],
+    )  # fmt: skip
+
+
+RULE = Rule(code=CODE, name=NAME, summary="two optimizers update the same parameter from the same gradient", recognise=recognise, moments=frozenset({"suspicion"}), severity="warning")
