@@ -115,8 +115,8 @@ class Cut:
     """Where a value lost its path to the graph; what is made from it remembers it (`origins`)."""
 
     __slots__ = (
-        "around",
         "arguments",
+        "around",
         "clock",
         "func",
         "guess",

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradguard import step_protocol
+from gradguard import checkpointing, step_protocol
 from gradguard.callsite import USER_FILES, CallSite, user_frame, user_stack
 from gradguard.errors import GradGuardError, GradGuardWarning
 from gradguard.evidence.frames import FrameView, live_frames
@@ -207,7 +207,7 @@ class Session:
             with quiet():
                 call = self._record_backward(kind, frame, args, kwargs)
             if not self._depth and kind == "backward":
-                step_protocol.tell(self, "before_backward", frame)
+                step_protocol.before_backward(self, frame)
             self.moment("before_backward", kind, frame, roots=_tensors(args, kwargs, 0, ("tensors", "outputs")), call=call)
         except (GradGuardError, GradGuardWarning):
             raise
@@ -238,7 +238,7 @@ class Session:
                 self._gradients(call, result)
             if not self._depth and kind == "backward":
                 if call is not None:
-                    step_protocol.tell(self, "after_backward", frame, call, _tensors(args, kwargs, 0, ("tensors", "outputs")))
+                    step_protocol.after_backward(self, frame, call, _tensors(args, kwargs, 0, ("tensors", "outputs")))
                 self._backwards += 1
                 if self._backwards > _BACKWARDS_PER_STEP:  # a loop without optimizers still has steps
                     self.begin_step()
@@ -306,6 +306,8 @@ class Session:
 
     def run_function(self, original: Callable[..., Any], cls: Any, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Function.apply makes its node outside any torch call: the op probe does not see it."""
+        if cls.__name__ == "CheckpointFunction":
+            checkpointing.reentrant(self, args, frame)
         before = sequence_number()
         result = original(cls, *args, **kwargs)
         try:
@@ -347,7 +349,7 @@ class Session:
                     type(optimizer).__name__,
                 )
             )
-            step_protocol.tell(self, "after_step", sys._getframe(2), optimizer, journal.steps[-1].site)
+            step_protocol.after_step(self, sys._getframe(2), optimizer, journal.steps[-1].site)
             self.moment("after_step", "optimizer", sys._getframe(2), optimizer=optimizer, args=args, kwargs=kwargs)
             self.begin_step()
         except (GradGuardError, GradGuardWarning):
@@ -363,8 +365,17 @@ class Session:
         except Exception as fault:
             self.fault(fault)
 
+    def run_checkpoint(self, function: Any, frame: FrameType, args: tuple[Any, ...]) -> None:
+        """Non-reentrant checkpointing begins: what the function reads beside its arguments must stay as it is."""
+        try:
+            checkpointing.begins(self, function, frame)
+        except Exception as fault:
+            self.fault(fault)
+
     def protocol(self, happening: str, frame: FrameType, *facts: Any) -> None:
         """Something that the ledger of the step protocol keeps account of."""
+        if happening == "zeroed" and self.guards[0].run.ledger.asleep:
+            return
         try:
             step_protocol.tell(self, happening, frame, *facts, step_protocol.site_of(frame))
         except (GradGuardError, GradGuardWarning):

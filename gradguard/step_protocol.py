@@ -9,10 +9,11 @@ from gradguard.callsite import CallSite, user_frame
 from gradguard.errors import GradGuardError, GradGuardWarning
 from gradguard.evidence.frames import live_frames
 from gradguard.probes.protocol_patches import take_census
-from gradguard.rules.protocol.books import Suspicion
+from gradguard.rules.protocol.suspicion import Suspicion
 from gradguard.torch_internals import others_watch, quiet
 
 if TYPE_CHECKING:
+    from gradguard.journal import BackwardFact
     from gradguard.rules.protocol.ledger import Ledger
     from gradguard.session import Session
 
@@ -41,11 +42,34 @@ def tell(session: Session, happening: str, frame: FrameType | None, *facts: Any)
         if ledger.found:
             found, ledger.found = ledger.found, []
             for suspicion in found:
-                _suspect(session, suspicion, frame)
+                suspect(session, suspicion, frame)
     except (GradGuardError, GradGuardWarning):
         raise
     except Exception as fault:
         session.fault(fault)
+
+
+def before_backward(session: Session, frame: FrameType) -> None:
+    """The user's code calls backward()."""
+    ledger = session.guards[0].run.ledger
+    if not ledger.asleep or ledger.ended:
+        tell(session, "before_backward", frame)
+
+
+def after_backward(session: Session, frame: FrameType, call: BackwardFact, roots: tuple[Any, ...]) -> None:
+    """backward() has returned."""
+    ledger = session.guards[0].run.ledger
+    if not ledger.asleep or ledger.backward_asleep():
+        tell(session, "after_backward", frame, call, roots)
+
+
+def after_step(session: Session, frame: FrameType, optimizer: Any, site: CallSite | None) -> None:
+    """An optimizer has stepped."""
+    ledger = session.guards[0].run.ledger
+    if not ledger.asleep:
+        tell(session, "after_step", frame, optimizer, site)
+    elif ledger.step_asleep(optimizer, site):
+        tell(session, "nothing", frame)
 
 
 def _census(session: Session, ledger: Ledger) -> None:
@@ -64,7 +88,8 @@ def end_census(session: Session, ledger: Ledger) -> None:
         session.census = None
 
 
-def _suspect(session: Session, suspicion: Suspicion, frame: FrameType | None) -> None:
+def suspect(session: Session, suspicion: Suspicion, frame: FrameType | None) -> None:
+    """Asks the one rule whose business this is."""
     run = session.guards[0].run
     if not suspicion.data.get("survey"):  # a look that every healthy program gets
         run.depth.incident()  # the next steps are traced

@@ -31,6 +31,8 @@ class Listener(Protocol):
 
     guards: list[Any]
 
+    def run_checkpoint(self, function: Any, frame: FrameType, args: tuple[Any, ...]) -> None: ...
+
     @property
     def tracing(self) -> bool: ...
 

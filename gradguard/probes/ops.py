@@ -241,8 +241,8 @@ class OpProbe(TorchFunctionMode):
             return [], False
         numbers = _numbers(args[0])
         if numbers:
-            recent = (fact for fact in islice(reversed(escapes), _ESCAPES_SEARCHED) if fact.cut is not None and _same_number(fact.value, numbers))
-            found = [fact.cut.roots() for fact in islice(recent, 4) if fact.cut is not None]
+            recent = islice(reversed(escapes), _ESCAPES_SEARCHED)
+            found = list(islice((fact.cut.roots() for fact in recent if fact.cut is not None and _same_number(fact.value, numbers)), 4))
             if found:
                 return found, False
         elif type(args[0]).__module__ != "numpy":

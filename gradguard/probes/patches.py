@@ -12,6 +12,7 @@ from functools import wraps
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gradguard.probes import attribution, protocol_patches
@@ -43,6 +44,7 @@ def install() -> None:
         _replace(torch.optim.Optimizer, "zero_grad", _zero_grad)
         _replace(torch.nn.Module, "zero_grad", _zero_grad)
         protocol_patches.install(_replace)
+        _replace(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _checkpoint)
         _replace(torch.overrides, "has_torch_function", _has_torch_function)
         _hooks.append(register_optimizer_step_pre_hook(_before_step))
         _hooks.append(register_optimizer_step_post_hook(_after_step))
@@ -109,6 +111,18 @@ def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
         if session is None or not session.tracing:
             return original(cls, *args, **kwargs)
         return session.run_function(original, cls, sys._getframe(1), args, kwargs)
+
+    return guarded
+
+
+def _checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def guarded(fn: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_compiling():
+            session = listener()
+            if session is not None and session.tracing:
+                session.run_checkpoint(fn, sys._getframe(1), args)
+        return original(fn, *args, **kwargs)
 
     return guarded
 

@@ -34,8 +34,15 @@ def install(replace: Callable[..., None]) -> None:
     for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
         replace(owner, "clip_grad_norm_", _clip)
         replace(owner, "clip_grad_value_", _clip)
+    scaler = torch.amp.GradScaler
+    replace(scaler, "scale", _after("scaled", lambda args, kwargs: (args[0],)))
+    replace(scaler, "update", _after("scaler_updated", lambda args, kwargs: (args[0],)))
     replace(torch.nn.Module, "train", _train)
-    replace(torch.nn.Module, "load_state_dict", _after("loaded_state", lambda args, kwargs: (args[0], bool(kwargs.get("assign") or args[3:] and args[3]))))
+    replace(
+        torch.nn.Module,
+        "load_state_dict",
+        _after("loaded_state", lambda args, kwargs: (args[0], bool(kwargs.get("assign") or (args[3:] and args[3])))),
+    )
     for name in ("to", "half", "bfloat16", "type"):
         replace(torch.nn.Module, name, _after("cast", _cast))
     replace(torch.no_grad, "__enter__", _enter)

@@ -106,8 +106,9 @@ def observe(program: Program, around: AbstractContextManager[Any] | None = None,
             text = str(error) if not isinstance(error, GradGuardError) else str(error.__cause__)
             kind = type(error) if not isinstance(error, GradGuardError) else type(error.__cause__)
             outcome.error = (kind, text)
-        outcome.said = [(str(w.category.__name__), str(w.message), w.filename, w.lineno) for w in caught
-                        if not issubclass(w.category, GradGuardWarning)]
+        outcome.said = [
+            (str(w.category.__name__), str(w.message), w.filename, w.lineno) for w in caught if not issubclass(w.category, GradGuardWarning)
+        ]
     outcome.rng = bytes(torch.get_rng_state().tolist())
     outcome.python_rng = random.getstate()
     outcome.grad_mode = torch.is_grad_enabled()

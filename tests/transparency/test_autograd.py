@@ -117,10 +117,14 @@ def step_inside_backward() -> Any:
 
 def jacobian_and_hessian() -> Any:
     x = torch.randn(3)
-    f = lambda v: (v.sin() * v.flip(0)).sum()  # noqa: E731
-    return (torch.autograd.functional.hessian(f, x), torch.autograd.functional.jacobian(torch.tanh, x),
-            torch.autograd.functional.vjp(f, x), torch.autograd.functional.jvp(torch.sin, x, torch.ones(3), create_graph=False),
-            torch.autograd.functional.hvp(f, x, torch.ones(3)))
+    f = lambda v: (v.sin() * v.flip(0)).sum()
+    return (
+        torch.autograd.functional.hessian(f, x),
+        torch.autograd.functional.jacobian(torch.tanh, x),
+        torch.autograd.functional.vjp(f, x),
+        torch.autograd.functional.jvp(torch.sin, x, torch.ones(3), create_graph=False),
+        torch.autograd.functional.hvp(f, x, torch.ones(3)),
+    )
 
 
 def gradcheck() -> Any:
@@ -136,8 +140,22 @@ def forward_mode() -> Any:
         return fwAD.unpack_dual(dual.sin() * dual).tangent
 
 
-@pytest.mark.parametrize("program", [double_backward, gradient_penalty, backward_create_graph, retain_graph, inputs_and_allow_unused, lbfgs,
-                                     closure_sgd, step_inside_backward, jacobian_and_hessian, gradcheck, forward_mode])
+@pytest.mark.parametrize(
+    "program",
+    [
+        double_backward,
+        gradient_penalty,
+        backward_create_graph,
+        retain_graph,
+        inputs_and_allow_unused,
+        lbfgs,
+        closure_sgd,
+        step_inside_backward,
+        jacobian_and_hessian,
+        gradcheck,
+        forward_mode,
+    ],
+)
 def test_higher_orders_and_closures(program: Any) -> None:
     assert_transparent(program)
 
@@ -425,8 +443,11 @@ def test_clipping_scaling_schedulers_and_averaging() -> None:
     assert_transparent(program)
 
 
-@pytest.mark.parametrize("options", [{"foreach": True}, {"foreach": False}, {"fused": True}, {"differentiable": True}],
-                         ids=["foreach", "single", "fused", "differentiable"])
+@pytest.mark.parametrize(
+    "options",
+    [{"foreach": True}, {"foreach": False}, {"fused": True}, {"differentiable": True}],
+    ids=["foreach", "single", "fused", "differentiable"],
+)
 def test_optimizer_implementations(options: dict[str, bool]) -> None:
     def program() -> Any:
         net = _net()

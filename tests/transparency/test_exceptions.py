@@ -21,8 +21,23 @@ class Mine(Exception):
     pass
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit, StopIteration, StopAsyncIteration, asyncio.CancelledError, Mine,
-                                  RuntimeError, ValueError, AssertionError, MemoryError, torch.OutOfMemoryError])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        KeyboardInterrupt,
+        SystemExit,
+        GeneratorExit,
+        StopIteration,
+        StopAsyncIteration,
+        asyncio.CancelledError,
+        Mine,
+        RuntimeError,
+        ValueError,
+        AssertionError,
+        MemoryError,
+        torch.OutOfMemoryError,
+    ],
+)
 @pytest.mark.parametrize("where", ["block", "hook", "module", "closure"])
 def test_the_same_object_comes_out(kind: type[BaseException], where: str, level: str) -> None:
     raised = kind("nothing that a rule knows")
@@ -180,7 +195,9 @@ def test_recursion_and_deep_graphs(level: str) -> None:
             y = y + 1
         y.backward()
         with pytest.raises(RecursionError):
+
             def forever() -> None:
                 forever()
+
             forever()
     assert x.grad is not None

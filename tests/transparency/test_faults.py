@@ -54,15 +54,38 @@ def _train(level: str | None) -> list[Any]:
     return [bits(t) for t in training.state()]
 
 
-@pytest.mark.parametrize(("owner", "name"), [
-    (OpProbe, "_gradless"), (OpProbe, "_writes"), (OpProbe, "_cut"), (OpProbe, "_gradless_operand"), (OpProbe, "_inputs"), (OpProbe, "_escape"),
-    (OpProbe, "_mode_switch"), (Journal, "remember_cut"), (Journal, "cut_of"), (Session, "_record_backward"), (Session, "moment"),
-    (Session, "_look"), (session_module, "user_frame"), (session_module, "StepFact"), (session_module, "BackwardFact"),
-    (session_module.step_protocol, "site_of"), (session_module.step_protocol, "tell"), (session_module.step_protocol, "end_census"),
-    (Ledger, "opened"), (Ledger, "before_step"), (Depth, "next_step"), (Depth, "pause"), (Run, "tell_repeats"), (Run, "silent_rules"),
-])
-def test_a_failing_part_leaves_the_training_as_it_is(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-                                                     level: str) -> None:
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (OpProbe, "_gradless"),
+        (OpProbe, "_writes"),
+        (OpProbe, "_cut"),
+        (OpProbe, "_gradless_operand"),
+        (OpProbe, "_inputs"),
+        (OpProbe, "_escape"),
+        (OpProbe, "_mode_switch"),
+        (Journal, "remember_cut"),
+        (Journal, "cut_of"),
+        (Session, "_record_backward"),
+        (Session, "moment"),
+        (Session, "_look"),
+        (session_module, "user_frame"),
+        (session_module, "StepFact"),
+        (session_module, "BackwardFact"),
+        (session_module.step_protocol, "site_of"),
+        (session_module.step_protocol, "tell"),
+        (session_module.step_protocol, "end_census"),
+        (Ledger, "opened"),
+        (Ledger, "before_step"),
+        (Depth, "next_step"),
+        (Depth, "pause"),
+        (Run, "tell_repeats"),
+        (Run, "silent_rules"),
+    ],
+)
+def test_a_failing_part_leaves_the_training_as_it_is(
+    owner: Any, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, level: str
+) -> None:
     def bare() -> list[Any]:
         torch.manual_seed(3)
         training = mlp()
@@ -86,7 +109,9 @@ def test_a_failing_part_leaves_the_training_as_it_is(owner: Any, name: str, monk
         assert current_session().faulty
 
 
-def test_a_fault_while_diagnosing_lets_the_original_through(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, level: str) -> None:
+def test_a_fault_while_diagnosing_lets_the_original_through(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, level: str
+) -> None:
     for owner, name in ((Incident, "says"), (FrameView, "locals"), (Session, "incident")):
         current_session().faulty = False
         caplog.clear()

@@ -240,7 +240,7 @@ class Wrapper(torch.Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         from torch.utils._pytree import tree_map
 
-        unwrap = lambda t: t.inner if isinstance(t, Wrapper) else t  # noqa: E731
+        unwrap = lambda t: t.inner if isinstance(t, Wrapper) else t
         out = func(*tree_map(unwrap, args), **tree_map(unwrap, kwargs or {}))
         return tree_map(lambda t: Wrapper(t) if isinstance(t, torch.Tensor) else t, out)
 

@@ -50,7 +50,7 @@ def test_the_same_guard_entered_recursively(level: str) -> None:
     assert not current_session().guards
     with pytest.raises(ZeroDivisionError):
         with guard, guard:
-            1 / 0  # noqa: B018
+            1 / 0
     assert not current_session().guards
 
 
@@ -151,7 +151,7 @@ def test_a_generator_that_holds_a_guard_open(level: str) -> None:
 
     for x in stream():
         (x * 2).sum().backward()
-    for x in stream():
+    for _ in stream():
         break
     gc.collect()
     abandoned = stream()

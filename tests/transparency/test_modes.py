@@ -277,8 +277,10 @@ def test_the_stack_is_whole_after_trouble_in_the_middle(level: str) -> None:
                         optimizer.param_groups[0]["lr"] = Boom
                         optimizer.step()
                     if spoil == "closure":
+
                         def closure() -> torch.Tensor:
                             raise Boom
+
                         optimizer.step(closure)
                 finally:
                     if spoil != "step":
@@ -293,7 +295,7 @@ def test_the_probe_comes_back_after_a_step_that_raised() -> None:
         assert stack_length() == 1
         net(torch.ones(1, 2)).sum().backward()
         optimizer.param_groups[0]["lr"] = object()
-        with pytest.raises(Exception):
+        with pytest.raises((TypeError, AttributeError)):
             optimizer.step()
         optimizer.param_groups[0]["lr"] = 0.1
         net(torch.ones(1, 2)).sum().backward()

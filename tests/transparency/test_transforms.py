@@ -15,7 +15,7 @@ from tests.transparency.helpers import assert_transparent, grads, guarding
 
 def func_grad() -> Any:
     x = torch.randn(3)
-    f = lambda v: (v.sin() * v).sum()  # noqa: E731
+    f = lambda v: (v.sin() * v).sum()
     return grad(f)(x), grad(grad(lambda v: v**3))(x[0]), torch.func.grad_and_value(f)(x)
 
 
@@ -78,8 +78,20 @@ def pruning() -> Any:
     return layer.weight, layer.weight_orig.grad
 
 
-@pytest.mark.parametrize("program", [func_grad, func_vjp_jvp, func_jacobians, func_vmap, per_sample_gradients, functional_call_trains, ensembles,
-                                     parametrizations, pruning])
+@pytest.mark.parametrize(
+    "program",
+    [
+        func_grad,
+        func_vjp_jvp,
+        func_jacobians,
+        func_vmap,
+        per_sample_gradients,
+        functional_call_trains,
+        ensembles,
+        parametrizations,
+        pruning,
+    ],
+)
 def test_func_transforms(program: Any) -> None:
     assert_transparent(program)
 

@@ -87,8 +87,19 @@ def parameter_through_out() -> None:
     y.sum().backward()
 
 
-@pytest.mark.parametrize("program", [sigmoid_then_mul, step_between, detached_in_place, view_written, saved_by_a_function, second_backward,
-                                     leaf_in_place, parameter_through_out])
+@pytest.mark.parametrize(
+    "program",
+    [
+        sigmoid_then_mul,
+        step_between,
+        detached_in_place,
+        view_written,
+        saved_by_a_function,
+        second_backward,
+        leaf_in_place,
+        parameter_through_out,
+    ],
+)
 def test_what_pytorch_refuses_is_refused_in_the_same_words(program: Callable[[], None]) -> None:
     bare = assert_transparent(program, fails=True)
     assert bare.error is not None

@@ -88,8 +88,21 @@ def in_a_function() -> Any:
     return True
 
 
-@pytest.mark.parametrize("program", [scalar_conversion, size_mismatch, implicit_dim, grad_of_a_non_leaf, deprecated_function, create_graph,
-                                     scheduler_order, inside_a_library_function, the_users_own_warning, in_a_function])
+@pytest.mark.parametrize(
+    "program",
+    [
+        scalar_conversion,
+        size_mismatch,
+        implicit_dim,
+        grad_of_a_non_leaf,
+        deprecated_function,
+        create_graph,
+        scheduler_order,
+        inside_a_library_function,
+        the_users_own_warning,
+        in_a_function,
+    ],
+)
 def test_warnings_name_the_same_line(program: Any) -> None:
     assert_transparent(program)
 
@@ -210,5 +223,5 @@ def test_command_line_filters(flag: str, tmp_path: Path) -> None:
         script.write_text(_SCRIPT.format(guard=guard if "\n" in guard else "\n" + guard))
         run = subprocess.run([sys.executable, "-W", flag, str(script)], capture_output=True, text=True, timeout=120)
         shown = [line for line in run.stderr.splitlines() if "train.py" in line or "UserWarning" in line]
-        said.append((run.stdout, [line for line in shown if not line.startswith("  File \"<frozen")]))
+        said.append((run.stdout, [line for line in shown if not line.startswith('  File "<frozen')]))
     assert said[0] == said[1]

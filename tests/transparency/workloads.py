@@ -15,8 +15,14 @@ Step = Callable[[], torch.Tensor]
 class Training:
     """A model, its optimizer and a source of batches, all from the global random state."""
 
-    def __init__(self, model: nn.Module, batch: Callable[[], tuple[torch.Tensor, torch.Tensor]], loss: Callable[[Any, Any], torch.Tensor],
-                 optimizer: type[torch.optim.Optimizer], **options: Any) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        batch: Callable[[], tuple[torch.Tensor, torch.Tensor]],
+        loss: Callable[[Any, Any], torch.Tensor],
+        optimizer: type[torch.optim.Optimizer],
+        **options: Any,
+    ) -> None:
         self.model = model
         self.batch = batch
         self.loss = loss
@@ -45,16 +51,22 @@ def mlp() -> Training:
 
 
 def conv() -> Training:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.3), nn.MaxPool2d(2), nn.Flatten(),
-                          nn.Linear(8 * 16, 5))
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.3), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8 * 16, 5)
+    )
     return Training(model, lambda: (torch.randn(6, 3, 8, 8), torch.randint(0, 5, (6,))), F.cross_entropy, torch.optim.AdamW, lr=1e-3)
 
 
 def transformer() -> Training:
     layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.1, batch_first=True)
     model = nn.Sequential(nn.Embedding(20, 16), nn.TransformerEncoder(layer, 2), nn.Linear(16, 20))
-    return Training(model, lambda: (torch.randint(0, 20, (4, 7)), torch.randint(0, 20, (4, 7))),
-                    lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten()), torch.optim.Adam, lr=1e-3)
+    return Training(
+        model,
+        lambda: (torch.randint(0, 20, (4, 7)), torch.randint(0, 20, (4, 7))),
+        lambda out, y: F.cross_entropy(out.flatten(0, 1), y.flatten()),
+        torch.optim.Adam,
+        lr=1e-3,
+    )
 
 
 class _Tagger(nn.Module):

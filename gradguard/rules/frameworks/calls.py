@@ -46,6 +46,12 @@ def is_true(node: ast.expr | None) -> bool:
     return isinstance(node, ast.Constant) and node.value is True
 
 
+def compilations(incident: Incident) -> list[tuple[str, ast.Call]]:
+    """The calls of torch.compile (also as `module.compile()`) in the innermost file that has any."""
+    found = [(file, call) for file, call in calls(incident, "compile") if not ast.unparse(call.func).startswith(("re.", "regex."))]
+    return [(file, call) for file, call in found if file == found[0][0]]
+
+
 def only(found: list[tuple[str, ast.Call]], label: str, role: Role = "declared") -> SourceSpan | None:
     """The span of a call, if there is just one: of several nobody can say which."""
     return span_of(found[0][0], found[0][1], label=label, role=role) if len(found) == 1 else None

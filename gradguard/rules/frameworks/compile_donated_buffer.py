@@ -31,7 +31,7 @@ from __future__ import annotations
 from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.source import resolve
 from gradguard.rules.base import Rule
-from gradguard.rules.frameworks.calls import calls, only
+from gradguard.rules.frameworks.calls import compilations, only
 from gradguard.rules.incident import Incident
 
 CODE, NAME = "GG732", "compile-donated-buffer"
@@ -42,7 +42,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     place = resolve(incident.call.site) if incident.call is not None else incident.place
     if place is None:
         return None
-    found = list(calls(incident, "compile"))
+    found = compilations(incident)
     compiled = only(found, "compiled here: its backward reuses the memory of what it saved")
     asked = "create_graph=True" if incident.call is not None and incident.call.create_graph else "retain_graph=True"
     return Diagnosis(

@@ -26,7 +26,7 @@ from __future__ import annotations
 from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.source import resolve
 from gradguard.rules.base import Rule
-from gradguard.rules.frameworks.calls import calls, only
+from gradguard.rules.frameworks.calls import compilations, only
 from gradguard.rules.incident import Incident
 
 CODE, NAME = "GG731", "compile-double-backward"
@@ -36,7 +36,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     """The call that asked for a graph of the gradient, and the compiled function."""
     first = next((fact for fact in reversed(incident.journal.backwards) if fact.create_graph and fact is not incident.call), None)
     place = resolve(first.site) if first is not None else None
-    compiled = only(list(calls(incident, "compile")), "compiled here")
+    compiled = only(compilations(incident), "compiled here")
     culprit = place.span("asks for a gradient that can be differentiated again", "culprit") if place is not None else compiled
     here = incident.place
     return Diagnosis(

@@ -42,7 +42,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if code is None:
         return Diagnosis(code=CODE, name=NAME, headline="`training_step` returns a dict without the key `loss`", explanation=_WHY, fixes=[_FIX])
     returned = _returned_dicts(code.co_filename, function_def(code), type(module))
-    keys = sorted({key for _, _, found in returned for key in found})
+    keys = _actual_keys(incident) or sorted({key for _, _, found in returned for key in found})
     like = next((key for key in keys if "loss" in key), None)
     culprit: SourceSpan | None = None
     if returned:
@@ -72,6 +72,17 @@ def _module(incident: Incident) -> Any:
                 if callable(getattr(type(candidate), "training_step", None)) and hasattr(type(candidate), "configure_optimizers"):
                     return candidate
     return next((module for module in incident.models if hasattr(type(module), "training_step")), None)
+
+
+def _actual_keys(incident: Incident) -> list[str]:
+    """The keys of the dict that Lightning was about to take the loss from: it stands in the innermost frame that has one."""
+    for view in incident.frames:
+        for value in view.locals.values():
+            if type(value) is dict and value and all(isinstance(key, str) for key in value) and "loss" not in value:
+                return sorted(value)
+        if view.is_user:
+            break
+    return []
 
 
 def _returned_dicts(file: str, function: ast.AST | None, owner: type, depth: int = 0) -> list[tuple[str, ast.expr, list[str]]]:

@@ -11,8 +11,10 @@ from gradguard.torch_internals import node_sequence
 
 SUMS = frozenset({"AddBackward0", "SubBackward0", "RsubBackward1", "RsubBackward0", "StackBackward0", "CatBackward0", "AddcmulBackward0"})
 _LINEAR = frozenset({
-    "MulBackward0", "DivBackward0", "NegBackward0", "MeanBackward0", "MeanBackward1", "SumBackward0", "SumBackward1", "SqueezeBackward0", "SqueezeBackward1",
-    "UnsqueezeBackward0", "ViewBackward0", "ReshapeAliasBackward0", "UnsafeViewBackward0", "ToCopyBackward0", "SelectBackward0", "ExpandBackward0", "CloneBackward0",
+    "MulBackward0", "DivBackward0", "NegBackward0", "MeanBackward0", "MeanBackward1", "SumBackward0", "SumBackward1",
+    "SqueezeBackward0", "SqueezeBackward1",
+    "UnsqueezeBackward0", "ViewBackward0", "ReshapeAliasBackward0", "UnsafeViewBackward0", "ToCopyBackward0", "SelectBackward0",
+    "ExpandBackward0", "CloneBackward0",
     "UnbindBackward0", "NansumBackward0", "SliceBackward0", "PermuteBackward0", "TransposeBackward0", "AliasBackward0",
 })  # fmt: skip
 

@@ -42,7 +42,7 @@ from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.evidence.names import short_list
 from gradguard.evidence.source import ResolvedSite
 from gradguard.rules.base import Rule
-from gradguard.rules.gradient_path import follow, frozen, lost_path, patching
+from gradguard.rules.gradient_path import frozen, lost_path, patching, roots
 from gradguard.rules.gradient_path.places import short
 from gradguard.rules.incident import Incident
 
@@ -52,11 +52,11 @@ def recognise(incident: Incident) -> Diagnosis | None:
     lost = lost_path.lost_path(incident)
     if lost is None or lost.silent or lost.origins:
         return None
-    followed = follow.flow_of_root(incident)
+    followed = roots.flow_of_root(incident)
     modules = followed[0].modules if followed is not None else []
     if not modules:
         modules = [module for name, module in incident.names.modules if name is not None] if followed is None else []
-    parameters = list({id(p): p for module in modules for p in module.parameters()}.values())
+    parameters: list[torch.Tensor] = list({id(p): p for module in modules for p in module.parameters()}.values())
     if any(p.requires_grad for p in parameters):
         return _apart(incident, lost, parameters)
     if parameters:
@@ -72,7 +72,11 @@ def _frozen(incident: Incident, lost: lost_path.LostPath, modules: list[torch.nn
     held = [p for p in parameters if id(p) in _held(incident)]
     root = lost.root_name
     owner = incident.names.module_path(modules[0]) or type(modules[0]).__name__
-    owners = list(dict.fromkeys(incident.names.module_path(module) or type(module).__name__ for module in modules if list(module.parameters(recurse=True))))
+    owners = list(
+        dict.fromkeys(
+            incident.names.module_path(module) or type(module).__name__ for module in modules if list(module.parameters(recurse=True))
+        )
+    )
     outer = [name for name in owners if not any(name.startswith(other + ".") for other in owners)] or [owner]
     listed = short_list(outer, 3)
     mislaid = [item for item in frozen.mislaid(incident, modules, sources) if item.value]
@@ -82,29 +86,56 @@ def _frozen(incident: Incident, lost: lost_path.LostPath, modules: list[torch.nn
     certain = bool(switched)
     if not switched:
         switched = frozen.in_source(sources)
-    count = f"all {len(parameters)} parameters of {listed} are frozen" if len(parameters) > 1 else f"the only parameter of {listed} is frozen"
+    count = (
+        f"all {len(parameters)} parameters of {listed} are frozen" if len(parameters) > 1 else f"the only parameter of {listed} is frozen"
+    )
     if mislaid:
         item = mislaid[0]
-        headline = (f"`{root}` has no gradient path: {count}; `{item.name}.requires_grad = True` set an attribute of the module, not of its parameters")
+        headline = (
+            f"`{root}` has no gradient path: {count}; `{item.name}.requires_grad = True` set an attribute of the module, "
+            f"not of its parameters"
+        )
         if item.place is not None:
             culprit = item.place.span(f"sets an attribute on the module: the parameters of `{item.name}` stay frozen", "culprit")
         related += [freeze.place.span(f"freezes {_thing(freeze)}", "declared") for freeze in switched[:2]]
-        fixes = [Fix(title=f"Call `{item.name}.requires_grad_(True)`, which reaches the parameters", safety="unsafe", patch=_call_instead(item.place))]
-        explanation = ("A module has no `requires_grad` of its own: the assignment makes a new attribute that nothing reads. "
-                       "`requires_grad_(...)`, with the underscore, sets it on every parameter of the module.")
+        fixes = [
+            Fix(
+                title=f"Call `{item.name}.requires_grad_(True)`, which reaches the parameters",
+                safety="unsafe",
+                patch=_call_instead(item.place),
+            )
+        ]
+        explanation = (
+            "A module has no `requires_grad` of its own: the assignment makes a new attribute that nothing reads. "
+            "`requires_grad_(...)`, with the underscore, sets it on every parameter of the module."
+        )
     else:
         headline = f"`{root}` has no gradient path: {count}"
         chosen = switched[0] if certain or len(switched) == 1 else None
         if chosen is not None:
-            culprit = chosen.place.span(f"freezes {_thing(chosen)}" if chosen.how != "pretrained" else "`from_pretrained` freezes the embedding unless told `freeze=False`", "culprit")
+            culprit = chosen.place.span(
+                f"freezes {_thing(chosen)}"
+                if chosen.how != "pretrained"
+                else "`from_pretrained` freezes the embedding unless told `freeze=False`",
+                "culprit",
+            )
             headline += f", since {_short_reason(chosen)}"
         related += [freeze.place.span(f"freezes {_thing(freeze)}", "declared") for freeze in switched[:4] if freeze is not chosen]
-        fixes = [Fix(title="Switch requires_grad on for what is to be trained, after the freezing: `module.requires_grad_(True)`", safety="manual",
-                     detail="Freeze only the part that shall stay fixed, or replace the head after freezing: new modules require grad.")]
-        explanation = "PyTorch records a graph only where an input requires grad. With every parameter frozen and plain data as input there is none."
+        fixes = [
+            Fix(
+                title="Switch requires_grad on for what is to be trained, after the freezing: `module.requires_grad_(True)`",
+                safety="manual",
+                detail="Freeze only the part that shall stay fixed, or replace the head after freezing: new modules require grad.",
+            )
+        ]
+        explanation = (
+            "PyTorch records a graph only where an input requires grad. With every parameter frozen and plain data as input there is none."
+        )
     if incident.place is not None:
         related.append(incident.place.span(f"`{root}` has no graph to follow", "backward"))
-    return _diagnosis(incident, lost, headline, culprit, related, explanation, fixes, _facts(incident, held or parameters), certain or bool(mislaid))
+    return _diagnosis(
+        incident, lost, headline, culprit, related, explanation, fixes, _facts(incident, held or parameters), certain or bool(mislaid)
+    )
 
 
 def _thing(freeze: frozen.Freeze) -> str:
@@ -114,14 +145,24 @@ def _thing(freeze: frozen.Freeze) -> str:
 def _short_reason(freeze: frozen.Freeze) -> str:
     if freeze.how == "pretrained":
         return "`from_pretrained` freezes by default"
-    return f"requires_grad is switched off for {_thing(freeze)}" + (f" in `{freeze.place.function}`" if freeze.place.function != "<module>" else "")
+    return f"requires_grad is switched off for {_thing(freeze)}" + (
+        f" in `{freeze.place.function}`" if freeze.place.function != "<module>" else ""
+    )
 
 
 def _call_instead(place: ResolvedSite | None) -> str | None:
     node = place.node if place is not None else None
-    if place is None or place.source is None or not isinstance(node, ast.Assign) or len(node.targets) != 1 or not isinstance(node.targets[0], ast.Attribute):
+    if (
+        place is None
+        or place.source is None
+        or not isinstance(node, ast.Assign)
+        or len(node.targets) != 1
+        or not isinstance(node.targets[0], ast.Attribute)
+    ):
         return None
-    return patching.replaced(place.source, node, f"{place.source.flat(node.targets[0].value)}.requires_grad_({place.source.flat(node.value)})")
+    return patching.replaced(
+        place.source, node, f"{place.source.flat(node.targets[0].value)}.requires_grad_({place.source.flat(node.value)})"
+    )
 
 
 def _facts(incident: Incident, parameters: list[torch.Tensor]) -> list[TensorFacts]:
@@ -148,11 +189,22 @@ def _apart(incident: Incident, lost: lost_path.LostPath, parameters: list[torch.
     trainable = [p for p in parameters if p.requires_grad]
     related = [incident.place.span(f"`{root}` has no graph to follow", "backward")] if incident.place is not None else []
     return _diagnosis(
-        incident, lost, f"`{root}` has no gradient path: none of the values it was computed from had one", None, related,
-        f"There are {len(trainable)} parameters that require grad, but `{root}` does not depend on any of them through operations that autograd recorded.",
-        [Fix(title=f"Print `requires_grad` of the values on the way to `{root}`: the first that says False lies behind the cut", safety="manual")],
-        _facts(incident, trainable), False,
-    )  # fmt: skip
+        incident,
+        lost,
+        f"`{root}` has no gradient path: none of the values it was computed from had one",
+        None,
+        related,
+        f"There are {len(trainable)} parameters that require grad, but `{root}` does not depend on any of them through "
+        f"operations that autograd recorded.",
+        [
+            Fix(
+                title=f"Print `requires_grad` of the values on the way to `{root}`: the first that says False lies behind the cut",
+                safety="manual",
+            )
+        ],
+        _facts(incident, trainable),
+        False,
+    )
 
 
 # -- plain tensors ----------------------------------------------------------------------------------------------------------
@@ -179,10 +231,25 @@ def _plain(incident: Incident, lost: lost_path.LostPath, made: list[ResolvedSite
         headline = f"`{root}` has no gradient path: nothing it was computed from requires grad ({listed})"
     else:
         headline = f"`{root}` has no gradient path: nothing it was computed from requires grad"
-    fixes = [Fix(title=f"Create {f'`{chosen.targets[0]}`' if chosen is not None and chosen.targets else 'the tensor to be learned'} with `requires_grad=True`",
-                 safety="manual", patch=_with_grad(chosen))]
-    return _diagnosis(incident, lost, headline, culprit, related, "PyTorch records a graph only where an input requires grad; plain tensors do not.", fixes,
-                      [lost_path.facts(root, lost.root)], chosen is not None)
+    fixes = [
+        Fix(
+            title=f"Create {f'`{chosen.targets[0]}`' if chosen is not None and chosen.targets else 'the tensor to be learned'} "
+            f"with `requires_grad=True`",
+            safety="manual",
+            patch=_with_grad(chosen),
+        )
+    ]
+    return _diagnosis(
+        incident,
+        lost,
+        headline,
+        culprit,
+        related,
+        "PyTorch records a graph only where an input requires grad; plain tensors do not.",
+        fixes,
+        [lost_path.facts(root, lost.root)],
+        chosen is not None,
+    )
 
 
 def _trainable(incident: Incident) -> bool:
@@ -206,27 +273,59 @@ def _wants_grad(made: list[ResolvedSite]) -> ResolvedSite | None:
 def _with_grad(place: ResolvedSite | None) -> str | None:
     if place is None or place.source is None or place.call is None:
         return None
-    if not (place.callee_full_name or "").startswith("torch.") or any(keyword.arg in ("requires_grad", None) for keyword in place.call.keywords):
+    if not (place.callee_full_name or "").startswith("torch.") or any(
+        keyword.arg in ("requires_grad", None) for keyword in place.call.keywords
+    ):
         return None
     text = place.source.flat(place.call)
     if not text.endswith(")"):
         return None
-    return patching.replaced(place.source, place.call, text[:-1].rstrip(", ") + (", " if place.call.args or place.call.keywords else "") + "requires_grad=True)")
+    return patching.replaced(
+        place.source, place.call, text[:-1].rstrip(", ") + (", " if place.call.args or place.call.keywords else "") + "requires_grad=True)"
+    )
 
 
-def _diagnosis(incident: Incident, lost: lost_path.LostPath, headline: str, culprit: SourceSpan | None, related: list[SourceSpan], explanation: str,
-               fixes: list[Fix], tensors: list[TensorFacts], certain: bool) -> Diagnosis:
+def _diagnosis(
+    incident: Incident,
+    lost: lost_path.LostPath,
+    headline: str,
+    culprit: SourceSpan | None,
+    related: list[SourceSpan],
+    explanation: str,
+    fixes: list[Fix],
+    tensors: list[TensorFacts],
+    certain: bool,
+) -> Diagnosis:
     root = lost.root_name
     notes = lost_path.second_problem(lost.root, root, incident)
     if not incident.traced:
-        notes.append("This step was not traced; a path that was lost in an unusual way may have been missed. `level: strict` (or GRADGUARD_LEVEL=strict) shows it.")
+        notes.append(
+            "This step was not traced; a path that was lost in an unusual way may have been missed. `level: strict` (or "
+            "GRADGUARD_LEVEL=strict) shows it."
+        )
     return Diagnosis(
-        code="GG303", name="all-frozen", headline=headline, culprit=culprit, related=related, tensors=tensors, explanation=explanation, fixes=fixes, notes=notes,
-        avoid=[f"`{root}.requires_grad_(True)` is no cure. It silences the error: `{root}` becomes a leaf of its own and no parameter learns anything."],
+        code="GG303",
+        name="all-frozen",
+        headline=headline,
+        culprit=culprit,
+        related=related,
+        tensors=tensors,
+        explanation=explanation,
+        fixes=fixes,
+        notes=notes,
+        avoid=[
+            f"`{root}.requires_grad_(True)` is no cure. It silences the error: `{root}` becomes a leaf of its own and no "
+            f"parameter learns anything."
+        ],
         confidence="certain" if certain and incident.traced else "likely",
-    )  # fmt: skip
+    )
 
 
 RULE = Rule(
-    code="GG303", name="all-frozen", summary="nothing that the loss was computed from requires grad", recognise=recognise, priority=40, messages=lost_path.MESSAGES,
-)  # fmt: skip
+    code="GG303",
+    name="all-frozen",
+    summary="nothing that the loss was computed from requires grad",
+    recognise=recognise,
+    priority=40,
+    messages=lost_path.MESSAGES,
+)

@@ -11,19 +11,39 @@ import torch
 _INTEGERS = {"int", "long", "bool", "int8", "int16", "int32", "int64", "uint8", "short"}
 _METHODS = {
     "detach": "detach", "detach_": "detach", "item": "escape", "numpy": "escape", "tolist": "escape", "__array__": "escape",
-    "argmax": "nondiff", "argmin": "nondiff", "argsort": "nondiff", "long": "cast", "int": "cast", "bool": "cast", "byte": "cast", "short": "cast", "char": "cast",
-    "eq": "nondiff", "ne": "nondiff", "gt": "nondiff", "ge": "nondiff", "lt": "nondiff", "le": "nondiff", "multinomial": "nondiff", "nonzero": "nondiff",
-    "bincount": "nondiff", "histc": "nondiff", "isclose": "nondiff", "logical_not": "nondiff", "logical_and": "nondiff", "logical_or": "nondiff",
-    "size": "none", "dim": "none", "numel": "none", "new_zeros": "none", "new_ones": "none", "new_empty": "none", "new_full": "none", "new_tensor": "rewrap",
+    "argmax": "nondiff", "argmin": "nondiff", "argsort": "nondiff", "long": "cast", "int": "cast", "bool": "cast", "byte": "cast",
+    "short": "cast", "char": "cast",
+    "eq": "nondiff", "ne": "nondiff", "gt": "nondiff", "ge": "nondiff", "lt": "nondiff", "le": "nondiff",
+    "multinomial": "nondiff", "nonzero": "nondiff",
+    "bincount": "nondiff", "histc": "nondiff", "isclose": "nondiff", "logical_not": "nondiff", "logical_and": "nondiff",
+    "logical_or": "nondiff",
+    "size": "none", "dim": "none", "numel": "none", "new_zeros": "none", "new_ones": "none", "new_empty": "none",
+    "new_full": "none", "new_tensor": "rewrap",
     "max": "indices", "min": "indices", "topk": "indices", "sort": "indices", "mode": "indices", "median": "indices", "kthvalue": "indices",
 }  # fmt: skip
 _TORCH = {
-    "tensor": "rewrap", "Variable": "rewrap", "as_tensor": "rewrap", "Tensor": "rewrap", "FloatTensor": "rewrap", "from_numpy": "rewrap", "Parameter": "rewrap",
-    "scalar_tensor": "rewrap", "zeros_like": "none", "ones_like": "none", "rand_like": "none", "randn_like": "none", "empty_like": "none", "full_like": "none",
-    "randn": "none", "rand": "none", "zeros": "none", "ones": "none", "arange": "none", "randint": "none", "randperm": "none", "empty": "none", "full": "none",
+    "tensor": "rewrap", "Variable": "rewrap", "as_tensor": "rewrap", "Tensor": "rewrap", "FloatTensor": "rewrap",
+    "from_numpy": "rewrap", "Parameter": "rewrap",
+    "scalar_tensor": "rewrap", "zeros_like": "none", "ones_like": "none", "rand_like": "none", "randn_like": "none",
+    "empty_like": "none", "full_like": "none",
+    "randn": "none", "rand": "none", "zeros": "none", "ones": "none", "arange": "none", "randint": "none", "randperm": "none",
+    "empty": "none", "full": "none",
     "eye": "none", "linspace": "none", "one_hot": "nondiff", "bucketize": "nondiff", "searchsorted": "nondiff",
 }  # fmt: skip
-_METADATA = {"shape", "dtype", "device", "ndim", "is_cuda", "requires_grad", "grad_fn", "is_leaf", "layout", "names", "_version", "training"}
+_METADATA = {
+    "shape",
+    "dtype",
+    "device",
+    "ndim",
+    "is_cuda",
+    "requires_grad",
+    "grad_fn",
+    "is_leaf",
+    "layout",
+    "names",
+    "_version",
+    "training",
+}
 
 
 def is_metadata(name: str) -> bool:
@@ -37,12 +57,12 @@ def cut_by(node: ast.Call, full: str, receiver: Any) -> str | None:
     method = isinstance(node.func, ast.Attribute)
     if full.startswith("numpy."):
         return "escape" if name in ("asarray", "array") else None
-    if full in ("float", "int", "complex"):
+    if not method and full in ("float", "int", "complex"):
         return "escape"
-    if full in ("len", "range", "isinstance", "print", "str", "repr", "id", "type", "hasattr", "bool"):
+    if not method and full in ("len", "range", "isinstance", "print", "str", "repr", "id", "type", "hasattr", "bool"):
         return "none"
     if full.startswith("torch."):
-        if name in _TORCH and not full.startswith("torch.nn.functional.") or name == "one_hot":
+        if (name in _TORCH and not full.startswith("torch.nn.functional.")) or name == "one_hot":
             return _TORCH[name]
         if full == "torch.autograd.grad":
             return None if _keyword(node, "create_graph", True) else "detach"
@@ -67,7 +87,10 @@ def _samples(receiver: Any) -> bool:
 
 
 def _keyword(node: ast.Call, name: str, value: object) -> bool:
-    return any(keyword.arg == name and not (isinstance(keyword.value, ast.Constant) and keyword.value.value is not value) for keyword in node.keywords)
+    return any(
+        keyword.arg == name and not (isinstance(keyword.value, ast.Constant) and keyword.value.value is not value)
+        for keyword in node.keywords
+    )
 
 
 def _is_integer(node: ast.expr) -> bool:

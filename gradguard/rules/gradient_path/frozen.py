@@ -23,7 +23,7 @@ class Freeze(NamedTuple):
     place: ResolvedSite
     subject: str | None  # what it is applied to, as written
     how: str  # "toggle", "attribute", "argument", "pretrained"
-    count: int  # of the parameters in question that it is known to have frozen
+    reached: int  # of the parameters in question that it is known to have frozen
 
 
 class Mislaid(NamedTuple):
@@ -82,7 +82,11 @@ def _subject(place: ResolvedSite) -> str | None:
 def _owner(node: ast.expr) -> str | None:
     """`model` of `model.parameters()`, `list(model.named_parameters())[:-2]` ..."""
     for inner in ast.walk(node):
-        if isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) and inner.func.attr in ("parameters", "named_parameters", "children", "modules"):
+        if (
+            isinstance(inner, ast.Call)
+            and isinstance(inner.func, ast.Attribute)
+            and inner.func.attr in ("parameters", "named_parameters", "children", "modules")
+        ):
             return dotted(inner.func.value)
     return dotted(node)
 
@@ -130,11 +134,19 @@ def _statements(source: Source) -> Iterator[Freeze]:
                     place = site_at(source, node)
                     yield Freeze(place, _subject_of(source, target.value), "toggle", 0)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            if node.func.attr == "requires_grad_" and any(_is_false(value) for value in (*node.args, *(keyword.value for keyword in node.keywords))):
+            if node.func.attr == "requires_grad_" and any(
+                _is_false(value) for value in (*node.args, *(keyword.value for keyword in node.keywords))
+            ):
                 yield Freeze(site_at(source, node), _subject_of(source, node.func.value), "toggle", 0)
-            elif node.func.attr == "from_pretrained" and "Embedding" in (dotted(node.func.value) or "") and not any(keyword.arg == "freeze" for keyword in node.keywords):
+            elif (
+                node.func.attr == "from_pretrained"
+                and "Embedding" in (dotted(node.func.value) or "")
+                and not any(keyword.arg == "freeze" for keyword in node.keywords)
+            ):
                 yield Freeze(site_at(source, node), None, "pretrained", 0)
-            elif node.func.attr in ("Parameter", "tensor") and any(keyword.arg == "requires_grad" and _is_false(keyword.value) for keyword in node.keywords):
+            elif node.func.attr in ("Parameter", "tensor") and any(
+                keyword.arg == "requires_grad" and _is_false(keyword.value) for keyword in node.keywords
+            ):
                 yield Freeze(site_at(source, node), None, "argument", 0)
 
 

@@ -44,12 +44,18 @@ from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.rules.base import Rule
 from gradguard.rules.gradient_path import follow, lost_path, patching, switches
 from gradguard.rules.gradient_path.places import same_place, short, site_at
-from gradguard.rules.gradient_path.scopes import entry_of, evaluate
+from gradguard.rules.gradient_path.scopes import UNKNOWN, Scope, entry_by_name, entry_of, evaluate
 from gradguard.rules.gradient_path.switches import Switch
 from gradguard.rules.incident import Incident
 
-MESSAGES = ("inference tensors cannot be saved for backward", "inplace update to inference tensor", "cannot set version_counter for inference tensor",
-            "inference tensors do not track version counter", "setting requires_grad=true on inference tensor", "a view was created in inference mode")
+MESSAGES = (
+    "inference tensors cannot be saved for backward",
+    "inplace update to inference tensor",
+    "cannot set version_counter for inference tensor",
+    "inference tensors do not track version counter",
+    "setting requires_grad=true on inference tensor",
+    "a view was created in inference mode",
+)
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
@@ -93,18 +99,31 @@ def _diagnose(incident: Incident, tensor: torch.Tensor | None) -> Diagnosis:
     if switch is not None:
         text = short(switch.text, 40)
         subject = f"`{switch.owner}`" if switch.owner and switch.how == "decorator" else "this block"
-        culprit = switch.span.model_copy(update={"label": f"what {subject} makes are inference tensors, which autograd can never use", "role": "culprit"})
+        culprit = switch.span.model_copy(
+            update={"label": f"what {subject} makes are inference tensors, which autograd can never use", "role": "culprit"}
+        )
         where = f" under `{text}`" + (f" in `{switch.owner}`" if switch.owner else "")
     if made is not None and not (culprit is not None and made.line == culprit.line):
         related.append(made.span(f"{what} comes from there", "made"))
     if incident.place is not None and not same_place(made, incident.place):
-        related.append(incident.place.span("written in place here" if writes else "autograd must save it here, and may not", "changed" if writes else "saved"))
-    headline = f"{what} is an inference tensor and cannot be {'written in place here' if writes else 'saved for backward'}: it was made{where or ' in inference mode'}"
-    fixes = [_no_grad_instead(switch), Fix(title=f"Or take an ordinary copy outside inference mode: `{name or 'x'}.clone()`", safety="safe")]
+        related.append(
+            incident.place.span(
+                "written in place here" if writes else "autograd must save it here, and may not", "changed" if writes else "saved"
+            )
+        )
+    headline = (
+        f"{what} is an inference tensor and cannot be {'written in place here' if writes else 'saved for backward'}: it "
+        f"was made{where or ' in inference mode'}"
+    )
+    fixes = [
+        _no_grad_instead(switch),
+        Fix(title=f"Or take an ordinary copy outside inference mode: `{name or 'x'}.clone()`", safety="safe"),
+    ]
     return Diagnosis(
         code="GG305", name="inference-tensor", headline=headline, culprit=culprit, related=related,
         tensors=[lost_path.facts(name, tensor)] if tensor is not None else [],
-        explanation=f"Inference mode makes tensors without version counters. Autograd cannot check them, so {what} may not be {use}, however long ago it was made. "
+        explanation=f"Inference mode makes tensors without version counters. Autograd cannot check them, so {what} may not be "
+                    f"{use}, however long ago it was made. "
                     "`torch.no_grad()` records no graph either, and makes ordinary tensors.",
         fixes=fixes, confidence="certain" if switch is not None else "likely",
         notes=[] if switch is not None else ["Where inference mode was entered was not seen; look for `inference_mode` in what made it."],
@@ -119,13 +138,26 @@ def _no_grad_instead(switch: Switch | None) -> Fix:
 
         source = load(switch.span.file)
         node = _node_at(source.tree, switch.span.line, switch.text, source) if source is not None and source.tree is not None else None
-        if source is not None and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.args and not node.keywords:
+        if (
+            source is not None
+            and isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and not node.args
+            and not node.keywords
+        ):
             patch = patching.replaced(source, node.func, source.flat(node.func.value) + ".no_grad")
     return Fix(title=title, safety="safe", patch=patch)
 
 
 def _node_at(tree: ast.AST, line: int, text: str, source: Any) -> ast.AST | None:
-    return next((node for node in ast.walk(tree) if getattr(node, "lineno", 0) == line and isinstance(node, ast.expr) and source.flat(node) == text), None)
+    return next(
+        (
+            node
+            for node in ast.walk(tree)
+            if getattr(node, "lineno", 0) == line and isinstance(node, ast.expr) and source.flat(node) == text
+        ),
+        None,
+    )
 
 
 def _story(incident: Incident, tensor: torch.Tensor | None) -> tuple[str | None, ResolvedSite | None, Switch | None]:
@@ -179,7 +211,9 @@ def _binding(source: Any, function: ast.AST, name: str, site: CallSite) -> ast.s
     """The last statement before the frame's line that binds the name."""
     from gradguard.evidence.bindings import assignments_to
 
-    found = [statement for statement in assignments_to(function, name) if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.With, ast.For)) ]
+    found = [
+        statement for statement in assignments_to(function, name) if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.With, ast.For))
+    ]
     before = [statement for statement in found if statement.lineno < site.line]
     chosen = (before or found)[-1:] if found else []
     return chosen[0] if chosen else None
@@ -197,23 +231,26 @@ def _from_value(statement: ast.AST, scope: Any, depth: int) -> Switch | None:
             continue
         entry = entry_of(evaluate(node.func, scope))
         if entry is None:
-            from gradguard.rules.gradient_path.scopes import entry_by_name
-
             entry = entry_by_name(node.func, scope)
         if entry is None:
             continue
         decorator = switches.decorator_of(entry.source, entry.function)
         if decorator is not None and switches.is_inference(decorator.text):
             return decorator
-        inner = follow.Scope(entry.source, entry.function, {}, entry.globals, depth=depth + 1)
-        if entry.bound is not follow.UNKNOWN:
+        inner = Scope(entry.source, entry.function, {}, entry.globals, depth=depth + 1)
+        if entry.bound is not UNKNOWN:
             inner.env["self"] = entry.bound
         for block in ast.walk(entry.function):
             if isinstance(block, (ast.With, ast.AsyncWith)):
                 for item in block.items:
                     if switches.turns_grad_off(item.context_expr) and switches.is_inference(entry.source.flat(item.context_expr)):
                         site = site_at(entry.source, item.context_expr)
-                        return Switch("with", site.span(), entry.source.flat(item.context_expr), site.function if site.function != "<module>" else None)
+                        return Switch(
+                            "with",
+                            site.span(),
+                            entry.source.flat(item.context_expr),
+                            site.function if site.function != "<module>" else None,
+                        )
         for part in ast.walk(entry.function):
             if isinstance(part, (ast.Return, ast.Assign)) and depth < 3:
                 found = _from_value(part, inner, depth + 1)

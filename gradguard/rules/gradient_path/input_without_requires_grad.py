@@ -64,7 +64,11 @@ def _diagnose(incident: Incident, tensor: torch.Tensor, text: str | None, place:
     made = wanted.made(incident, tensor, text)
     related: list[SourceSpan] = []
     culprit: SourceSpan | None
-    asked = f"asks for `{name}.grad`, which was never filled" if used_grad else f"asks for a gradient with respect to `{name}`, which does not require grad"
+    asked = (
+        f"asks for `{name}.grad`, which was never filled"
+        if used_grad
+        else f"asks for a gradient with respect to `{name}`, which does not require grad"
+    )
     cut = next((origin for origin in cuts if origin.place is not None), None)
     if cut is not None and cut.place is not None and not same_place(cut.place, place):
         culprit = cut.place.span(words.label(cut), "culprit")
@@ -77,17 +81,36 @@ def _diagnose(incident: Incident, tensor: torch.Tensor, text: str | None, place:
             related.append(made.span(f"`{name}` is made here, without requires_grad", "made"))
         headline = f"`{name}` does not require grad, so there is no gradient with respect to it"
     return Diagnosis(
-        code="GG309", name="input-without-requires-grad", headline=headline, culprit=culprit, related=related, tensors=[lost_path.facts(name, tensor)],
-        explanation=f"Autograd records only operations on tensors that require grad. `{name}` went through the forward pass as plain data, so nothing is known of how the result depends on it.",
-        fixes=[Fix(title=f"Call `{name}.requires_grad_(True)` before the forward pass that uses it", safety="manual",
-                   detail="On a tensor that is used elsewhere too, take a copy first: `x = x.detach().clone().requires_grad_(True)`.")],
-        avoid=["Setting requires_grad after the forward pass does not help: the forward pass must be run again."
-               + ("" if used_grad else " `allow_unused=True` would only give None.")],
-        notes=[] if place is None or not isinstance(place.node, ast.AST) else [f"The forward pass must see the very tensor `{short(name, 30)}`, not a copy of it."],
-    )  # fmt: skip
+        code="GG309",
+        name="input-without-requires-grad",
+        headline=headline,
+        culprit=culprit,
+        related=related,
+        tensors=[lost_path.facts(name, tensor)],
+        explanation=f"Autograd records only operations on tensors that require grad. `{name}` went through the forward pass as "
+        f"plain data, so nothing is known of how the result depends on it.",
+        fixes=[
+            Fix(
+                title=f"Call `{name}.requires_grad_(True)` before the forward pass that uses it",
+                safety="manual",
+                detail="On a tensor that is used elsewhere too, take a copy first: `x = x.detach().clone().requires_grad_(True)`.",
+            )
+        ],
+        avoid=[
+            "Setting requires_grad after the forward pass does not help: the forward pass must be run again."
+            + ("" if used_grad else " `allow_unused=True` would only give None.")
+        ],
+        notes=[]
+        if place is None or not isinstance(place.node, ast.AST)
+        else [f"The forward pass must see the very tensor `{short(name, 30)}`, not a copy of it."],
+    )
 
 
 RULE = Rule(
-    code="GG309", name="input-without-requires-grad", summary="a gradient is asked for with respect to a tensor that does not require grad", recognise=recognise,
-    priority=55, messages=(*MESSAGES, "nonetype"),
-)  # fmt: skip
+    code="GG309",
+    name="input-without-requires-grad",
+    summary="a gradient is asked for with respect to a tensor that does not require grad",
+    recognise=recognise,
+    priority=55,
+    messages=(*MESSAGES, "nonetype"),
+)

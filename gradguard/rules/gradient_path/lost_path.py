@@ -11,7 +11,7 @@ import torch
 from gradguard.diagnosis import Diagnosis, SourceSpan, TensorFacts
 from gradguard.evidence.names import short_list
 from gradguard.evidence.source import ResolvedSite, resolve
-from gradguard.rules.gradient_path import follow, frozen, origins, patching, switches, words
+from gradguard.rules.gradient_path import frozen, origins, patching, roots, switches, words
 from gradguard.rules.gradient_path.origins import Origin
 from gradguard.rules.gradient_path.places import same_place, short
 from gradguard.rules.incident import Incident
@@ -50,7 +50,7 @@ def _raised(incident: Incident) -> LostPath | None:
     match = _ELEMENT.search(incident.message)
     index = int(match[1]) if match else 0
     root = incident.roots[index] if index < len(incident.roots) else incident.roots[0]
-    if not isinstance(root, torch.Tensor):
+    if hasattr(root, "node"):  # a GradientEdge
         return None
     return LostPath(root, root_name(incident, root), find(incident, root), False)
 
@@ -58,7 +58,13 @@ def _raised(incident: Incident) -> LostPath | None:
 def _silent(incident: Incident) -> LostPath | None:
     """A loss that was made a leaf by hand: backward runs, and fills its own .grad."""
     for root in incident.roots:
-        if isinstance(root, torch.Tensor) and root.requires_grad and root.grad_fn is None and not isinstance(root, torch.nn.Parameter) and root.numel() == 1:
+        if (
+            isinstance(root, torch.Tensor)
+            and root.requires_grad
+            and root.grad_fn is None
+            and not isinstance(root, torch.nn.Parameter)
+            and root.numel() == 1
+        ):
             found = find(incident, root, leaf=True)
             if found:
                 return LostPath(root, root_name(incident, root), found, True)
@@ -75,7 +81,7 @@ def root_text(incident: Incident) -> str | None:
     place = incident.place
     if place is None or place.call is None or place.source is None:
         return None
-    expression = follow.root_expression(place)
+    expression = roots.root_expression(place)
     return None if expression is None else short(place.source.flat(expression), 40)
 
 
@@ -84,13 +90,13 @@ def find(incident: Incident, root: torch.Tensor, leaf: bool = False) -> list[Ori
     recorded = origins.of_tensor(incident, root)
     if recorded:
         if len(recorded) > 1:
-            return follow.refined(incident, origins.ranked(incident, recorded))
+            return roots.refined(incident, origins.ranked(incident, recorded))
         return recorded
     if not leaf and not torch.is_grad_enabled():
         off = _still_off(incident)
         if off is not None:
             return [off]
-    return follow.origins_of_root(incident, leaf)
+    return roots.origins_of_root(incident, leaf)
 
 
 def _still_off(incident: Incident) -> Origin | None:
@@ -127,7 +133,9 @@ def tell(incident: Incident, lost: LostPath, code: str) -> Diagnosis:
     if called is not None:
         related.append(called.span("called from here", "context"))
     if incident.place is not None:
-        related.append(incident.place.span("runs, and reaches no parameter" if lost.silent else f"`{root}` has no graph to follow", "backward"))
+        related.append(
+            incident.place.span("runs, and reaches no parameter" if lost.silent else f"`{root}` has no graph to follow", "backward")
+        )
     clause = words.why(origin, root)
     if lost.silent:
         headline = f"backward() runs, but no gradient can reach any parameter: `{root}` is a fresh leaf, since {clause}"
@@ -156,7 +164,9 @@ def story(origin: Origin) -> tuple[SourceSpan | None, list[SourceSpan]]:
         culprit = None if place is None else shown(place).model_copy(update={"label": words.label(origin), "role": "culprit"})
     if origin.made is not None and not same_place(origin.made, place):
         name = origin.made.targets[0] if origin.made.targets else origin.inner
-        related.insert(0, origin.made.span(f"`{short(name, 32)}` still has its graph here" if name else "up to here there is a graph", "made"))
+        related.insert(
+            0, origin.made.span(f"`{short(name, 32)}` still has its graph here" if name else "up to here there is a graph", "made")
+        )
     return culprit, related
 
 
@@ -171,7 +181,13 @@ def facts(name: str | None, tensor: torch.Tensor) -> TensorFacts:
         shape: list[int] | None = list(tensor.shape)
     except Exception:  # nested tensors have no sizes
         shape = None
-    return TensorFacts(name=name, shape=shape, dtype=str(tensor.dtype).removeprefix("torch."), device=str(tensor.device), requires_grad=tensor.requires_grad)
+    return TensorFacts(
+        name=name,
+        shape=shape,
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        device=str(tensor.device),
+        requires_grad=tensor.requires_grad,
+    )
 
 
 def _called(origin: Origin, incident: Incident) -> ResolvedSite | None:
@@ -188,25 +204,33 @@ def _toggle(incident: Incident, lost: LostPath) -> ResolvedSite | None:
     if not lost.silent:
         return None
     known = incident.journal.toggle_of(lost.root)
-    return resolve(known[1]) if known is not None and known[0] else follow.toggle_in_source(incident)
+    return resolve(known[1]) if known is not None and known[0] else roots.toggle_in_source(incident)
 
 
 def _avoid(lost: LostPath, origin: Origin) -> list[str]:
     root = lost.root_name
     done = "That is what was done here" if lost.silent else "It silences the error"
-    return [f"`{root}.requires_grad_(True)` (or `Variable({root}, requires_grad=True)`) is no cure. {done}: `{root}` becomes a leaf of its own, "
-            "backward() fills `.grad` of it, and no parameter learns anything."]
+    return [
+        f"`{root}.requires_grad_(True)` (or `Variable({root}, requires_grad=True)`) is no cure. {done}: `{root}` becomes a leaf "
+        f"of its own, "
+        "backward() fills `.grad` of it, and no parameter learns anything."
+    ]
 
 
 def _notes(incident: Incident, lost: LostPath) -> list[str]:
     notes = []
     others = [other for other in lost.origins[1:] if other.place is not None]
     if others:
-        places = "; ".join(f"line {_line(other)} (`{short(words.operation(other) if other.switch is None else other.switch.text, 40)}`)" for other in others[:3])
+        places = "; ".join(
+            f"line {_line(other)} (`{short(words.operation(other) if other.switch is None else other.switch.text, 40)}`)"
+            for other in others[:3]
+        )
         notes.append(f"The path is cut at other places too: {places}. A target or a mask may stay cut; what is to be trained may not.")
     if not lost.origins[0].certain:
-        notes.append("This step was not traced: the place was found by following the values through the source. "
-                     "`level: strict` (or GRADGUARD_LEVEL=strict) records every cut as it happens.")
+        notes.append(
+            "This step was not traced: the place was found by following the values through the source. "
+            "`level: strict` (or GRADGUARD_LEVEL=strict) records every cut as it happens."
+        )
     if not lost.silent:
         notes += second_problem(lost.root, lost.root_name, incident)
     return notes
@@ -228,8 +252,11 @@ def second_problem(root: torch.Tensor, name: str, incident: Incident) -> list[st
     if not (root.is_floating_point() or root.is_complex()):
         notes.append(f"`{name}` is of dtype {str(root.dtype).removeprefix('torch.')}: only floating point values can have gradients.")
     if count != 1 and not _gives_gradient(incident):
-        notes.append(f"A second problem waits behind this one: `{name}` has {count} elements (shape {list(root.shape)}), and backward() without `gradient=` "
-                     f"needs a single number. Reduce it: `{name}.mean().backward()` or `{name}.sum().backward()`.")
+        notes.append(
+            f"A second problem waits behind this one: `{name}` has {count} elements (shape {list(root.shape)}), and backward() "
+            f"without `gradient=` "
+            f"needs a single number. Reduce it: `{name}.mean().backward()` or `{name}.sum().backward()`."
+        )
     return notes
 
 
@@ -241,7 +268,13 @@ def _gives_gradient(incident: Incident) -> bool:
     given = "grad_outputs" if incident.where == "grad" else "gradient"
     if any(keyword.arg in (given, "grad_tensors") for keyword in call.keywords):
         return True
-    return isinstance(call.func, ast.Attribute) and call.func.attr == "backward" and bool(call.args) and incident.where == "backward" and follow.is_method(call)
+    return (
+        isinstance(call.func, ast.Attribute)
+        and call.func.attr == "backward"
+        and bool(call.args)
+        and incident.where == "backward"
+        and roots.is_method(call)
+    )
 
 
 def parameters_left(incident: Incident) -> str:

@@ -12,7 +12,7 @@ from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.graph import walk
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.journal import Cut, Journal
-from gradguard.rules.gradient_path import additive, follow, lost_path, origins, patching, terms, words
+from gradguard.rules.gradient_path import additive, lost_path, origins, patching, roots, terms, words
 from gradguard.rules.gradient_path.additive import Region
 from gradguard.rules.gradient_path.origins import Origin
 from gradguard.rules.gradient_path.places import function_word, same_place, short
@@ -97,7 +97,13 @@ def _is_add(node: Any) -> bool:
 
 def _intended(origin: Origin, place: ResolvedSite | None) -> bool:
     """A stop-gradient trick shows it in one statement: what is detached stands beside itself (`z + (q - z).detach()`)."""
-    if origin.place is None or place is None or place.statement is None or origin.place.statement is not place.statement or origin.place.source is None:
+    if (
+        origin.place is None
+        or place is None
+        or place.statement is None
+        or origin.place.statement is not place.statement
+        or origin.place.source is None
+    ):
         return False
     if origin.kind not in ("detach", "data"):
         return False
@@ -106,7 +112,12 @@ def _intended(origin: Origin, place: ResolvedSite | None) -> bool:
     source = origin.place.source
     others: set[str] = set()
     for node in ast.walk(place.statement):
-        if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load) and node is not cut and not (cut is not None and _below(source, node, cut)):
+        if (
+            isinstance(node, (ast.Name, ast.Attribute))
+            and isinstance(node.ctx, ast.Load)
+            and node is not cut
+            and not (cut is not None and _below(source, node, cut))
+        ):
             others.add(source.flat(node))
     return bool(inside & others)
 
@@ -132,7 +143,7 @@ def _trained(incident: Incident, found: list[Origin]) -> list[Origin]:
 
 def _leaves_behind(incident: Incident, origin: Origin) -> list[torch.Tensor]:
     """What the source says stands behind a detached value."""
-    followed = follow.flow_of_root(incident)
+    followed = roots.flow_of_root(incident)
     for other in followed[1].found if followed is not None else ():
         if other.key == origin.key:
             return other.leaves
@@ -201,7 +212,8 @@ def _tell_term(incident: Incident, found: list[Origin], place: ResolvedSite | No
     return Diagnosis(
         code="GG308", name="partial-detach", severity="warning", headline=headline, culprit=culprit, related=related,
         tensors=[lost_path.facts(_leaf_name(incident, leaf), leaf) for leaf in origin.leaves[:3]],
-        explanation=f"backward() works, because the rest of `{name}` has a graph; this term only changes the number. {words.explanation(origin, name)}",
+        explanation=f"backward() works, because the rest of `{name}` has a graph; this term only changes the number. "
+                    f"{words.explanation(origin, name)}",
         fixes=[patching.with_patch(words.fix(origin, name), origin)],
         notes=["If the term is only meant to be reported, keep it out of what backward() is called on."], confidence="likely",
     )  # fmt: skip
@@ -280,14 +292,22 @@ def _tell_sample(incident: Incident, origin: Origin, use: ResolvedSite | None) -
     if origin.outer is not None and not same_place(origin.outer, incident.place):
         related.append(origin.outer.span("called from here", "context"))
     if incident.place is not None:
-        related.append(incident.place.span(f"what is computed from {f'`{name}`' if name else 'the sample'} gives `{short(distribution, 30)}` no gradient", "backward"))
+        related.append(
+            incident.place.span(
+                f"what is computed from {f'`{name}`' if name else 'the sample'} gives `{short(distribution, 30)}` no gradient", "backward"
+            )
+        )
     return Diagnosis(
         code="GG308", name="partial-detach", severity="warning",
-        headline=f"{f'`{name}`' if name else 'a value'} is drawn with `{short(distribution, 30)}.sample()`{function_word(place)}: no gradient of `{root}` goes through it",
+        headline=f"{f'`{name}`' if name else 'a value'} is drawn with "
+                 f"`{short(distribution, 30)}.sample()`{function_word(place)}: no gradient of `{root}` goes through it",
         culprit=place.span(words.label(origin), "culprit"), related=related, tensors=[],
-        explanation=f"`sample()` draws under no_grad. `{root}` trains the parameters of `{short(distribution, 30)}` by another term, but not by what is computed from "
-                    "the sample, and its log-probability is not used either. `rsample()` draws reparametrized samples, through which gradients flow.",
-        fixes=[patching.with_patch(Fix(title=f"Draw with `{short(distribution, 30)}.rsample()`", safety="unsafe"), origin)], confidence="likely",
+        explanation=f"`sample()` draws under no_grad. `{root}` trains the parameters of `{short(distribution, 30)}` by another "
+                    f"term, but not by what is computed from "
+                    "the sample, and its log-probability is not used either. `rsample()` draws reparametrized samples, through "
+                    "which gradients flow.",
+        fixes=[patching.with_patch(Fix(title=f"Draw with "
+                                             f"`{short(distribution, 30)}.rsample()`", safety="unsafe"), origin)], confidence="likely",
     )  # fmt: skip
 
 
@@ -308,7 +328,9 @@ def _weight(incident: Incident, region: Region, since: tuple[int, int]) -> Diagn
         if seq not in graph:
             continue
         for cut in journal.fed[seq]:
-            leaf = next((leaf for leaf in (ref() for ref in cut.leaves) if leaf is not None and id(leaf) in constant and id(leaf) in trained), None)
+            leaf = next(
+                (leaf for leaf in (ref() for ref in cut.leaves) if leaf is not None and id(leaf) in constant and id(leaf) in trained), None
+            )
             if leaf is None or cut.clock <= since[0] or cut.kind not in ("detach", "data", "no_grad", "escape", "rewrap"):
                 continue
             origin = origins.of_cut(incident, cut)
@@ -322,15 +344,19 @@ def _tell_weight(incident: Incident, origin: Origin, leaf: torch.Tensor, outer: 
     root = lost_path.root_name(incident, incident.roots[0])
     culprit, related = lost_path.story(origin)
     if use is not None and not same_place(use, origin.place):
-        related.append(use.span(f"{f'`{words.result_name(origin)}`' if words.result_name(origin) else 'it'} weighs the loss here", "context"))
+        related.append(
+            use.span(f"{f'`{words.result_name(origin)}`' if words.result_name(origin) else 'it'} weighs the loss here", "context")
+        )
     if outer is not None and not same_place(outer, incident.place):
         related.append(outer.span("called from here", "context"))
     if incident.place is not None:
         related.append(incident.place.span(f"gives `{name}` the same gradient in every step", "backward"))
     return Diagnosis(
         code="GG308", name="partial-detach", severity="warning",
-        headline=f"`{name}` is detached where it weighs the loss{function_word(origin.place)}: its gradient is a constant that no data can change",
+        headline=f"`{name}` is detached where it weighs the loss{function_word(origin.place)}: its gradient is a constant that "
+                 f"no data can change",
         culprit=culprit, related=related, tensors=[lost_path.facts(name, leaf)],
-        explanation=f"All that is left of the way from `{root}` to `{name}` is a plain sum, whose slope is the same in every step: the parameter drifts in one direction for ever.",
+        explanation=f"All that is left of the way from `{root}` to `{name}` is a plain sum, whose slope is the same in every "
+                    f"step: the parameter drifts in one direction for ever.",
         fixes=[patching.with_patch(words.fix(origin, root), origin)], confidence="likely",
     )  # fmt: skip

@@ -31,7 +31,9 @@ def missing(incident: Incident) -> Missing | None:
     """The tensor whose absent `.grad` the failing line used; None if the exception is about anything else."""
     memo = incident.__dict__
     if "_missing_grad" not in memo:
-        memo["_missing_grad"] = _find(incident) if isinstance(incident.error, (TypeError, AttributeError)) and "NoneType" in incident.message else None
+        memo["_missing_grad"] = (
+            _find(incident) if isinstance(incident.error, (TypeError, AttributeError)) and "NoneType" in incident.message else None
+        )
     found: Missing | None = memo["_missing_grad"]
     return found
 
@@ -49,7 +51,9 @@ def _find(incident: Incident) -> Missing | None:
     scope = Follower(incident).live(0)
     if scope is None:
         return None
-    whole: ast.AST = place.statement if not isinstance(place.statement, (ast.For, ast.With, ast.If, ast.While)) else place.node or place.statement
+    whole: ast.AST = (
+        place.statement if not isinstance(place.statement, (ast.For, ast.With, ast.If, ast.While)) else place.node or place.statement
+    )
     for part in ([place.node] if place.node is not None else []) + [whole]:
         for node in ast.walk(part):
             found = _grad_of(node, scope, view, source)

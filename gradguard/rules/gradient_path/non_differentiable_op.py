@@ -46,6 +46,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
 
 
 RULE = Rule(
-    code="GG304", name="non-differentiable-op", summary="the loss was computed through an operation without a derivative", recognise=recognise,
+    code="GG304", name="non-differentiable-op", summary="the loss was computed through an operation without a "
+                                                        "derivative", recognise=recognise,
     moments=frozenset({"error", "before_backward"}), priority=50, messages=lost_path.MESSAGES, traced_only=True,
 )  # fmt: skip

@@ -67,14 +67,26 @@ def recognise(incident: Incident) -> Diagnosis | None:
         related.append(missing.place.span(f"`{name}.grad` is None", "backward"))
     short_name = name.rpartition(".")[2]
     return Diagnosis(
-        code="GG307", name="not-a-leaf-grad", headline=headline, culprit=culprit, related=related, tensors=[lost_path.facts(name, missing.tensor)],
-        explanation="A leaf is a tensor the user made; the result of any operation on it, even `.to(device)`, a slice or a multiplication at its creation, is not. "
-                    "Gradients of results are used on the way and let go.",
-        fixes=[Fix(title=f"Keep the leaf under its own name, give the result another, and read `.grad` of the leaf `{short_name}`", safety="manual",
-                   detail="Where the leaf is only made here: finish it first, then `.requires_grad_(True)` (`torch.randn(3).to(device).requires_grad_(True)`)."),
-               Fix(title=f"If the gradient at the result is wanted, call `{name}.retain_grad()` before backward()", safety="safe")],
+        code="GG307",
+        name="not-a-leaf-grad",
+        headline=headline,
+        culprit=culprit,
+        related=related,
+        tensors=[lost_path.facts(name, missing.tensor)],
+        explanation="A leaf is a tensor the user made; the result of any operation on it, even `.to(device)`, a slice or a "
+        "multiplication at its creation, is not. "
+        "Gradients of results are used on the way and let go.",
+        fixes=[
+            Fix(
+                title=f"Keep the leaf under its own name, give the result another, and read `.grad` of the leaf `{short_name}`",
+                safety="manual",
+                detail="Where the leaf is only made here: finish it first, then `.requires_grad_(True)` "
+                "(`torch.randn(3).to(device).requires_grad_(True)`).",
+            ),
+            Fix(title=f"If the gradient at the result is wanted, call `{name}.retain_grad()` before backward()", safety="safe"),
+        ],
         confidence="certain" if rebound is not None else "likely",
-    )  # fmt: skip
+    )
 
 
 def _rebound(incident: Incident, missing: Missing) -> ResolvedSite | None:
@@ -102,7 +114,7 @@ def _rebound(incident: Incident, missing: Missing) -> ResolvedSite | None:
             for statement in ast.walk(source.tree) if source.tree is not None else ():
                 if isinstance(statement, ast.Assign) and any(source.flat(target) == base for target in statement.targets):
                     return site_at(source, statement)
-    argument = follower._argument(base, live) if live is not None else None
+    argument = follower.argument(base, live) if live is not None else None
     if argument is not None:
         caller, expression = argument
         outer = definitions(caller, caller.source.flat(expression), expression)
@@ -118,11 +130,21 @@ def _leaf(incident: Incident, missing: Missing) -> ResolvedSite | None:
         return None
     base = missing.text.rpartition(".")[2]
     for node in ast.walk(scope.function):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "requires_grad_" and base in short(scope.source.flat(node.func.value), 200):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "requires_grad_"
+            and base in short(scope.source.flat(node.func.value), 200)
+        ):
             return site_at(scope.source, node)
     return None
 
 
 RULE = Rule(
-    code="GG307", name="not-a-leaf-grad", summary="`.grad` of a non-leaf tensor is None", recognise=recognise, priority=60, messages=("nonetype",),
-)  # fmt: skip
+    code="GG307",
+    name="not-a-leaf-grad",
+    summary="`.grad` of a non-leaf tensor is None",
+    recognise=recognise,
+    priority=60,
+    messages=("nonetype",),
+)

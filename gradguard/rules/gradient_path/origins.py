@@ -15,9 +15,12 @@ from gradguard.rules.gradient_path.switches import Switch
 from gradguard.rules.incident import Incident
 
 DISCRETE = frozenset({
-    "argmax", "argmin", "argsort", "long", "int", "short", "bool", "char", "byte", "eq", "ne", "gt", "ge", "lt", "le", "__eq__", "__ne__", "__gt__",
-    "__ge__", "__lt__", "__le__", "greater", "less", "greater_equal", "less_equal", "not_equal", "multinomial", "bincount", "histc", "isclose", "nonzero",
-    "one_hot", "searchsorted", "bucketize", "logical_and", "logical_or", "logical_not", "unique", "sign_bit", "topk", "max", "min", "sort", "mode",
+    "argmax", "argmin", "argsort", "long", "int", "short", "bool", "char", "byte", "eq", "ne", "gt", "ge", "lt", "le", "__eq__",
+    "__ne__", "__gt__",
+    "__ge__", "__lt__", "__le__", "greater", "less", "greater_equal", "less_equal", "not_equal", "multinomial", "bincount",
+    "histc", "isclose", "nonzero",
+    "one_hot", "searchsorted", "bucketize", "logical_and", "logical_or", "logical_not", "unique", "sign_bit", "topk", "max",
+    "min", "sort", "mode",
     "median", "kthvalue", "cummax", "cummin", "to", "type",
 })  # fmt: skip
 
@@ -62,7 +65,11 @@ class Origin:
 def of_cut(incident: Incident, cut: Cut) -> Origin:
     """A memory of the journal as an origin."""
     kind: str = cut.kind
-    switch = switches.of_cut(incident.journal, cut) if kind in ("no_grad", "inference", "sample", "escape") and (kind != "escape" or cut.mode) else None
+    switch = (
+        switches.of_cut(incident.journal, cut)
+        if kind in ("no_grad", "inference", "sample", "escape") and (kind != "escape" or cut.mode)
+        else None
+    )
     place = resolve(cut.site)
     if kind == "no_grad" and switch is not None and switch.how == "library" and callee_name(place) == "sample":
         kind = "sample"
@@ -125,7 +132,16 @@ def ranked(incident: Incident, origins: Sequence[Origin]) -> list[Origin]:
         return list(origins)
     trained = trained_ids(incident)
     off = not torch.is_grad_enabled()
-    return sorted(origins, key=lambda origin: (off and not lingers(origin), _untrained(origin, trained), origin.kind == "sample", origin.discrete, not origin.certain))
+    return sorted(
+        origins,
+        key=lambda origin: (
+            off and not lingers(origin),
+            _untrained(origin, trained),
+            origin.kind == "sample",
+            origin.discrete,
+            not origin.certain,
+        ),
+    )
 
 
 def trained_ids(incident: Incident) -> set[int]:

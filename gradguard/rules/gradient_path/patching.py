@@ -55,9 +55,16 @@ def _patch(place: ResolvedSite, source: Source, origin: Origin) -> str | None:
         text = source.flat(node)
         receiver = source.flat(node.func.value)
         return replaced(source, node, receiver + ".r" + text[len(receiver) + 1 :]) if text.startswith(receiver + ".sample") else None
-    if origin.kind == "rewrap" and isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords and place.callee_full_name == "torch.tensor":
-        if isinstance(node.args[0], (ast.List, ast.ListComp)):
-            return replaced(source, node.func, source.flat(node.func).rpartition(".")[0] + ".stack" if "." in source.flat(node.func) else "torch.stack")
+    if (
+        origin.kind == "rewrap"
+        and isinstance(node, ast.Call)
+        and len(node.args) == 1
+        and not node.keywords
+        and place.callee_full_name == "torch.tensor"
+    ) and isinstance(node.args[0], (ast.List, ast.ListComp)):
+        return replaced(
+            source, node.func, source.flat(node.func).rpartition(".")[0] + ".stack" if "." in source.flat(node.func) else "torch.stack"
+        )
     return None
 
 

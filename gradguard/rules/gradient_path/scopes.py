@@ -138,7 +138,11 @@ def entry_of(callee: Any) -> Entry | None:
             callee = callee.func
         elif isinstance(callee, FunctionType) and "__wrapped__" in callee.__dict__:
             callee = callee.__dict__["__wrapped__"]
-        elif not isinstance(callee, FunctionType) and not isinstance(callee, type) and isinstance(attribute(type(callee), "__call__"), FunctionType):
+        elif (
+            not isinstance(callee, FunctionType)
+            and not isinstance(callee, type)
+            and isinstance(attribute(type(callee), "__call__"), FunctionType)
+        ):
             callee = MethodType(attribute(type(callee), "__call__"), callee)
         else:
             break
@@ -154,11 +158,23 @@ def entry_by_name(func: ast.expr, scope: Scope) -> Entry | None:
     if source.tree is None:
         return None
     if isinstance(func, ast.Name):
-        found = next((node for node in source.scopes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == func.id
-                      and not isinstance(source.parents.get(node), ast.ClassDef)), None)
+        found = next(
+            (
+                node
+                for node in source.scopes
+                if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+                and node.name == func.id
+                and not isinstance(source.parents.get(node), ast.ClassDef)
+            ),
+            None,
+        )
         return None if found is None else Entry(source, found, UNKNOWN, scope.globals)
     if isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id == "self":
-        cls = next((above for above in source.ancestors(scope.function) if isinstance(above, ast.ClassDef)), None) if isinstance(scope.function, FUNCTIONS) else None
+        cls = (
+            next((above for above in source.ancestors(scope.function) if isinstance(above, ast.ClassDef)), None)
+            if isinstance(scope.function, FUNCTIONS)
+            else None
+        )
         for node in cls.body if cls is not None else ():
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == func.attr:
                 return Entry(source, node, scope.env.get("self", UNKNOWN), scope.globals)
@@ -173,8 +189,12 @@ def definitions(scope: Scope, name: str, use: ast.AST) -> list[Definition]:
     candidates += [(statement, False) for statement in growing(body, name)]
     candidates.sort(key=lambda item: (item[0].lineno, item[0].col_offset))
     own = scope.source.statement(use)
-    before = [item for item in candidates if (item[0].end_lineno or item[0].lineno, item[0].end_col_offset or 0) <= at and item[0] is not own
-              or (isinstance(item[0], (ast.For, ast.With)) and _within(scope.source, use, item[0]))]
+    before = [
+        item
+        for item in candidates
+        if ((item[0].end_lineno or item[0].lineno, item[0].end_col_offset or 0) <= at and item[0] is not own)
+        or (isinstance(item[0], (ast.For, ast.With)) and _within(scope.source, use, item[0]))
+    ]
     chosen: list[tuple[ast.stmt, bool]] = []
     for statement, strong in reversed(before):
         chosen.append((statement, strong))
@@ -234,7 +254,12 @@ def _branch(source: Source, block: ast.If, node: ast.AST) -> bool:
 def _values(source: Source, statement: ast.stmt, name: str) -> Iterator[Definition]:
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         for argument in statement.value.args:
-            yield Definition(argument, None, statement.value.func.attr == "extend" if isinstance(statement.value.func, ast.Attribute) else False, statement)
+            yield Definition(
+                argument,
+                None,
+                statement.value.func.attr == "extend" if isinstance(statement.value.func, ast.Attribute) else False,
+                statement,
+            )
         return
     if isinstance(statement, (ast.For, ast.AsyncFor)):
         yield Definition(statement.iter, _position(statement.target, name), True, statement)

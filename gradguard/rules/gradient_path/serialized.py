@@ -13,6 +13,7 @@ from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.frames import FrameView
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.rules.gradient_path import follow, lost_path, patching
+from gradguard.rules.gradient_path.flows import given_back
 from gradguard.rules.gradient_path.places import function_word, same_place, site_at
 from gradguard.rules.gradient_path.scopes import Scope, definitions, entry_by_name, entry_of, evaluate
 from gradguard.rules.incident import Incident
@@ -50,11 +51,14 @@ def recognise(incident: Incident) -> Diagnosis | None:
         patch = patching.replaced(site.source, node, site.source.flat(node) + ".detach()")
     container = f" of `{name}`" if name and label and name != label else ""
     return Diagnosis(
-        code="GG302", name="detached", headline=f"{what}{container} is sent to another process with its graph (`{sent}`){function_word(site)}: it must be detached first",
+        code="GG302", name="detached", headline=f"{what}{container} is sent to another process with its graph "
+                                                f"(`{sent}`){function_word(site)}: it must be detached first",
         culprit=culprit, related=related, tensors=[lost_path.facts(label, tensor)],
-        explanation="A graph lives in the process that made it. Only the values of a tensor can be sent (queues, pipes, `spawn` arguments), "
+        explanation="A graph lives in the process that made it. Only the values of a tensor can be sent (queues, pipes, `spawn` "
+                    "arguments), "
                     "so PyTorch refuses tensors that are the result of recorded operations.",
-        fixes=[Fix(title=f"Put {f'`{label}.detach()`' if label and label.isidentifier() else 'a detached tensor'} into the message", safety="safe", patch=patch,
+        fixes=[Fix(title=f"Put {f'`{label}.detach()`' if label and label.isidentifier() else 'a detached tensor'} into "
+                         f"the message", safety="safe", patch=patch,
                    detail="Or compute what is only sent under `torch.no_grad()`, which also saves the graph's memory.")],
         avoid=["Sending under `no_grad` changes nothing: the tensor has its graph already."],
     )  # fmt: skip
@@ -109,7 +113,7 @@ def _put(incident: Incident, view: FrameView, name: str, label: str | None) -> t
             found = _in_value(definition.value, scope, label, 0)
             if found is not None:
                 return found
-        argument = follower._argument(name, scope)
+        argument = follower.argument(name, scope)
         if argument is None:
             break
         scope, expression = argument
@@ -149,7 +153,7 @@ def _in_value(node: ast.expr, scope: Scope, label: str | None, depth: int) -> tu
         entry = entry_of(evaluate(node.func, scope)) or entry_by_name(node.func, scope)
         if entry is not None and depth < 4:
             inner = Scope(entry.source, entry.function, {}, entry.globals, depth=depth + 1)
-            for value_node in follow.given_back(entry.function):
+            for value_node in given_back(entry.function):
                 if value_node is not None:
                     found = _in_value(value_node, inner, label, depth + 1)
                     if found is not None:

@@ -55,7 +55,13 @@ def turns_grad_on(node: ast.expr) -> bool:
     name = _last_name(call.func if call is not None else node)
     if name == "enable_grad":
         return True
-    return bool(name == "set_grad_enabled" and call is not None and call.args and isinstance(call.args[0], ast.Constant) and call.args[0].value is True)
+    return bool(
+        name == "set_grad_enabled"
+        and call is not None
+        and call.args
+        and isinstance(call.args[0], ast.Constant)
+        and call.args[0].value is True
+    )
 
 
 def _last_name(node: ast.AST) -> str:
@@ -149,14 +155,29 @@ def of_fact(fact: ModeFact, user: CallSite | None = None) -> Switch | None:
                 yields = _yields(place.statement)
                 generator = fact.site is not None and bool(fact.site.code.co_flags & _CO_GENERATOR)
                 if generator and yields and (user is None or fact.site is None or user.code is not fact.site.code):
-                    also = tuple(site_at(place.source, node).span("hands out control with grad mode still off", "carried") for node in yields[:2])
+                    also = tuple(
+                        site_at(place.source, node).span("hands out control with grad mode still off", "carried") for node in yields[:2]
+                    )
                     return Switch("yield", site.span(), text, place.function, also)
                 return Switch("with", site.span(), text, place.function if place.function != "<module>" else None)
     node = place.node
-    call = node if isinstance(node, ast.Call) else next((item for item in ast.walk(place.statement) if isinstance(item, ast.Call)), None) if place.statement else None
+    call = (
+        node
+        if isinstance(node, ast.Call)
+        else next((item for item in ast.walk(place.statement) if isinstance(item, ast.Call)), None)
+        if place.statement
+        else None
+    )
     if call is not None and turns_grad_off(call):
-        return Switch("left_on", site_at(place.source, call).span(), place.source.flat(call), place.function if place.function != "<module>" else None)
-    if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "__enter__" and turns_grad_off(call.func.value):
+        return Switch(
+            "left_on", site_at(place.source, call).span(), place.source.flat(call), place.function if place.function != "<module>" else None
+        )
+    if (
+        isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr == "__enter__"
+        and turns_grad_off(call.func.value)
+    ):
         return Switch("left_on", place.span(), place.source.flat(call), place.function)
     return Switch("library", place.span(), place.text or "", None)
 
@@ -174,7 +195,9 @@ def _yields(block: ast.AST) -> list[ast.AST]:
 
 def _says_false(call: ast.Call) -> bool:
     """A mode that is restored (`set_grad_enabled(previous)`) is none that was left off."""
-    return any(isinstance(value, ast.Constant) and value.value is False for value in (*call.args, *(keyword.value for keyword in call.keywords)))
+    return any(
+        isinstance(value, ast.Constant) and value.value is False for value in (*call.args, *(keyword.value for keyword in call.keywords))
+    )
 
 
 def left_off_in(sources: Iterable[Source]) -> list[Switch]:
@@ -195,6 +218,8 @@ def left_off_in(sources: Iterable[Source]) -> list[Switch]:
                     yields = _yields(node) if turns_grad_off(item.context_expr) else []
                     if yields:
                         site = site_at(source, item.context_expr)
-                        also = tuple(site_at(source, inner).span("hands out control with grad mode still off", "carried") for inner in yields[:2])
+                        also = tuple(
+                            site_at(source, inner).span("hands out control with grad mode still off", "carried") for inner in yields[:2]
+                        )
                         found.append(Switch("yield", site.span(), source.flat(item.context_expr), site.function, also))
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from gradguard.evidence.bindings import dotted, full_name
-from gradguard.rules.gradient_path import follow
+from gradguard.rules.gradient_path import roots
 from gradguard.rules.gradient_path.follow import Follower
 from gradguard.rules.gradient_path.origins import Origin
 from gradguard.rules.gradient_path.scopes import UNKNOWN, Scope, definitions, evaluate
@@ -19,12 +19,12 @@ def pathless(incident: Incident) -> list[Origin]:
     place = incident.place
     follower = Follower(incident)
     scope = follower.live(0)
-    expression = follow.root_expression(place) if place is not None else None
+    expression = roots.root_expression(place) if place is not None else None
     if scope is None or expression is None:
         return []
     found: list[Origin] = []
     for node, inner in _terms(follower, expression, scope, 0):
-        flow = follower._under_blocks(follower.flow(node, inner), node, inner)
+        flow = follower.under_blocks(follower.flow(node, inner), node, inner)
         if flow.attached is False and flow.found:
             found += [origin for origin in flow.found if origin.sure]
     return found
@@ -47,7 +47,7 @@ def _terms(follower: Follower, node: ast.expr, scope: Scope, depth: int) -> list
         found = definitions(scope, node.id, node)
         if not found:
             if scope.view is not None:
-                argument = follower._argument(node.id, scope)
+                argument = follower.argument(node.id, scope)
                 if argument is not None:
                     return _terms(follower, argument[1], argument[0], depth + 1)
             return [(node, scope)]
@@ -60,9 +60,20 @@ def _terms(follower: Follower, node: ast.expr, scope: Scope, depth: int) -> list
         return split
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _THROUGH and not _is_library(node, scope):
         return _terms(follower, node.func.value, scope, depth + 1)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "sum" and node.args and isinstance(node.args[0], (ast.List, ast.Tuple)):
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "sum"
+        and node.args
+        and isinstance(node.args[0], (ast.List, ast.Tuple))
+    ):
         return [term for element in node.args[0].elts for term in _terms(follower, element, scope, depth + 1)]
-    if isinstance(node, ast.Call) and full_name(scope.source, dotted(node.func) or "") in ("torch.stack", "torch.cat") and node.args and isinstance(node.args[0], (ast.List, ast.Tuple)):
+    if (
+        isinstance(node, ast.Call)
+        and full_name(scope.source, dotted(node.func) or "") in ("torch.stack", "torch.cat")
+        and node.args
+        and isinstance(node.args[0], (ast.List, ast.Tuple))
+    ):
         return [term for element in node.args[0].elts for term in _terms(follower, element, scope, depth + 1)]
     return [(node, scope)]
 
@@ -74,5 +85,3 @@ def _is_library(node: ast.Call, scope: Scope) -> bool:
 def _is_number(node: ast.expr, scope: Scope) -> bool:
     value = evaluate(node, scope)
     return value is not UNKNOWN and isinstance(value, (int, float)) and not isinstance(value, bool)
-
-

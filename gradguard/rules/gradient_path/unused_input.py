@@ -35,6 +35,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -42,7 +43,7 @@ from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence import graph
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.rules.base import Rule
-from gradguard.rules.gradient_path import follow, lost_path, origins, wanted, words
+from gradguard.rules.gradient_path import lost_path, origins, roots, wanted, words
 from gradguard.rules.gradient_path.places import same_place, short
 from gradguard.rules.incident import Incident
 from gradguard.torch_internals import node_sequence, storage_key
@@ -66,19 +67,15 @@ def recognise(incident: Incident) -> Diagnosis | None:
     """The first input that is not in the graph of the outputs, and why."""
     if incident.where not in ("grad", "backward") or not incident.inputs:
         return None
-    nodes = set()
-    uses = set()
+    uses: set[tuple[Any, int]] = set()
     leaves = []
     for node, edges in graph.walk(incident.root_nodes):
-        nodes.add(node)
         uses.update((edge.source, edge.output) for edge in edges)
         variable = getattr(node, "variable", None)
         if variable is not None:
             leaves.append(variable)
     uses.update((root.grad_fn, root.output_nr) for root in incident.roots if isinstance(root, torch.Tensor) and root.grad_fn is not None)
     for index, tensor in enumerate(incident.inputs):
-        if not isinstance(tensor, torch.Tensor):
-            continue
         used = any(leaf is tensor for leaf in leaves) if tensor.grad_fn is None else (tensor.grad_fn, tensor.output_nr) in uses
         if not used and not any(root is tensor for root in incident.roots):
             return _diagnose(incident, tensor, index, leaves)
@@ -90,16 +87,19 @@ def _diagnose(incident: Incident, tensor: torch.Tensor, index: int, leaves: list
     name = text or incident.names.of(tensor) or f"input {index}"
     output = lost_path.root_text(incident) or "the output"
     reason = (
-        _made_later(incident, tensor, index, name, output) or _cut(incident, tensor, name) or _stepped(incident, leaves, name) or _copied(incident, tensor, leaves, name, output)
+        _made_later(incident, tensor, index, name, output) or _cut(incident, tensor, name) or _stepped(incident, leaves,
+            name) or _copied(incident, tensor, leaves, name, output)
         or _not_used(incident, name, output)
     )  # fmt: skip
     related = list(reason.related)
     if incident.place is not None and not (reason.culprit is not None and reason.culprit.line == incident.place.line):
         related.append(incident.place.span(f"`{name}` is not in the graph of `{short(output, 30)}`", "backward"))
     return Diagnosis(
-        code="GG306", name="unused-input", headline=f"`{name}` is not in the graph of `{output}`: {reason.clause}", culprit=reason.culprit, related=related,
+        code="GG306", name="unused-input", headline=f"`{name}` is not in the graph of `{output}`: "
+                                                    f"{reason.clause}", culprit=reason.culprit, related=related,
         tensors=[lost_path.facts(name, tensor)], explanation=reason.explanation, fixes=[Fix(title=reason.fix, safety="manual")],
-        avoid=["`allow_unused=True` is no cure: it gives None in place of the gradient."], confidence="certain" if reason.certain else "likely",
+        avoid=["`allow_unused=True` is no cure: it gives None in place of the "
+               "gradient."], confidence="certain" if reason.certain else "likely",
     )  # fmt: skip
 
 
@@ -115,12 +115,19 @@ def _made_later(incident: Incident, tensor: torch.Tensor, index: int, name: str,
     node = wanted.input_node(incident, index)
     inline = isinstance(node, (ast.Subscript, ast.Call, ast.BinOp))
     site = place or (incident.place if inline else wanted.made(incident, tensor, name))
-    base = short(incident.place.source.flat(node.value), 30) if inline and isinstance(node, ast.Subscript) and incident.place is not None and incident.place.source else None
+    base = (
+        short(incident.place.source.flat(node.value), 30)
+        if inline and isinstance(node, ast.Subscript) and incident.place is not None and incident.place.source
+        else None
+    )
     return Reason(
         f"it was made after `{output}` was computed" + (f", as a new tensor sliced from `{base}`" if base else ""),
         site.span(f"makes a new tensor that `{output}` never saw", "culprit") if site is not None else None, [],
-        "Slicing, viewing or computing makes a new tensor. A gradient can be had only with respect to the tensor that went into the computation.",
-        f"Differentiate with respect to `{base}` and slice the result" if base else f"Differentiate with respect to the tensor that went into `{output}`, and slice or reshape the gradient",
+        "Slicing, viewing or computing makes a new tensor. A gradient can be had only with respect to the tensor that went into "
+        "the computation.",
+        f"Differentiate with respect to `{base}` and slice the result" if base else f"Differentiate with respect to the tensor "
+                                                                                    f"that went into `{output}`, and slice or "
+                                                                                    f"reshape the gradient",
     )  # fmt: skip
 
 
@@ -157,26 +164,42 @@ def _stepped(incident: Incident, leaves: list[torch.Tensor], name: str) -> Reaso
             break
         place = resolve(fact.site)
         called = incident.names.optimizer(optimizer)
-        backward = next((back for back in reversed(incident.journal.backwards) if back.clock < fact.clock and back.site is not None and back.site.code is fact.site.code), None)
+        backward = next(
+            (
+                back
+                for back in reversed(incident.journal.backwards)
+                if back.clock < fact.clock and back.site is not None and back.site.code is fact.site.code
+            ),
+            None,
+        )
         before = resolve(backward.site) if backward is not None else None
         return Reason(
             f"the way from `{name}` leads through `{called}.step()`, which writes the parameters in place and records nothing",
             place.span(f"the new parameters carry no graph back to `{name}`", "culprit") if place is not None else None,
             [before.span(f"`{name}` has its say in these gradients only", "context")] if before is not None else [],
-            "An optimizer step runs under no_grad: the parameters afterwards are leaves as before, with other numbers in them. How those numbers depend on the "
+            "An optimizer step runs under no_grad: the parameters afterwards are leaves as before, with other numbers in them. "
+            "How those numbers depend on the "
             f"gradients, and so on `{name}`, is not recorded.",
-            "Take the inner gradients with `torch.autograd.grad(..., create_graph=True)`, make the stepped parameters out of place (`p - lr * g`), "
+            "Take the inner gradients with `torch.autograd.grad(..., create_graph=True)`, make the stepped parameters out of "
+            "place (`p - lr * g`), "
             "and run the outer loss with `torch.func.functional_call`",
         )  # fmt: skip
     keys = {storage_key(leaf) for leaf in leaves} - {None}
     for write in reversed(incident.journal.writes):
-        if write.storage in keys and write.site is not None and write.site.code in codes and write.via in ("op", "data") and (oldest < 0 or write.seq <= oldest):
+        if (
+            write.storage in keys
+            and write.site is not None
+            and write.site.code in codes
+            and write.via in ("op", "data")
+            and (oldest < 0 or write.seq <= oldest)
+        ):
             place = resolve(write.site)
             return Reason(
                 f"the way from `{name}` leads through an in-place update of the parameters, which records nothing",
                 place.span(f"written without a graph back to `{name}`", "culprit") if place is not None else None, [],
                 "Parameters written under no_grad or through `.data` are leaves as before, with other numbers in them.",
-                "Make the updated parameters out of place (`p - lr * g` with `create_graph=True`) and run the outer loss with `torch.func.functional_call`",
+                "Make the updated parameters out of place (`p - lr * g` with `create_graph=True`) and run the outer loss with "
+                "`torch.func.functional_call`",
             )  # fmt: skip
     return None
 
@@ -196,7 +219,8 @@ def _copied(incident: Incident, tensor: torch.Tensor, leaves: list[torch.Tensor]
         used = f"`{other}`" if other and other != name else "another tensor"
         return Reason(
             f"{used} went into it, and `{name}` is a {'copy' if twin else 'result'} of that",
-            site.span(f"`{name}` is another tensor than the one that `{output}` was computed from", "culprit") if site is not None else None, [],
+            site.span(f"`{name}` is another tensor than the one that `{output}` was "
+                      f"computed from", "culprit") if site is not None else None, [],
             "Autograd knows tensors by identity, not by value: a copy or a result of the tensor that was used is another tensor.",
             f"Use `{name}` itself in the forward pass, or differentiate with respect to {used}", certain=False,
         )  # fmt: skip
@@ -212,23 +236,28 @@ def _same_values(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def _not_used(incident: Incident, name: str, output: str) -> Reason:
     """As far as the source tells: a cut whose input names it, or nothing."""
-    followed = follow.flow_of_root(incident)
+    followed = roots.flow_of_root(incident)
     for origin in followed[1].found if followed is not None else ():
         names = origin.place.inner_names if origin.place is not None else []
         if origin.place is not None and origin.sure and (name in names or origin.inner == name):
             culprit, related = lost_path.story(origin)
-            return Reason(words.why(origin, name), culprit, related, words.explanation(origin, name), words.fix(origin, name).title, certain=False)
+            return Reason(
+                words.why(origin, name), culprit, related, words.explanation(origin, name), words.fix(origin, name).title, certain=False
+            )
     place: ResolvedSite | None = incident.place
     made = wanted.made(incident, incident.inputs[0], name)
     return Reason(
-        "nothing on the way to it used this tensor", place.span(f"asks for a gradient with respect to `{name}`, which was not used", "culprit") if place is not None else None,
+        "nothing on the way to it used this tensor", place.span(f"asks for a gradient with respect to `{name}`, which "
+                                                                f"was not used", "culprit") if place is not None else None,
         [made.span(f"`{name}` is made here", "made")] if made is not None and not same_place(made, place) else [],
-        f"`{output}` was computed without the tensor that `{name}` names now: it was not passed in, was passed as a copy, or the name was bound to another tensor meanwhile.",
+        f"`{output}` was computed without the tensor that `{name}` names now: it was not passed in, was passed as a copy, or the "
+        f"name was bound to another tensor meanwhile.",
         f"Compute `{output}` from this very `{name}`", certain=False,
     )  # fmt: skip
 
 
 RULE = Rule(
-    code="GG306", name="unused-input", summary="a gradient is asked for with respect to a tensor that the output does not depend on", recognise=recognise,
+    code="GG306", name="unused-input", summary="a gradient is asked for with respect to a tensor that the output does not "
+                                               "depend on", recognise=recognise,
     priority=50, messages=MESSAGES,
 )  # fmt: skip

@@ -53,8 +53,12 @@ def made(incident: Incident, tensor: torch.Tensor, text: str | None) -> Resolved
             use = place.node
         found = definitions(scope, name, use) if scope.level == 0 else _before(scope, name)
         if found:
-            return site_at(scope.source, found[0].statement) if not isinstance(found[0].statement, ast.For) else site_at(scope.source, found[0].value)
-        argument = follower._argument(name, scope)
+            return (
+                site_at(scope.source, found[0].statement)
+                if not isinstance(found[0].statement, ast.For)
+                else site_at(scope.source, found[0].value)
+            )
+        argument = follower.argument(name, scope)
         if argument is None:
             return None
         scope, expression = argument

@@ -114,7 +114,10 @@ def why(origin: Origin, root: str) -> str:
         return f"the gradient{f' `{name}`' if name else ''} was taken without `create_graph=True`{function}"
     inner = short(origin.inner, 32) if origin.inner else ""
     if origin.kind == "escape":
-        return f"{done} turns {f'`{inner}`' if inner else 'the value'} into {'a numpy array' if origin.func in ('numpy', '__array__') else 'a plain number'}{function}"
+        return (
+            f"{done} turns {f'`{inner}`' if inner else 'the value'} into "
+            f"{'a numpy array' if origin.func in ('numpy', '__array__') else 'a plain number'}{function}"
+        )
     if origin.kind == "rewrap":
         return f"{done}{function} copies values and leaves the graph behind"
     return f"{done} takes {f'`{name}`' if name and name != root else f'`{inner}`' if inner else 'the value'} out of the graph{function}"
@@ -124,26 +127,47 @@ def explanation(origin: Origin, root: str) -> str:
     """Why this is wrong, in a few sentences."""
     rule = rule_of(origin)
     if rule == "GG301" and origin.switch is not None and origin.switch.how == "yield":
-        return ("A `with` block inside a generator stays open while the generator is suspended at a `yield`, and grad mode belongs to the thread: "
-                "so the caller's own forward pass ran with grad mode off, and nothing it computed has a graph.")
+        return (
+            "A `with` block inside a generator stays open while the generator is suspended at a `yield`, and grad mode belongs "
+            "to the thread: "
+            "so the caller's own forward pass ran with grad mode off, and nothing it computed has a graph."
+        )
     if rule == "GG301" and origin.switch is not None and origin.switch.how == "left_on":
-        return "Grad mode is a state of the thread: a call (unlike a `with` block) holds until another one undoes it. Everything computed since has no graph."
+        return (
+            "Grad mode is a state of the thread: a call (unlike a `with` block) holds until another one undoes it. Everything "
+            "computed since has no graph."
+        )
     if rule == "GG301":
-        return (f"Inside `no_grad` PyTorch records nothing, also for inputs that require grad. `{root}` was computed from such a result, "
-                "so backward() has no graph to follow. Freezing a module's parameters does not need no_grad: gradients must still flow through it to what comes before.")
+        return (
+            f"Inside `no_grad` PyTorch records nothing, also for inputs that require grad. `{root}` was computed from such a result, "
+            "so backward() has no graph to follow. Freezing a module's parameters does not need no_grad: gradients must still "
+            "flow through it to what comes before."
+        )
     if rule == "GG305":
         return "In inference mode PyTorch records nothing, and the tensors made there can never take part in autograd afterwards."
     if origin.kind == "sample":
-        return "`sample()` draws its value under no_grad: the parameters of the distribution get no gradient through it. `rsample()` draws reparametrized samples with a path."
+        return (
+            "`sample()` draws its value under no_grad: the parameters of the distribution get no gradient through it. "
+            "`rsample()` draws reparametrized samples with a path."
+        )
     if rule == "GG304":
-        return ("Comparisons, argmax, casts to integers and the like jump between values: they have no derivative (it would be zero almost everywhere), "
-                "so autograd stops there and what is computed from the result does not require grad.")
+        return (
+            "Comparisons, argmax, casts to integers and the like jump between values: they have no derivative (it would be zero "
+            "almost everywhere), "
+            "so autograd stops there and what is computed from the result does not require grad."
+        )
     if origin.func in ("autograd.grad", "grad"):
         return "autograd.grad gives gradients as plain values unless it is told to record their own graph with `create_graph=True`."
     if origin.kind == "escape":
-        return "A Python number or a numpy array holds values only. A tensor made from it later starts anew, without the graph behind the value."
+        return (
+            "A Python number or a numpy array holds values only. A tensor made from it later starts anew, without the graph "
+            "behind the value."
+        )
     if origin.kind == "rewrap":
-        return "Building a new tensor (`torch.tensor`, `Variable(...)`, `nn.Parameter(...)`) copies values; the graph of what they were computed from stays behind."
+        return (
+            "Building a new tensor (`torch.tensor`, `Variable(...)`, `nn.Parameter(...)`) copies values; the graph of what "
+            "they were computed from stays behind."
+        )
     return "A detached tensor shares the values but not the graph: whatever is computed from it has no path back to the parameters."
 
 
@@ -158,26 +182,55 @@ def fix(origin: Origin, root: str) -> Fix:
         if origin.switch.how == "left_on":
             return Fix(title=f"Use `with {text}:` around the part that needs it, or switch grad mode on again after it", safety="manual")
         if origin.switch.how == "yield":
-            return Fix(title=f"Leave the `{text}` block before the `yield`", safety="manual", detail="Collect inside the block, yield after it.")
+            return Fix(
+                title=f"Leave the `{text}` block before the `yield`", safety="manual", detail="Collect inside the block, yield after it."
+            )
         if origin.switch.how == "decorator":
             return Fix(title=f"Remove `@{text}` from `{origin.switch.owner}`, or call an undecorated version for training", safety="manual")
-        return Fix(title=f"Compute {what} outside `{text}`", safety="manual",
-                   detail="To freeze a module, use `module.requires_grad_(False)`: gradients still flow through it to its inputs.")
+        return Fix(
+            title=f"Compute {what} outside `{text}`",
+            safety="manual",
+            detail="To freeze a module, use `module.requires_grad_(False)`: gradients still flow through it to its inputs.",
+        )
     if rule in ("GG301", "GG305"):
         return Fix(title=f"Compute {what} with grad mode on", safety="manual")
     if origin.kind == "sample":
         return Fix(title="Draw with `rsample()`, or use the score function: `-(dist.log_prob(action) * reward)`", safety="unsafe")
     if rule == "GG304":
-        return Fix(title=f"Compute the loss from {f'`{inner}`' if inner else 'the scores'} themselves; keep {quoted(operation(origin))} for metrics", safety="manual",
-                   detail="Cross entropy for classes, probabilities (sigmoid, softmax) for masks, a straight-through estimator where a hard value is needed.")
+        return Fix(
+            title=f"Compute the loss from {f'`{inner}`' if inner else 'the scores'} themselves; keep {quoted(operation(origin))} "
+            f"for metrics",
+            safety="manual",
+            detail="Cross entropy for classes, probabilities (sigmoid, softmax) for masks, a straight-through estimator where a "
+            "hard value is needed.",
+        )
     if origin.func in ("autograd.grad", "grad"):
-        return Fix(title="Pass `create_graph=True`", safety="unsafe", detail="The gradients then have a graph, so that a loss on them can be differentiated.")
+        return Fix(
+            title="Pass `create_graph=True`",
+            safety="unsafe",
+            detail="The gradients then have a graph, so that a loss on them can be differentiated.",
+        )
     if origin.kind == "rewrap":
         place = origin.place
         node = place.node if place is not None else None
         if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], (ast.List, ast.ListComp, ast.GeneratorExp, ast.Name)):
-            return Fix(title=f"Use `torch.stack(...)` in place of `{operation(origin)}`", safety="unsafe", detail="`torch.stack` keeps the graph of every element.")
-        return Fix(title=f"Call backward on {f'`{inner}`' if inner else 'the computed value'} itself, without `{operation(origin)}`", safety="unsafe")
+            return Fix(
+                title=f"Use `torch.stack(...)` in place of `{operation(origin)}`",
+                safety="unsafe",
+                detail="`torch.stack` keeps the graph of every element.",
+            )
+        return Fix(
+            title=f"Call backward on {f'`{inner}`' if inner else 'the computed value'} itself, without `{operation(origin)}`",
+            safety="unsafe",
+        )
     if origin.kind == "escape":
-        return Fix(title=f"Stay in torch: use {f'`{inner}`' if inner else 'the tensor'} without `{operation(origin)}`, and keep numbers for logging", safety="manual")
-    return Fix(title=f"Drop `{operation(origin)}`{f' from {what}' if name else ''}", safety="unsafe", detail="Keep it for what is only logged or used as a fixed target.")
+        return Fix(
+            title=f"Stay in torch: use {f'`{inner}`' if inner else 'the tensor'} without `{operation(origin)}`, and keep numbers "
+            f"for logging",
+            safety="manual",
+        )
+    return Fix(
+        title=f"Drop `{operation(origin)}`{f' from {what}' if name else ''}",
+        safety="unsafe",
+        detail="Keep it for what is only logged or used as a fixed target.",
+    )

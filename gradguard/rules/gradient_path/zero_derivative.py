@@ -13,7 +13,8 @@ from gradguard.rules.incident import Incident
 from gradguard.torch_internals import node_sequence
 
 _ZERO = frozenset({
-    "RoundBackward0", "RoundBackward1", "FloorBackward0", "CeilBackward0", "TruncBackward0", "SignBackward0", "SgnBackward0", "BernoulliBackward0",
+    "RoundBackward0", "RoundBackward1", "FloorBackward0", "CeilBackward0", "TruncBackward0", "SignBackward0", "SgnBackward0",
+    "BernoulliBackward0",
     "BernoulliBackward1", "BernoulliBackward2", "FloorDivideBackward0", "HeavisideBackward0",
 })  # fmt: skip
 _TRIES = 3  # graphs of one backward line that are looked at in one run
@@ -45,10 +46,13 @@ def recognise(incident: Incident) -> Diagnosis | None:
     return Diagnosis(
         code="GG304", name="non-differentiable-op", severity="warning",
         headline=f"every gradient of `{name}` is exactly zero: its only way to the parameters leads through `{op}`{function_word(place)}",
-        culprit=place.span(f"`{op}` has the derivative zero: nothing comes back through {f'`{result}`' if result else 'it'}", "culprit") if place is not None else None,
+        culprit=place.span(f"`{op}` has the derivative zero: nothing comes back through "
+                           f"{f'`{result}`' if result else 'it'}", "culprit") if place is not None else None,
         related=related, tensors=[lost_path.facts(name, root)],
-        explanation=f"`{op}` is flat between its jumps. PyTorch keeps the graph and multiplies every gradient by zero, so training stands still without an error.",
-        fixes=[Fix(title=f"Compute the loss without `{op}`, or pass the gradient straight through: `x + ({op}(x) - x).detach()`", safety="manual")],
+        explanation=f"`{op}` is flat between its jumps. PyTorch keeps the graph and multiplies every gradient by zero, so "
+                    f"training stands still without an error.",
+        fixes=[Fix(title=f"Compute the loss without `{op}`, or pass the gradient straight through: `x + ({op}(x) - "
+                         f"x).detach()`", safety="manual")],
     )  # fmt: skip
 
 

@@ -51,12 +51,12 @@ def recognise(incident: Incident) -> Diagnosis | None:
 
 
 def _matters(incident: Incident, item: Unseen) -> bool:
-    """Whether the wrong gradient reaches something that trains: a parameter of an optimizer, if any optimizer is there."""
+    """Whether the wrong gradient reaches something that trains: one of the graph's leaves that an optimizer has, if it has any."""
     trained = {
         id(parameter) for optimizer in incident.names.optimizers() for group in optimizer.param_groups for parameter in group["params"]
     }
-    if not trained:
-        return True
+    if not any(id(leaf) in trained for leaf in leaves(incident.root_nodes)):
+        return True  # updated by hand, or not for training at all
     return any(id(leaf) in trained for leaf in leaves([item.node]))
 
 

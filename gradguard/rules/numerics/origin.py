@@ -160,6 +160,9 @@ def find_origin(values: GraphValues, root: Any) -> Origin | None:
     search = _Search(values)
     search.run()
     edge = search.edges.get((root.grad_fn, root.output_nr)) if isinstance(root, torch.Tensor) else None
+    if edge is not None and edge.state == "injected":  # it was put in on purpose, or came with a constant, and nothing kept it from the root
+        value = values.output(edge.injected)
+        return Origin("constant", edge.injected, health(root if value is None else value), tensor=root.detach() if value is None else value, slot="injected")
     if edge is None or not edge.origins:
         found = [item for item in search.edges.values() if item.origins] if edge is None else []
         merged = _merged(found)

@@ -116,6 +116,8 @@ def _data(incident: Incident, memory: Numbers, values: GraphValues, origin: Orig
         related.append(used.span("it enters the graph here", "context"))
     if incident.place is not None:
         related.append(incident.place.span("backward is called on the loss here" if incident.error is None else "the error surfaced here", "backward"))
+    if origin.slot == "injected":
+        return _injected(incident, origin, root, subject, severity, culprit, culprit is used, related, notes)
     what = f"`{made[1] if made is not None else name}`" if made is not None or name else "a value that is not part of the graph"
     found = origin.health
     return Diagnosis(
@@ -126,6 +128,21 @@ def _data(incident: Incident, memory: Numbers, values: GraphValues, origin: Orig
         explanation="The graph's operands were finite except for this one, which came in from outside: data, a target, a weight or a statistic computed without gradient.",
         notes=notes, confidence="likely" if made is None else "certain",
         fixes=[Fix(title="clean it where it is made: check `torch.isfinite(x).all()` after loading and normalising; divide by `std.clamp(min=1e-6)`, since a constant column has a deviation of 0")],
+    )  # fmt: skip
+
+
+def _injected(incident: Incident, origin: Origin, root: torch.Tensor, subject: str, severity: Severity, culprit: ResolvedSite | None, direct: bool,
+              related: list[SourceSpan], notes: list[str]) -> Diagnosis:
+    """An infinity that a constant operand (a mask, a logarithm computed without gradient) brought in and nothing removed."""
+    text = "an op" if culprit is None else f"`{' '.join((culprit.text or '').split())[:80]}`"
+    return Diagnosis(
+        code="GG501", name="nonfinite-forward", severity=severity,
+        headline=f"{subject[0].upper()}{subject[1:]} is {kinds(health(root))}: {text} brings infinities in, and they reach it.",
+        culprit=None if culprit is None else culprit.span("infinities come in here" if direct else "this can divide by zero or leave its domain", "culprit"), related=related,
+        explanation="An operand that is no part of the graph holds infinities. Where they are meant as a mask they must not be picked by what comes after (a masked class that is a target, an entry that is summed); "
+                    "where they come from log(0) or a division by 0, that is the bug.",
+        notes=[note for note in notes if "was not seen" not in note], confidence="likely",
+        fixes=[Fix(title="clamp before the log or the division: `x.clamp(min=1e-8)`" if not direct else "use a large finite number in place of the infinity, or keep masked entries out of the loss")],
     )  # fmt: skip
 
 

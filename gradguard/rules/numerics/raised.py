@@ -13,6 +13,7 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.explosion import diverged
 from gradguard.rules.numerics.forward import describe, investigate
 from gradguard.rules.numerics.outside import poisoned
+from gradguard.rules.numerics.ranges import kinds
 from gradguard.rules.numerics.watching import Numbers
 
 MESSAGES = (
@@ -28,11 +29,15 @@ def recognise(incident: Incident, memory: Numbers) -> Diagnosis | None:
         return None
     name, root = found
     subject = f"`{name}`" if name else "what the failing call got"
+    earlier = memory.told or memory.pending
+    if earlier is not None:  # one cause, one diagnosis: what was said of it stands
+        note = f"by now {subject} is {kinds(health(root))}: it has reached the weights"
+        return earlier.model_copy(update={"severity": "error", "notes": [*earlier.notes, note]})
     values, origin = investigate(incident, memory, root)
     if origin is None:
         origin = _outside_of(root)
         if origin is None:
-            return memory.told and memory.told.model_copy(update={"severity": "error"})
+            return None
     result = diverged(incident, memory, values, origin, root)
     if result is None:
         result = describe(incident, memory, root, values, origin, subject, "error") if origin.kind == "op" else poisoned(

@@ -111,9 +111,9 @@ def saturated(incident: Incident, memory: Numbers) -> Diagnosis | None:
     if incident.place is not None:
         related.append(incident.place.span("its gradient does not get past the saturated op", "backward"))
     elsewhere = []
-    for site, other_plan in memory.plans.items():
+    for other_plan in memory.plans.values():
         if other_plan is not plan and other_plan.zeros >= DEAD_STEPS // 4:
-            spot = resolve(site)
+            spot = resolve(other_plan.site)
             if spot is not None:
                 related.append(spot.span(f"here too: a gradient of zero for {other_plan.zeros} calls", "backward"))
             more = [_name(incident, item) for item in (ref() for ref in other_plan.leaves) if item is not None]

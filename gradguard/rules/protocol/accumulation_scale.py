@@ -38,6 +38,7 @@ from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.places import gate_of
 
 CODE, NAME = "GG616", "accumulation-scale"
+_SCALES = ("div", "div_", "mul", "mul_", "true_divide")
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
@@ -49,7 +50,9 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if backward is None or step is None or step.source is None or step.node is None:
         return None
     gate = gate_of(step.source, step.node)
-    counts = [] if gate is None else [node.right for node in ast.walk(gate.test) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod)]
+    counts = (
+        [] if gate is None else [node.right for node in ast.walk(gate.test) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod)]
+    )
     if not counts or backward.receiver is None:
         return None
     text = ast.unparse(counts[0])
@@ -58,15 +61,20 @@ def recognise(incident: Incident) -> Diagnosis | None:
         return None
     loss = backward.receiver
     return Diagnosis(
-        code=CODE, name=NAME, severity="warning",
+        code=CODE,
+        name=NAME,
+        severity="warning",
         headline=f"`{tell.optimizer_name(book, incident)}` steps on the sum of {times} mean losses: `{loss}` is not divided by `{text}`",
         culprit=backward.span(f"adds the gradient of a mean over this micro-batch, unscaled, {times} times a step", "culprit"),
         related=tell.spans(step.span(f"applies the sum of {times} gradients", "context")),
-        explanation=(f"Each of the last steps used {times} backward calls of this line, every one on a mean. Their sum is {times} times the gradient of the mean over all "
-                     "micro-batches: the effective learning rate grows with the number of micro-batches."),
+        explanation=(
+            f"Each of the last steps used {times} backward calls of this line, every one on a mean. Their sum is {times} times "
+            "the gradient of the mean over all "
+            "micro-batches: the effective learning rate grows with the number of micro-batches."
+        ),
         fixes=[Fix(title=f"Divide the loss: `({loss} / {text}).backward()`", safety="unsafe")],
         confidence="likely",
-    )  # fmt: skip
+    )
 
 
 def _scales(source: Source, name: str) -> bool:
@@ -76,15 +84,26 @@ def _scales(source: Source, name: str) -> bool:
             inner = [node.left, node.right] if isinstance(node, ast.BinOp) else [node.value]
             if any(_mentions(each, name) for each in inner):
                 return True
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("div", "div_", "mul", "mul_", "true_divide"):
-            if any(_mentions(each, name) for each in node.args):
-                return True
+        scaling = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _SCALES
+        if scaling and isinstance(node, ast.Call) and any(_mentions(each, name) for each in node.args):
+            return True
     return False
 
 
 def _mentions(node: ast.AST, name: str) -> bool:
-    return any((isinstance(each, ast.Name) and each.id == name) or (isinstance(each, ast.Attribute) and each.attr == name)
-               or (isinstance(each, ast.Constant) and str(each.value) == name) for each in ast.walk(node))  # fmt: skip
+    return any(
+        (isinstance(each, ast.Name) and each.id == name)
+        or (isinstance(each, ast.Attribute) and each.attr == name)
+        or (isinstance(each, ast.Constant) and str(each.value) == name)
+        for each in ast.walk(node)
+    )
 
 
-RULE = Rule(code=CODE, name=NAME, summary="accumulated mean losses that are not divided by their number", recognise=recognise, moments=frozenset({"suspicion"}), severity="warning")
+RULE = Rule(
+    code=CODE,
+    name=NAME,
+    summary="accumulated mean losses that are not divided by their number",
+    recognise=recognise,
+    moments=frozenset({"suspicion"}),
+    severity="warning",
+)

@@ -68,15 +68,23 @@ def _instead(incident: Incident, book: Book, other: Book) -> Diagnosis:
     what = f"`{roots[0]}`" if len(roots) == 1 else "its parameters"
     backward = None if book.last_part is None else resolve(book.last_part.call.site)
     return Diagnosis(
-        code=CODE, name=NAME, severity="warning",
+        code=CODE,
+        name=NAME,
+        severity="warning",
         headline=f"`{name}` never steps: after its backward `{stepped}.step()` is called a second time, and {what} is not trained",
         culprit=tell.span(other.step_site, f"steps `{stepped}` again, on gradients it has already used; `{name}` waits", "culprit"),
-        related=tell.spans(None if backward is None else backward.span(f"fills the gradients of `{name}`", "backward"), tell.span(book.made, f"`{name}` is made here", "declared")),
+        related=tell.spans(
+            None if backward is None else backward.span(f"fills the gradients of `{name}`", "backward"),
+            tell.span(book.made, f"`{name}` is made here", "declared"),
+        ),
         tensors=book.gathered["facts"],
-        explanation=(f"{book.filled} backward calls have filled {tell.listed(book.gathered['parameters'], book.gathered['count'])}, and `{name}` has not stepped once. "
-                     f"At this line `{stepped}` applies gradients that its step before had applied already."),
+        explanation=(
+            f"{book.filled} backward calls have filled {tell.listed(book.gathered['parameters'], book.gathered['count'])}, and "
+            f"`{name}` has not stepped once. "
+            f"At this line `{stepped}` applies gradients that its step before had applied already."
+        ),
         fixes=[Fix(title=f"Call `{name}.step()` here", safety="unsafe")],
-    )  # fmt: skip
+    )
 
 
 def _never(book: Book) -> Diagnosis | None:
@@ -86,21 +94,42 @@ def _never(book: Book) -> Diagnosis | None:
     backward = resolve(book.last_part.call.site)
     step, gate, culprit = _step_in_source(book, name)
     names = names_in(gate.test) if gate is not None else []
-    condition = f"the condition `{tell.short(ast.unparse(gate.test))}` around `{name}.step()` is never true" if gate is not None else (
-        f"`{name}.step()` is never reached" if step is not None else f"nothing calls `{name}.step()`")  # fmt: skip
+    condition = (
+        f"the condition `{tell.short(ast.unparse(gate.test))}` around `{name}.step()` is never true"
+        if gate is not None
+        else (f"`{name}.step()` is never reached" if step is not None else f"nothing calls `{name}.step()`")
+    )
     if culprit is None and backward is not None:
         culprit = backward.span(f"fills gradients that no step of `{name}` uses", "culprit")
-    count = f" (`{names[-1]}` decides)" if len(names) > 1 else ""
+    decides = f" (`{names[-1]}` decides)" if len(names) > 1 else ""
+    restarts = (
+        f" A counter that starts anew with every epoch never gets to a number larger than the epoch{decides}." if gate is not None else ""
+    )
     return Diagnosis(
-        code=CODE, name=NAME, severity="warning",
+        code=CODE,
+        name=NAME,
+        severity="warning",
         headline=f"`{name}` never steps in {book.filled} backward calls: {condition}",
         culprit=culprit,
-        related=tell.spans(None if backward is None else backward.span(f"fills the gradients of `{name}`", "backward"), tell.span(book.made, f"`{name}` is made here", "declared")),
+        related=tell.spans(
+            None if backward is None else backward.span(f"fills the gradients of `{name}`", "backward"),
+            tell.span(book.made, f"`{name}` is made here", "declared"),
+        ),
         tensors=book.gathered["facts"],
-        explanation=(f"{book.filled} backward calls filled {tell.listed(book.gathered['parameters'], book.gathered['count'])}; none of these parameters has changed since `{name}` "
-                     f"was made.{' A counter that starts anew with every epoch never gets to a number that is larger than the epoch' + count + '.' if gate is not None else ''}"),
-        fixes=[Fix(title="Count over epochs, or step at the end of the epoch as well" if gate is not None else f"Call `{name}.step()` after backward", safety="unsafe")],
-    )  # fmt: skip
+        explanation=(
+            f"{book.filled} backward calls filled {tell.listed(book.gathered['parameters'], book.gathered['count'])}; none of "
+            f"these parameters has changed since `{name}` "
+            f"was made.{restarts}"
+        ),
+        fixes=[
+            Fix(
+                title="Count over epochs, or step at the end of the epoch as well"
+                if gate is not None
+                else f"Call `{name}.step()` after backward",
+                safety="unsafe",
+            )
+        ],
+    )
 
 
 def _step_in_source(book: Book, name: str) -> tuple[ast.Call | None, ast.If | None, SourceSpan | None]:
@@ -120,4 +149,11 @@ def _step_in_source(book: Book, name: str) -> tuple[ast.Call | None, ast.If | No
     return None, None, None
 
 
-RULE = Rule(code=CODE, name=NAME, summary="gradients are made for an optimizer that never steps", recognise=recognise, moments=frozenset({"suspicion"}), severity="warning")
+RULE = Rule(
+    code=CODE,
+    name=NAME,
+    summary="gradients are made for an optimizer that never steps",
+    recognise=recognise,
+    moments=frozenset({"suspicion"}),
+    severity="warning",
+)

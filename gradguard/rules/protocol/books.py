@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,25 +12,13 @@ import torch
 from gradguard.callsite import CallSite
 from gradguard.journal import BackwardFact
 from gradguard.rules.protocol.rates import Rates
+from gradguard.rules.protocol.suspicion import Suspicion, version_of
+
+__all__ = ["Book", "Part", "Prepared", "Slot", "Suspicion", "unchanged", "version_of"]
 
 _CLOSE_STEPS = 5  # of a book, in which every parameter is followed
 _FOLLOWED = 3  # parameters of an optimizer followed after that
 _MOST_FOLLOWED = 512
-
-
-@dataclass
-class Suspicion:
-    """Something that does not look like a sound loop, for the rule whose business it is.
-
-    Attributes:
-        code: the rule's.
-        book: the optimizer concerned.
-        data: what the rule needs beside; plain facts and weak references.
-    """
-
-    code: str
-    book: Book | None = None
-    data: dict[str, Any] = field(default_factory=dict)
 
 
 class Part:
@@ -167,10 +155,3 @@ def unchanged(book: Book) -> bool:
     """Whether no parameter of the optimizer was written since it was first seen."""
     known = [(p, version) for ref, version in book.first_versions if (p := ref()) is not None]
     return bool(known) and all(version_of(p) == version for p, version in known)
-
-
-def version_of(tensor: torch.Tensor) -> int:
-    try:
-        return int(tensor._version)
-    except Exception:
-        return -1

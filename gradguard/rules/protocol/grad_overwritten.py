@@ -44,15 +44,32 @@ def recognise(incident: Incident) -> Diagnosis | None:
     name = tell.optimizer_name(book, incident)
     call = (place.callee or "clip_grad_norm_").split(".")[-1]
     return Diagnosis(
-        code=CODE, name=NAME, severity="warning",
+        code=CODE,
+        name=NAME,
+        severity="warning",
         headline=f"`{call}` clips gradients that `{name}.step()` has already applied: the clipping has no effect",
         culprit=place.span("comes after the step that used these gradients", "culprit"),
-        related=tell.spans(None if book.last_part is None else tell.span(book.last_part.call.site, "makes the gradients", "backward"),
-                           tell.span(book.step_site, "applies them unclipped", "context")),
-        explanation="At this call every gradient has been used by the step before, and no backward has added to it since. What is clipped here is cleared before it could matter.",
-        fixes=[Fix(title=f"Move `{call}` between backward() and `{name}.step()`", safety="unsafe", detail="With a GradScaler: after `scaler.unscale_(optimizer)`.")],
-    )  # fmt: skip
+        related=tell.spans(
+            None if book.last_part is None else tell.span(book.last_part.call.site, "makes the gradients", "backward"),
+            tell.span(book.step_site, "applies them unclipped", "context"),
+        ),
+        explanation="At this call every gradient has been used by the step before, and no backward has added to it since. What is "
+        "clipped here is cleared before it could matter.",
+        fixes=[
+            Fix(
+                title=f"Move `{call}` between backward() and `{name}.step()`",
+                safety="unsafe",
+                detail="With a GradScaler: after `scaler.unscale_(optimizer)`.",
+            )
+        ],
+    )
 
 
-RULE = Rule(code=CODE, name=NAME, summary="gradients are clipped after the step that used them", recognise=recognise,
-            moments=frozenset({"suspicion"}), severity="warning")  # fmt: skip
+RULE = Rule(
+    code=CODE,
+    name=NAME,
+    summary="gradients are clipped after the step that used them",
+    recognise=recognise,
+    moments=frozenset({"suspicion"}),
+    severity="warning",
+)

@@ -72,20 +72,37 @@ def recognise(incident: Incident) -> Diagnosis | None:
     names = [_shown(each) for each in main]
     places = [_place(incident, each) for each in main]
     culprit_place = next((place for place in places if place is not None), None)
-    label = f"`{first.holding.attribute}` is computed from its own last value, with the graphs of all steps before" if _is_chain(first) else f"keeps tensors of every step in `{first.holding.name}` with their graphs"
+    label = (
+        f"`{first.holding.attribute}` is computed from its own last value, with the graphs of all steps before"
+        if _is_chain(first)
+        else f"keeps tensors of every step in `{first.holding.name}` with their graphs"
+    )
     culprit: SourceSpan | None = None if culprit_place is None else culprit_place.statement_span(label, "culprit")
     related = [place.statement_span("and so does this", "context") for place in places[1:3] if place is not None]
     subject = " and ".join(f"`{name}`" for name in dict.fromkeys(names[:3]))
     return Diagnosis(
-        code=CODE, name=NAME, severity="warning",
+        code=CODE,
+        name=NAME,
+        severity="warning",
         headline=f"{subject} {'keep' if len(set(names[:3])) > 1 else 'keeps'} the graphs of old steps alive: memory grows with every step",
-        culprit=culprit, related=tell.spans(*related),
-        explanation=(f"Graphs of steps back to step {data['since']} are still alive at step {data['step']}, {data['old']} of those that were marked, and more at every look. "
-                     f"They hang on {subject}: a tensor with a grad_fn holds everything it was computed from."),
-        fixes=[Fix(title=f"Keep `{_value(culprit_place)}` detached (`.detach()`, or `.item()` for a number)" if culprit_place is not None else "Detach what is kept (`.detach()`, or `.item()` for a number)",
-                   safety="safe", detail="The values stay the same; only the graph is let go.")],
+        culprit=culprit,
+        related=tell.spans(*related),
+        explanation=(
+            f"Graphs of steps back to step {data['since']} are still alive at step {data['step']}, {data['old']} of those that "
+            "were marked, and more at every look. "
+            f"They hang on {subject}: a tensor with a grad_fn holds everything it was computed from."
+        ),
+        fixes=[
+            Fix(
+                title=f"Keep `{_value(culprit_place)}` detached (`.detach()`, or `.item()` for a number)"
+                if culprit_place is not None
+                else "Detach what is kept (`.detach()`, or `.item()` for a number)",
+                safety="safe",
+                detail="The values stay the same; only the graph is let go.",
+            )
+        ],
         avoid=["`gc.collect()` or `torch.cuda.empty_cache()`: the memory is in use, not fragmented"],
-    )  # fmt: skip
+    )
 
 
 def _keepers(incident: Incident, step: int) -> list[Keeper]:
@@ -101,7 +118,11 @@ def _keepers(incident: Incident, step: int) -> list[Keeper]:
     reached.sort(key=lambda item: -len(item[1]))
     for tensor, tags in reached[:40]:
         for holding in holdings(tensor, incident.user_frames, ignore)[:2]:
-            key = (holding.attribute, id(type(holding.owner)) if holding.owner is not None else None, holding.frame.f_code if holding.frame is not None else None)
+            key = (
+                holding.attribute,
+                id(type(holding.owner)) if holding.owner is not None else None,
+                holding.frame.f_code if holding.frame is not None else None,
+            )
             keeper = found.setdefault(key, Keeper(holding))
             keeper.tags |= tags
             keeper.tensors += 1
@@ -152,7 +173,9 @@ def _place(incident: Incident, keeper: Keeper) -> ResolvedSite | None:
     if holding.owner is not None:
         kind = holding.owner if isinstance(holding.owner, type) else type(holding.owner)
         places = [place for place in attribute_sets(kind, holding.attribute) if place.statement is not None]
-        again = [place for place in places if _reads(place.statement, f"self.{holding.attribute}") or isinstance(place.statement, ast.AugAssign)]
+        again = [
+            place for place in places if _reads(place.statement, f"self.{holding.attribute}") or isinstance(place.statement, ast.AugAssign)
+        ]
         found = class_node(kind)
         adds = [] if found is None else _adds(found[0], holding.attribute)
         if holding.through and adds:
@@ -189,7 +212,9 @@ def _adds(source: Source, name: str) -> list[ResolvedSite]:
     assert source.tree is not None
     lines = [call.lineno for method in _ADDS for call in calls_of(source, method, name)]
     for node in ast.walk(source.tree):
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Subscript) and (dotted(t.value) or "").split(".")[-1] == name for t in node.targets):
+        if isinstance(node, ast.Assign) and any(
+            isinstance(t, ast.Subscript) and (dotted(t.value) or "").split(".")[-1] == name for t in node.targets
+        ):
             lines.append(node.lineno)
     return [place for line in sorted(set(lines)) if (place := at_line(source.filename, line)) is not None]
 
@@ -209,4 +234,11 @@ def _value(place: ResolvedSite) -> str:
 
 
 _ = nn
-RULE = Rule(code=CODE, name=NAME, summary="graphs of old steps are kept alive and pile up", recognise=recognise, moments=frozenset({"suspicion"}), severity="warning")
+RULE = Rule(
+    code=CODE,
+    name=NAME,
+    summary="graphs of old steps are kept alive and pile up",
+    recognise=recognise,
+    moments=frozenset({"suspicion"}),
+    severity="warning",
+)

@@ -5,7 +5,7 @@ follows the parts of a few parameters of every optimizer (all of them in the fir
 identity and version of `.grad`, at the moments where the session looks: around backward, after zeroing, after a step. It
 holds no tensor, gradient or module alive; an optimizer that dies takes its book with it.
 
-What it costs is stated in tests/benchmarks/protocol.py: about 0.3 microseconds a followed parameter and moment.
+What it costs: about 0.3 microseconds a followed parameter and moment while awake, about 2 microseconds a step asleep.
 """
 
 from __future__ import annotations
@@ -17,15 +17,23 @@ import torch
 
 from gradguard.callsite import CallSite, user_frame
 from gradguard.journal import BackwardFact, current_journal
-from gradguard.rules.protocol.books import Book, Part, Slot, Suspicion, unchanged, version_of
+from gradguard.rules.frameworks.scaling import Scaling
+from gradguard.rules.protocol import verdicts
+from gradguard.rules.protocol.books import Book, Part, Slot, unchanged
 from gradguard.rules.protocol.modes import Modes
 from gradguard.rules.protocol.rates import Schedules
 from gradguard.rules.protocol.retained import Retained
 from gradguard.rules.protocol.scaling import accumulated, scale_facts
 from gradguard.rules.protocol.survey import Survey
+from gradguard.rules.protocol.suspicion import Suspicion
 from gradguard.torch_internals import quiet
 
 _SURVEYS = frozenset({3, 12, 24, 60, 150, 400, 1000, 4000})  # an optimizer's steps after which everything is looked at
+# Gradients are followed in the first steps, after an optimizer is made or something looks odd, and in one window of steps out
+# of eight from then on: a loop that is wrong is wrong in each of its rounds.
+_AWAKE_FIRST = 64
+_AWAKE = 16
+_ASLEEP = 112
 _MOST_PARTS = 256  # unused contributions remembered of one parameter
 
 
@@ -41,6 +49,8 @@ class Ledger:
         self.last_zero: tuple[CallSite | None, int, int] | None = None  # site, backwards, steps
         self.found: list[Suspicion] = []
         self.ended: list[Book] = []  # optimizers that died since we looked last
+        self.asleep = False  # between two windows in which gradients are followed
+        self.turn_at = _AWAKE_FIRST  # steps at which it falls asleep, or wakes up
         self.opened_at = 0  # steps when the guard was entered
         self.opened_backwards = 0
         self.wastes: dict[tuple[CallSite | None, CallSite | None], list[int]] = {}
@@ -54,6 +64,7 @@ class Ledger:
         self.modes = Modes(self)
         self.retained = Retained()
         self.schedules = Schedules(self)
+        self.scaling = Scaling()
 
     # -- optimizers ---------------------------------------------------------------------------------------------------
 
@@ -87,12 +98,51 @@ class Ledger:
         """An optimizer was constructed."""
         if self.ended:
             self.finish_ended()
+        self.wake(_AWAKE_FIRST)
         book = self.book_of(optimizer)
         book.made = site
 
     def _drop_dead(self) -> None:
         for key in [key for key, book in self.books.items() if book.ref() is None]:
             del self.books[key]
+
+    # -- sleeping and waking ------------------------------------------------------------------------------------------
+
+    def wake(self, steps: int) -> None:
+        """Follows gradients for some steps from here on."""
+        if self.asleep:
+            self.asleep = False
+            for book in self.books.values():
+                book.backwards_at_step = self.backwards
+                book.filled_since_step = book.same_line = 0
+                for slot in book.slots:
+                    slot.forget()
+        self.turn_at = max(self.turn_at, self.steps + steps)
+
+    def backward_asleep(self) -> bool:
+        """Counts a backward call; whether it has to be looked at all the same."""
+        now = self.backwards + 1
+        if not now & 63 or now >= self.survey.next_at:
+            return True
+        self.backwards = now
+        return False
+
+    def step_asleep(self, optimizer: Any, site: CallSite | None) -> bool:
+        """Counts an optimizer's step; whether rules have to be asked."""
+        self.steps += 1
+        book = self.books.get(id(optimizer)) or self.book_of(optimizer)
+        book.steps += 1
+        if not book.steps & 7:
+            book.step_site = site
+            book.rates.look(self, book, optimizer, 8)
+        if book.steps in _SURVEYS:
+            self.survey.after_step(book)
+        if self.modes.watching is not None:
+            self.modes.after_step(book)
+        if self.steps >= self.turn_at:
+            self.wake(_AWAKE)
+            book.step_site = site
+        return bool(self.found or self.ended or self.census_until)
 
     # -- moments ------------------------------------------------------------------------------------------------------
 
@@ -129,7 +179,7 @@ class Ledger:
         self.backwards += 1
         if self.backwards >= self.survey.next_at:
             self.survey.walk(call, roots)
-        if not self.backwards & (7 if self.backwards < 100 else 15):
+        if not self.backwards & (7 if self.backwards < 100 else 15 if self.backwards < 300 else 63):
             self.retained.tag(self.steps, self.backwards, roots, self.found)
         part: Part | None = None
         for book in self.books.values():
@@ -193,30 +243,22 @@ class Ledger:
             each.zero_site = site
             each.zeros += 1
             each.zeroed_at_step = each.steps
-        if book is not None and not cleared and self.last_zero is not None and self.last_zero[1:] == (self.backwards, self.steps) and book.filled:
+        if (
+            book is not None
+            and not cleared
+            and self.last_zero is not None
+            and self.last_zero[1:] == (self.backwards, self.steps)
+            and book.filled
+        ):
             book.idle_zero = site
         self.last_zero = (site, self.backwards, self.steps)
         if wasted:
-            self.wasted(wasted, site, owner)
+            verdicts.wasted(self, wasted, site, owner)
 
-    def wasted(self, parts: set[Part], site: CallSite | None, owner: Any) -> None:
-        """Backward calls all of whose gradient was cleared before any step used it."""
-        for part in parts:
-            if any(version_of(p) != version for ref, version in part.versions if (p := ref()) is not None):
-                continue  # updated by hand, or SAM's ascent
-            key = (part.call.site, site)
-            if len(self.wastes) > 64:
-                self.wastes.clear()
-            counts = self.wastes.setdefault(key, [0, 0])
-            counts[0] += 1
-            if part.call.traced and part.call.step == self.journal.step and part.reads == self.journal.grad_reads:
-                counts[1] += 1  # and nobody looked at the gradients in between
-            if counts[0] in (3, 12, 48):
-                self.found.append(Suspicion(""))
-            if counts[1] >= 2 and counts[0] >= 3:
-                book = self.books.get(id(owner)) or next((b for b in self.books.values() if b.last_part is part), None)
-                self.found.append(Suspicion("GG602", book, {"part": part, "zero": site, "count": counts[0], "owner": weakref.ref(owner)}))
-                counts[1] = -40  # said; look again much later
+    def nothing(self) -> None:
+        """What was found on the way is to be judged."""
+        if self.ended:
+            self.finish_ended()
 
     def before_step(self, optimizer: Any) -> None:
         key = id(optimizer)
@@ -271,11 +313,11 @@ class Ledger:
                 self.found.append(Suspicion("GG601", book))
             book.look_closely()
         if not fresh:
-            self._nothing_new(book, same, none)
+            verdicts.nothing_new(self, book, same, none)
         else:
             book.empty = 0
         if book.sharing and fresh:
-            self._shared(book)
+            verdicts.shared(self, book)
         if book.filled_since_step > 1:
             accumulated(self, book)
         book.same_line = 0
@@ -286,60 +328,16 @@ class Ledger:
         if book.steps in _SURVEYS:
             self.survey.after_step(book)
             if len(self.books) > 1:
-                self._find_sharing(book)
+                verdicts.find_sharing(self, book)
         if self.modes.watching:
             self.modes.after_step(book)
+        if self.found and any(each.book is not None and "survey" not in each.data for each in self.found):
+            self.turn_at = max(self.turn_at, self.steps + _AWAKE_FIRST)
+        elif self.steps >= self.turn_at and not self.census_until:
+            self.asleep = True
+            self.turn_at = self.steps + _ASLEEP
         if book.steps == book.close_until or len(optimizer.param_groups) != 1 or book.size != len(optimizer.param_groups[0]["params"]):
             book.follow()
-
-
-    def _nothing_new(self, book: Book, same: int, none: int) -> None:
-        """A step for which no followed parameter had a new gradient."""
-        if same and same + none == len(book.active):
-            book.repeated += 1
-            book.look_closely(2)
-            waiting = next((b for b in self.books.values() if b is not book and not b.steps and b.filled_since_step and b.ref() is not None), None)
-            if waiting is not None:
-                if waiting.filled >= 5 and book.repeated >= 3:
-                    self.found.append(Suspicion("GG607", waiting, {"instead": book}))
-            elif book.repeated in (2, 20, 200):
-                self.found.append(Suspicion("GG606", book, {"kind": "repeated"}))
-        elif none == len(book.active):
-            book.empty += 1
-            if book.empty == 2:
-                book.look_closely(3)
-                self.survey.next_at = self.backwards + 1
-            elif book.empty in (3, 10, 50):
-                self.survey.next_at = self.backwards + 1
-                if self.backwards == book.backwards_at_step:
-                    self.found.append(Suspicion("GG606", book, {"kind": "no backward"}))
-                elif self.survey.strangers:
-                    self.found.append(Suspicion("GG604", book, {"strangers": self.survey.strangers}))
-
-    def _find_sharing(self, book: Book) -> None:
-        """Which other optimizers hold some of the same parameters."""
-        mine = {id(p) for p in book.parameters()}
-        for other in self.books.values():
-            if other is not book and other.steps and any(id(p) in mine for p in other.parameters()):
-                if other not in book.sharing:
-                    book.sharing.append(other)
-                if book not in other.sharing:
-                    other.sharing.append(book)
-
-    def _shared(self, book: Book) -> None:
-        """Whether another optimizer has stepped on the very same contributions."""
-        if self.stepping:
-            return
-        used = {id(slot.ref()): slot.used for slot in book.active if slot.used is not None}
-        for other in book.sharing:
-            if other.nested or other.ref() is None:
-                continue
-            both = [slot.ref() for slot in other.active if slot.used is not None and used.get(id(slot.ref())) is slot.used and slot.used.used >= 2]
-            if both:
-                book.shared += 1
-                if book.shared == 3:
-                    later = max(book, other, key=lambda b: b.made_at)
-                    self.found.append(Suspicion("GG614", book, {"other": other, "later": later}))
 
     def scheduler_made(self, scheduler: Any, site: CallSite | None) -> None:
         """A learning-rate scheduler was constructed."""
@@ -377,10 +375,26 @@ class Ledger:
 
     # -- clipping, closing --------------------------------------------------------------------------------------------
 
+    def scaled(self, scaler: Any, site: CallSite | None) -> None:
+        """A loss was scaled: until `unscale_`, gradients are too large."""
+        self.scaling.scaled(scaler, site)
+
+    def scaler_updated(self, scaler: Any, site: CallSite | None) -> None:
+        """The scaler begins anew."""
+        self.scaling.updated()
+
     def clipping(self, parameters: list[Any], limit: float, site: CallSite | None) -> None:
-        """Gradients are about to be clipped: what if a step has used them already?"""
+        """Gradients are about to be clipped: what if a step has used them already, or they are still scaled?"""
+        self.scaling.clipping(self, parameters, site)
+        if self.asleep:
+            return
         wanted = {id(p) for p in parameters}
-        states = [(slot.used is not None and not slot.parts, book) for book in self.books.values() for slot in book.active if id(slot.ref()) in wanted and slot.grad]
+        states = [
+            (slot.used is not None and not slot.parts, book)
+            for book in self.books.values()
+            for slot in book.active
+            if id(slot.ref()) in wanted and slot.grad
+        ]
         if not states or limit > 1e5:  # a limit that never bites is a way to ask for the norm
             return
         if len(self.clips) > 64:
@@ -405,7 +419,7 @@ class Ledger:
         """The guard is left: what can only be said at the end is said, if this was more than a single step."""
         self.finish_ended()
         steps = self.steps - self.opened_at
-        if steps < 10 and self.backwards < 10 or (steps < 10 and self.steps > 10 and self.steps < 300):
+        if (steps < 10 and self.backwards < 10) or (steps < 10 and self.steps > 10 and self.steps < 300):
             return
         for book in list(self.books.values()):
             if book.ref() is not None:
@@ -426,5 +440,3 @@ class Ledger:
         if not book.steps and book.filled >= 10 and book.gathered.get("unchanged"):
             self.found.append(Suspicion("GG607", book, {"end": True}))
         book.rates.finish(self, book)
-
-

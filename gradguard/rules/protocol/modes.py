@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from gradguard.callsite import USER_FILES, CallSite
+from gradguard.rules.protocol.suspicion import Suspicion
 
 if TYPE_CHECKING:
     from gradguard.rules.protocol.books import Book
@@ -62,8 +63,6 @@ class Modes:
 
     def after_step(self, book: Book) -> None:
         """A step was taken while a trained module stands in eval mode."""
-        from gradguard.rules.protocol.books import Suspicion
-
         switch, ledger = self.watching, self._ledger()
         module = None if switch is None else switch.ref()
         if switch is None or module is None or module.training or ledger is None:
@@ -109,8 +108,6 @@ class Modes:
         self._counts[id(root)] = Forwards(root, module, ledger.backwards, id(argument))
 
     def _again(self, known: Forwards, arguments: Any, frame: FrameType | None) -> None:
-        from gradguard.rules.protocol.books import Suspicion
-
         ledger = self._ledger()
         if ledger is None:
             return
@@ -126,13 +123,23 @@ class Modes:
         if known.number != ENOUGH or known.said:
             return
         root, _, caller = outermost(frame)
-        if root is not known.ref() or caller is None or not USER_FILES[caller.f_code.co_filename]:
+        if root is None or root is not known.ref() or caller is None or not USER_FILES[caller.f_code.co_filename]:
             return
         ids = ledger.survey.known()
         if any(id(p) in ids for p in root.parameters()):
             known.said = True
-            ledger.found.append(Suspicion("GG609", None, {
-                "kind": "train mode without grad", "root": known.ref, "module": known.module, "site": CallSite(caller.f_code, caller.f_lasti)}))  # fmt: skip
+            ledger.found.append(
+                Suspicion(
+                    "GG609",
+                    None,
+                    {
+                        "kind": "train mode without grad",
+                        "root": known.ref,
+                        "module": known.module,
+                        "site": CallSite(caller.f_code, caller.f_lasti),
+                    },
+                )
+            )
 
 
 class Forwards:
@@ -164,7 +171,11 @@ def outermost(frame: FrameType | None) -> tuple[nn.Module | None, Any, FrameType
                 arguments = frame.f_locals.get("args") or ()
                 argument = arguments[0] if arguments else None
                 caller = outer
-                while caller is not None and caller.f_code.co_name in ("_wrapped_call_impl", "__call__") and not USER_FILES[caller.f_code.co_filename]:
+                while (
+                    caller is not None
+                    and caller.f_code.co_name in ("_wrapped_call_impl", "__call__")
+                    and not USER_FILES[caller.f_code.co_filename]
+                ):
                     caller = caller.f_back
         frame = frame.f_back
         depth += 1

@@ -29,7 +29,6 @@ flow), about anything an optimizer made later takes up, and about values that ch
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.source import ResolvedSite
@@ -108,26 +107,46 @@ def _told(incident: Incident, book: Book, left: Found) -> Diagnosis:
         what = "a plain tensor" if plain else "kept in a plain " + type(vars(owner.module).get(owner.attribute)).__name__
         culprit = None if place is None else place.statement_span(f"{what}: not part of `{holder}.parameters()`", "culprit")
         others = [attribute_set(type(owner.module), each) for each in attributes[1:4]]
-        related = tell.spans(*[each.statement_span(f"{what}, too", "context") for each in others if each is not None],
-                             tell.span(book.made, f"`{name}` is made without them", "declared"))  # fmt: skip
+        related = tell.spans(
+            *[each.statement_span(f"{what}, too", "context") for each in others if each is not None],
+            tell.span(book.made, f"`{name}` is made without them", "declared"),
+        )
         subject = " and ".join(f"`{each}`" for each in attributes[:3])
-        headline = f"{subject} of `{holder}` {'are' if len(attributes) > 1 or not plain else 'is'} never updated: {what}, unknown to `parameters()` and to `{name}`"
-        fix = Fix(title=f"Make {'them' if len(attributes) > 1 else 'it'} `nn.Parameter`" if plain else f"Use `nn.{'ModuleDict' if isinstance(vars(owner.module).get(owner.attribute), dict) else 'ModuleList'}` for `self.{owner.attribute}`",
-                  safety="unsafe", detail="Before the optimizer is made.")  # fmt: skip
+        are = "are" if len(attributes) > 1 or not plain else "is"
+        headline = f"{subject} of `{holder}` {are} never updated: {what}, unknown to `parameters()` and to `{name}`"
+        container = "ModuleDict" if isinstance(vars(owner.module).get(owner.attribute), dict) else "ModuleList"
+        them = "them" if len(attributes) > 1 else "it"
+        title = f"Make {them} `nn.Parameter`" if plain else f"Use `nn.{container}` for `self.{owner.attribute}`"
+        fix = Fix(title=title, safety="unsafe", detail="Before the optimizer is made.")
     else:
         culprit = tell.span(book.made, f"leaves out {tell.listed(paths, len(paths))}", "culprit")
         related = []
         headline = f"`{name}` does not have {tell.listed(paths, len(paths))}: they get gradients and are never updated"
         fix = Fix(title=f"Give `{name}` these parameters too, or freeze them with `requires_grad_(False)`", safety="unsafe")
-    backward = tell.span(book.last_part.call.site, "fills their gradients at every step", "backward") if book.last_part is not None else None
+    backward = (
+        tell.span(book.last_part.call.site, "fills their gradients at every step", "backward") if book.last_part is not None else None
+    )
     return Diagnosis(
-        code=CODE, name=NAME, severity="warning", headline=headline, culprit=culprit, related=[*related, *tell.spans(backward)],
+        code=CODE,
+        name=NAME,
+        severity="warning",
+        headline=headline,
+        culprit=culprit,
+        related=[*related, *tell.spans(backward)],
         tensors=tell.facts([each for each, _ in shown], incident.names),
-        explanation=(f"{tell.listed(paths, len(paths))} took part in every loss that was looked at and got gradient, no optimizer has "
-                     f"{'them' if len(paths) > 1 else 'it'}, and the values are exactly those of the beginning."),
+        explanation=(
+            f"{tell.listed(paths, len(paths))} took part in every loss that was looked at and got gradient, no optimizer has "
+            f"{'them' if len(paths) > 1 else 'it'}, and the values are exactly those of the beginning."
+        ),
         fixes=[fix],
-    )  # fmt: skip
+    )
 
 
-_ = nn
-RULE = Rule(code=CODE, name=NAME, summary="parameters get gradients but are in no optimizer", recognise=recognise, moments=frozenset({"suspicion"}), severity="warning")
+RULE = Rule(
+    code=CODE,
+    name=NAME,
+    summary="parameters get gradients but are in no optimizer",
+    recognise=recognise,
+    moments=frozenset({"suspicion"}),
+    severity="warning",
+)

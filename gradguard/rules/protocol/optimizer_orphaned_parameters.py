@@ -57,10 +57,18 @@ def recognise(incident: Incident) -> Diagnosis | None:
     gone = [p for p in mine if incident.names.state(p) is None]
     shapes = [tuple(p.shape) for p in mine]
     alike = sum(tuple(leaf.shape) in shapes for leaf, _ in left)
-    if len(gone) < len(mine) and (2 * alike < len(left) or any(incident.names.state(p) is not None and incident.names.state(p).root is left[0][1].root for p in mine)):  # type: ignore[union-attr]
-        return None
+    if len(gone) < len(mine):
+        roots = [state.root for p in mine if (state := incident.names.state(p)) is not None]
+        if 2 * alike < len(left) or any(root is left[0][1].root for root in roots):
+            return None
     return orphans.told(incident, book, left, mine)
 
 
-RULE = Rule(code=CODE, name=NAME, summary="the optimizer holds parameters that the model no longer has", recognise=recognise,
-            moments=frozenset({"suspicion"}), severity="warning")  # fmt: skip
+RULE = Rule(
+    code=CODE,
+    name=NAME,
+    summary="the optimizer holds parameters that the model no longer has",
+    recognise=recognise,
+    moments=frozenset({"suspicion"}),
+    severity="warning",
+)

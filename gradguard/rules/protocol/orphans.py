@@ -21,7 +21,9 @@ CODE, NAME = "GG604", "optimizer-orphaned-parameters"
 
 def partly(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]]) -> Diagnosis | None:
     """Part of the model was replaced after the optimizer was made: it has old parameters that no module has any more."""
-    gone = [p for p in book.parameters() if incident.names.state(p) is None and p.grad is None and isinstance(p, nn.Parameter)]
+    gone: list[torch.Tensor] = [
+        p for p in book.parameters() if incident.names.state(p) is None and p.grad is None and isinstance(p, nn.Parameter)
+    ]
     return told(incident, book, left, gone) if gone else None
 
 
@@ -31,44 +33,69 @@ def told(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]],
     owner = left[0][1]
     paths = [each.path for _, each in left]
     everything = len(gone) == len(book.parameters())
+    # an optimizer that had only a part of the model from the start: the likelier culprit is a method that puts a new part in place
+    part = _part_replaced_at(incident, owner) if everything else None
+    everything = everything and part is None
     model = owner.variable or type(owner.root).__name__
-    assigned = next((site for ref, site, _ in reversed(incident.memory["ledger"].assignments) if ref() is owner.root or ref() is owner.module), None)
+    assigned = next(
+        (site for ref, site, _ in reversed(incident.memory["ledger"].assignments) if ref() is owner.root or ref() is owner.module), None
+    )
     made = tell.span(book.made, f"`{name}` keeps the parameters that `{model}` had here", "declared")
     culprit: SourceSpan | None
     if assigned is not None:
         culprit = tell.span(assigned, f"replaces the parameters of `{model}`: `{name}` still has the old ones", "culprit")
         fix = Fix(title=f"Load the model before making `{name}`, or load without `assign=True`", safety="unsafe")
     else:
-        culprit = _replaced_at(incident, book, owner, everything)
-        fix = Fix(title=f"Make `{name}` after the model has its final parameters" + (" (inside the loop that makes the model)" if everything else ""), safety="unsafe")
+        culprit = part or _replaced_at(incident, book, owner, everything)
+        fix = Fix(
+            title=f"Make `{name}` after the model has its final parameters"
+            + (" (inside the loop that makes the model)" if everything else ""),
+            safety="unsafe",
+        )
     if culprit is None and made is not None:
         culprit = made.model_copy(update={"role": "culprit"})
     what = f"`{model}`" if everything else tell.listed(paths, len(paths))
     return Diagnosis(
-        code=CODE, name=NAME, severity="warning",
-        headline=f"`{name}` updates parameters that the model no longer has: {what} is not trained" if everything else
-                 f"`{name}` still has the parameters that were replaced: {what} {'are' if len(paths) > 1 else 'is'} not trained",
-        culprit=culprit, related=tell.spans(made, tell.span(book.step_site, "steps on the old parameters", "context")),
+        code=CODE,
+        name=NAME,
+        severity="warning",
+        headline=f"`{name}` updates parameters that the model no longer has: {what} is not trained"
+        if everything
+        else f"`{name}` still has the parameters that were replaced: {what} {'are' if len(paths) > 1 else 'is'} not trained",
+        culprit=culprit,
+        related=tell.spans(made, tell.span(book.step_site, "steps on the old parameters", "context")),
         tensors=tell.facts([leaf for leaf, _ in left], incident.names),
-        explanation=(f"{len(gone)} of the {len(book.parameters())} parameters of `{name}` belong to no module any more and get no gradient, while "
-                     f"{tell.listed(paths, len(paths))} {'get' if len(paths) > 1 else 'gets'} gradient and {'are' if len(paths) > 1 else 'is'} in no optimizer."),
+        explanation=(
+            f"{len(gone)} of the {len(book.parameters())} parameters of `{name}` belong to no module any more and get no "
+            "gradient, while "
+            f"{tell.listed(paths, len(paths))} {'get' if len(paths) > 1 else 'gets'} gradient and "
+            f"{'are' if len(paths) > 1 else 'is'} in no optimizer."
+        ),
         fixes=[fix],
-    )  # fmt: skip
+    )
 
 
 def _replaced_at(incident: Incident, book: Book, owner: Owner, everything: bool) -> SourceSpan | None:
     """The assignment that put the new module, or parameter, in place of the old one."""
     made = resolve(book.made)
-    parts = owner.path.split(".")[:-1] if not everything else []
+    parts = owner.path.split(".")[:-1]
     inner = parts[1:] if parts and parts[0] == owner.variable else parts
+    if everything:
+        inner = []
     for source in user_sources(incident):
         if source.tree is None:
             continue
         found: list[ast.stmt] = []
         if inner:
-            found = [node for node in ast.walk(source.tree) if isinstance(node, ast.Assign)
-                     for target in node.targets if isinstance(target, ast.Attribute) and target.attr in (inner[-1], owner.attribute)
-                     and not (dotted(target) or "").startswith("self.")]  # fmt: skip
+            found = [
+                node
+                for node in ast.walk(source.tree)
+                if isinstance(node, ast.Assign)
+                for target in node.targets
+                if isinstance(target, ast.Attribute)
+                and target.attr in (inner[-1], owner.attribute)
+                and not (dotted(target) or "").startswith("self.")
+            ]
         elif owner.variable:
             found = [node for scope in _scopes(source) for node in assignments_to(scope, owner.variable)]
         if made is not None and made.file == source.filename:
@@ -76,8 +103,36 @@ def _replaced_at(incident: Incident, book: Book, owner: Owner, everything: bool)
         if found:
             place = at_line(source.filename, found[0].lineno)
             what = f"`{owner.variable}`" if not inner else f"`{'.'.join(inner)}`"
-            return None if place is None else place.statement_span(f"puts a new {what} in place; the optimizer keeps the old one's parameters", "culprit")
+            return (
+                None
+                if place is None
+                else place.statement_span(f"puts a new {what} in place; the optimizer keeps the old one's parameters", "culprit")
+            )
     return None
+
+
+def _part_replaced_at(incident: Incident, owner: Owner) -> SourceSpan | None:
+    """The one assignment to the owner's attribute of `self` in a method that is not the constructor."""
+    parts = owner.path.split(".")
+    if len(parts) - (parts[0] == owner.variable) < 2:
+        return None
+    attribute = parts[-2]
+    found: list[tuple[str, int]] = []
+    for source in user_sources(incident):
+        for scope in _scopes(source) if source.tree is not None else ():
+            if isinstance(scope, ast.Module) or getattr(scope, "name", None) == "__init__":
+                continue
+            found += [
+                (source.filename, node.lineno)
+                for node in ast.walk(scope)
+                if isinstance(node, ast.Assign) and any(dotted(target) == f"self.{attribute}" for target in node.targets)
+            ]
+    place = at_line(*found[0]) if len(found) == 1 else None
+    return (
+        None
+        if place is None
+        else place.statement_span(f"puts a new `{attribute}` in place; the optimizer keeps the old one's parameters", "culprit")
+    )
 
 
 def _scopes(source: Source) -> list[ast.AST]:

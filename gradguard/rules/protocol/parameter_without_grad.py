@@ -39,8 +39,9 @@ from gradguard.evidence.source import ResolvedSite, at_line, dotted, resolve
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
-from gradguard.rules.protocol.books import Book, Prepared, version_of
+from gradguard.rules.protocol.books import Book, Prepared
 from gradguard.rules.protocol.places import attribute_set, class_node
+from gradguard.rules.protocol.suspicion import version_of
 
 CODE, NAME = "GG605", "parameter-without-grad"
 Idle = list[tuple[torch.Tensor, str, nn.Module, nn.Module | None, str]]  # parameter, path, module, parent, attribute in the parent
@@ -62,7 +63,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if diagnosis is None:
         return None
     kept = [(weakref.ref(p), version_of(p)) for p, *_ in idle]
-    last = {i: True for i in range(len(kept))}
+    last = dict.fromkeys(range(len(kept)), True)
 
     def holds() -> bool:
         for i, (ref, version) in enumerate(kept):
@@ -109,10 +110,19 @@ def _called(incident: Incident, book: Book, idle: Idle, called: dict[int, Any]) 
     if not any(entry[2] for _, entry in hit) and place is not None:
         blocks = [*place.enclosing_withs(), *place.decorators()]
         block = next((b for b in blocks if "no_grad" in b.text or "inference_mode" in b.text or "set_grad_enabled" in b.text), None)
-        culprit = block.span.model_copy(update={"role": "culprit", "label": f"everything computed inside has no graph: `{prefix}` gets no gradient"}) if block is not None else None
+        culprit = (
+            block.span.model_copy(
+                update={"role": "culprit", "label": f"everything computed inside has no graph: `{prefix}` gets no gradient"}
+            )
+            if block is not None
+            else None
+        )
         culprit = culprit or place.span("runs with grad mode off", "culprit")
         headline = f"`{prefix}` is in `{name}` and never gets a gradient: it is only ever called with grad mode off"
-        fix = Fix(title=f"Call `{prefix}` outside `{block.text if block is not None else 'no_grad'}`, or leave it out of `{name}`", safety="unsafe")
+        fix = Fix(
+            title=f"Call `{prefix}` outside `{block.text if block is not None else 'no_grad'}`, or leave it out of `{name}`",
+            safety="unsafe",
+        )
     elif all(entry[2] for _, entry in hit):
         if grad_on is None or place is None:
             return None
@@ -121,7 +131,16 @@ def _called(incident: Incident, book: Book, idle: Idle, called: dict[int, Any]) 
         return _told(incident, book, headline, None, [place.span("called here", "context")], fix, [each[0] for each, _ in hit], shown)
     else:
         return None
-    return _told(incident, book, headline, culprit, [place.span("called here", "context")] if place is not None else [], fix, [each[0] for each, _ in hit], shown)
+    return _told(
+        incident,
+        book,
+        headline,
+        culprit,
+        [place.span("called here", "context")] if place is not None else [],
+        fix,
+        [each[0] for each, _ in hit],
+        shown,
+    )
 
 
 def _unused(incident: Incident, book: Book, idle: Idle) -> Diagnosis | None:
@@ -138,6 +157,7 @@ def _unused(incident: Incident, book: Book, idle: Idle) -> Diagnosis | None:
     kind = type(parent).__name__
     made = attribute_set(type(parent), attributes[0])
     instead = _used_twice(parent, attributes)
+    get, them = ("get", "them") if len(attributes) > 1 else ("gets", "it")
     declared = None if made is None else made.statement_span("made here and never called", "declared")
     parameters = [each[0] for each in dead]
     shown = tell.listed([each[1] for each in dead], len(dead))
@@ -145,22 +165,39 @@ def _unused(incident: Incident, book: Book, idle: Idle) -> Diagnosis | None:
         place, twins = instead
         text = " and ".join(f"`self.{twin}`" for twin in twins)
         culprit = place.statement_span(f"uses {text} again; {called} {'are' if len(attributes) > 1 else 'is'} never used", "culprit")
-        headline = f"{called} of `{kind}` never {'get' if len(attributes) > 1 else 'gets'} a gradient: nothing calls {'them' if len(attributes) > 1 else 'it'}, and {text} {'are' if len(twins) > 1 else 'is'} used a second time"
+        again = f"{text} {'are' if len(twins) > 1 else 'is'} used a second time"
+        headline = f"{called} of `{kind}` never {get} a gradient: nothing calls {them}, and {again}"
         fix = Fix(title=f"Use {' and '.join(f'`self.{a}`' for a in attributes[:4])} here", safety="unsafe")
         return _told(incident, book, headline, culprit, tell.spans(declared), fix, parameters, shown)
-    headline = f"{called} of `{kind}` {'are' if len(attributes) > 1 else 'is'} in `{name}` and never {'get' if len(attributes) > 1 else 'gets'} a gradient: nothing in `{kind}` uses {'them' if len(attributes) > 1 else 'it'}"
+    are = "are" if len(attributes) > 1 else "is"
+    headline = f"{called} of `{kind}` {are} in `{name}` and never {get} a gradient: nothing in `{kind}` uses {them}"
     fix = Fix(title=f"Call {called} in `forward`, or remove {'them' if len(attributes) > 1 else 'it'}", safety="manual")
     return _told(incident, book, headline, declared and declared.model_copy(update={"role": "culprit"}), [], fix, parameters, shown)
 
 
-def _told(incident: Incident, book: Book, headline: str, culprit: SourceSpan | None, related: list[SourceSpan], fix: Fix, parameters: list[torch.Tensor], shown: str) -> Diagnosis:
+def _told(
+    incident: Incident,
+    book: Book,
+    headline: str,
+    culprit: SourceSpan | None,
+    related: list[SourceSpan],
+    fix: Fix,
+    parameters: list[torch.Tensor],
+    shown: str,
+) -> Diagnosis:
     return Diagnosis(
-        code=CODE, name=NAME, severity="warning", headline=headline, culprit=culprit,
+        code=CODE,
+        name=NAME,
+        severity="warning",
+        headline=headline,
+        culprit=culprit,
         related=[*related, *tell.spans(tell.span(book.step_site, "no step has ever changed them", "context"))],
         tensors=tell.facts(parameters, incident.names),
-        explanation=f"{shown}: no backward has filled a gradient since training began, and no step has changed a value, while the optimizer's other parameters were trained.",
-        fixes=[fix], confidence="likely" if culprit is None else "certain",
-    )  # fmt: skip
+        explanation=f"{shown}: no backward has filled a gradient since training began, and no step has changed a value, while the "
+        "optimizer's other parameters were trained.",
+        fixes=[fix],
+        confidence="likely" if culprit is None else "certain",
+    )
 
 
 def _reads(kind: type) -> dict[str, list[ast.Attribute]] | None:
@@ -173,7 +210,15 @@ def _reads(kind: type) -> dict[str, list[ast.Attribute]] | None:
         if not isinstance(method, (ast.FunctionDef, ast.AsyncFunctionDef)) or method.name == "__init__":
             continue
         for node in ast.walk(method):
-            if isinstance(node, ast.Call) and dotted(node.func) in ("getattr", "self.children", "self.named_children", "self.modules", "self.named_modules", "self.get_submodule", "self._modules.values"):
+            if isinstance(node, ast.Call) and dotted(node.func) in (
+                "getattr",
+                "self.children",
+                "self.named_children",
+                "self.modules",
+                "self.named_modules",
+                "self.get_submodule",
+                "self._modules.values",
+            ):
                 return None
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and dotted(node) == f"self.{node.attr}":
                 reads.setdefault(node.attr, []).append(node)
@@ -188,7 +233,11 @@ def _never_read(kind: type, attribute: str) -> bool:
     assert found is not None
     source = found[0]
     # read from elsewhere (`model.head(x)`), or by a subclass
-    elsewhere = [node for node in ast.walk(source.tree or ast.Module([], [])) if isinstance(node, ast.Attribute) and node.attr == attribute and isinstance(node.ctx, ast.Load)]
+    elsewhere = [
+        node
+        for node in ast.walk(source.tree or ast.Module([], []))
+        if isinstance(node, ast.Attribute) and node.attr == attribute and isinstance(node.ctx, ast.Load)
+    ]
     return not elsewhere
 
 
@@ -199,7 +248,11 @@ def _used_twice(parent: nn.Module, dead: list[str]) -> tuple[ResolvedSite, list[
     if reads is None or found is None:
         return None
     shapes = [_shapes(getattr(parent, name, None)) for name in dead]
-    twins = {name: nodes for name, nodes in reads.items() if len(nodes) > 1 and _shapes(getattr(parent, name, None)) in shapes and _shapes(getattr(parent, name, None))}
+    twins = {
+        name: nodes
+        for name, nodes in reads.items()
+        if len(nodes) > 1 and _shapes(getattr(parent, name, None)) in shapes and _shapes(getattr(parent, name, None))
+    }
     second = {name: max(nodes, key=lambda node: (node.lineno, node.col_offset)) for name, nodes in twins.items()}
     first = {name: min(nodes, key=lambda node: (node.lineno, node.col_offset)) for name, nodes in twins.items()}
     lines = [node.lineno for name, node in second.items() if first[name].lineno != node.lineno]
@@ -219,4 +272,11 @@ def _shapes(module: object) -> tuple[object, ...]:
     return (type(module).__name__, *(tuple(p.shape) for p in module.parameters()))
 
 
-RULE = Rule(code=CODE, name=NAME, summary="parameters in an optimizer that never get a gradient", recognise=recognise, moments=frozenset({"suspicion"}), severity="warning")
+RULE = Rule(
+    code=CODE,
+    name=NAME,
+    summary="parameters in an optimizer that never get a gradient",
+    recognise=recognise,
+    moments=frozenset({"suspicion"}),
+    severity="warning",
+)

@@ -49,7 +49,11 @@ def class_node(kind: type) -> tuple[Source, ast.ClassDef] | None:
             if source is None or source.tree is None:
                 break
             for node in ast.walk(source.tree):
-                if isinstance(node, ast.ClassDef) and node.name == base.__name__ and node.lineno <= code.co_firstlineno <= (node.end_lineno or 0):
+                if (
+                    isinstance(node, ast.ClassDef)
+                    and node.name == base.__name__
+                    and node.lineno <= code.co_firstlineno <= (node.end_lineno or 0)
+                ):
                     return source, node
         if base is kind and base.__module__.startswith("torch."):
             return None
@@ -62,11 +66,20 @@ def attribute_set(kind: type, name: str) -> ResolvedSite | None:
     if found is None:
         return None
     source, tree = found
-    places = [node for node in ast.walk(tree) if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign))
-              and any(dotted(target) == f"self.{name}" for target in _targets(node))]  # fmt: skip
-    places += [node for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
-               and dotted(node.value.func) in ("self.register_parameter", "self.add_module", "setattr") and any(
-                   isinstance(argument, ast.Constant) and argument.value == name for argument in node.value.args)]  # fmt: skip
+    places: list[ast.stmt] = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign))
+        and any(dotted(target) == f"self.{name}" for target in _targets(node))
+    ]
+    places += [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Call)
+        and dotted(node.value.func) in ("self.register_parameter", "self.add_module", "setattr")
+        and any(isinstance(argument, ast.Constant) and argument.value == name for argument in node.value.args)
+    ]
     return at_line(source.filename, places[0].lineno) if places else None
 
 
@@ -76,8 +89,12 @@ def attribute_sets(kind: type, name: str) -> list[ResolvedSite]:
     if found is None:
         return []
     source, tree = found
-    lines = [node.lineno for node in ast.walk(tree) if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign))
-             and any(dotted(target) == f"self.{name}" for target in _targets(node))]  # fmt: skip
+    lines = [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign))
+        and any(dotted(target) == f"self.{name}" for target in _targets(node))
+    ]
     return [place for line in lines if (place := at_line(source.filename, line)) is not None]
 
 
@@ -98,7 +115,9 @@ def attribute_of(module: nn.Module, child: Any) -> str | None:
             return key
         if isinstance(value, dict) and any(item is child for item in value.values()):
             return key
-        if isinstance(value, (list, tuple)) and any(item is child or isinstance(item, (list, tuple)) and any(i is child for i in item) for item in value):
+        if isinstance(value, (list, tuple)) and any(
+            item is child or (isinstance(item, (list, tuple)) and any(i is child for i in item)) for item in value
+        ):
             return key
     return None
 
@@ -110,7 +129,7 @@ def calls_of(source: Source, method: str, receiver: str | None = None) -> list[a
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == method:
             name = dotted(node.func.value)
-            if receiver is None or name is not None and name.split(".")[-1] == receiver.split(".")[-1]:
+            if receiver is None or (name is not None and name.split(".")[-1] == receiver.split(".")[-1]):
                 found.append(node)
     return sorted(found, key=lambda node: (node.lineno, node.col_offset))
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradguard.callsite import CallSite
+from gradguard.rules.protocol.suspicion import Suspicion
 
 if TYPE_CHECKING:
     from gradguard.rules.protocol.books import Book
@@ -23,7 +24,7 @@ _SAMPLED = 64
 class Rates:
     """The learning rate of one optimizer over its steps, and a sample of low-precision parameters' values."""
 
-    __slots__ = ("highest", "sample", "said", "tiny", "zero")
+    __slots__ = ("highest", "said", "sample", "tiny", "zero")
 
     def __init__(self) -> None:
         self.highest = 0.0
@@ -32,36 +33,32 @@ class Rates:
         self.said = False
         self.sample: list[tuple[weakref.ref[Any], list[float], list[float]]] = []
 
-    def look(self, ledger: Ledger, book: Book, optimizer: Any) -> None:
-        """Once a step, after it."""
-        from gradguard.rules.protocol.books import Suspicion
-
+    def look(self, ledger: Ledger, book: Book, optimizer: Any, weight: int = 1) -> None:
+        """After a step, which stands for `weight` of them."""
         rate = optimizer.param_groups[0].get("lr")
         if type(rate) is float or type(rate) is int:  # a tensor's value would have to be fetched from its device
             if rate > self.highest:
                 self.highest = rate
             if rate == 0:
-                self.zero += 1
-                if self.zero == ZERO_STEPS and self.highest > 0 and _all_zero(optimizer):
+                before, self.zero = self.zero, self.zero + weight
+                if before < ZERO_STEPS <= self.zero and self.highest > 0 and _all_zero(optimizer):
                     ledger.found.append(Suspicion("GG611", book, {"kind": "rate"}))
-            else:
+            elif self.zero:
                 self.zero = 0
-                if rate <= VANISHED * self.highest:
-                    self.tiny += 1
-                    if self.tiny >= ZERO_STEPS and 2 * self.tiny >= book.steps and not self.said:
-                        self.said = True
-                        schedule = ledger.schedules.of(optimizer)
-                        if schedule is not None and schedule.calls >= 0.9 * book.steps:
-                            ledger.found.append(Suspicion("GG612", book, {"kind": "vanished", "schedule": schedule, "rate": rate}))
+            elif rate <= VANISHED * self.highest:
+                self.tiny += weight
+                if self.tiny >= ZERO_STEPS and 2 * self.tiny >= book.steps and not self.said:
+                    self.said = True
+                    schedule = ledger.schedules.of(optimizer)
+                    if schedule is not None and schedule.calls >= 0.9 * book.steps:
+                        ledger.found.append(Suspicion("GG612", book, {"kind": "vanished", "schedule": schedule, "rate": rate}))
         if book.steps == 1:
             self._take(book)
-        elif self.sample and book.steps == 1 + _COMPARE_AFTER:
+        elif self.sample and book.steps >= 1 + _COMPARE_AFTER:
             self._compare(ledger, book)
 
     def finish(self, ledger: Ledger, book: Book) -> None:
         """At the end of training."""
-        from gradguard.rules.protocol.books import Suspicion
-
         if self.zero >= ZERO_STEPS and self.highest == 0:
             ledger.found.append(Suspicion("GG611", book, {"kind": "rate"}))
 
@@ -71,8 +68,6 @@ class Rates:
             self.sample.append((weakref.ref(parameter), _values(parameter), _values(parameter.grad)))
 
     def _compare(self, ledger: Ledger, book: Book) -> None:
-        from gradguard.rules.protocol.books import Suspicion
-
         with_gradient = still = 0
         for ref, values, gradient in self.sample:
             parameter = ref()
@@ -91,7 +86,9 @@ def _all_zero(optimizer: Any) -> bool:
     return all(group.get("lr") == 0 for group in optimizer.param_groups)
 
 
-def _values(tensor: torch.Tensor) -> list[float]:
+def _values(tensor: torch.Tensor | None) -> list[float]:
+    if tensor is None:
+        return []
     try:
         flat = tensor.detach().reshape(-1)
         return [float(x) for x in flat[:: max(1, flat.numel() // _SAMPLED)][:_SAMPLED].tolist()]
@@ -143,8 +140,6 @@ class Schedules:
 
     def stepped(self, scheduler: Any, site: CallSite | None) -> None:
         """`scheduler.step()` was called by the user."""
-        from gradguard.rules.protocol.books import Suspicion
-
         ledger = self._ledger()
         optimizer = getattr(scheduler, "optimizer", None)
         if ledger is None or optimizer is None:
@@ -158,7 +153,9 @@ class Schedules:
             schedule.calls_without_step += 1
             if schedule.calls_without_step == 5:
                 mine = {id(p) for p in book.parameters()}
-                other = next((b for b in ledger.books.values() if b is not book and b.steps and any(id(p) in mine for p in b.parameters())), None)
+                other = next(
+                    (b for b in ledger.books.values() if b is not book and b.steps and any(id(p) in mine for p in b.parameters())), None
+                )
                 if other is not None:
                     ledger.found.append(Suspicion("GG612", book, {"kind": "other optimizer", "schedule": schedule, "other": other}))
         else:

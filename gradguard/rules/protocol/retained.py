@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from gradguard.rules.protocol.books import Suspicion
+from gradguard.rules.protocol.suspicion import Suspicion
 
 MOST_TAGS = 48
 PATH = 256  # nodes of a graph looked at
@@ -58,7 +58,7 @@ class Retained:
             return
         tag = Tag(step, backward)
         self.tags.append(weakref.ref(tag))
-        path = []
+        path: list[Any] = []
         self._turn += 1
         turn = self._turn * 2654435761
         while node is not None and len(path) < PATH:

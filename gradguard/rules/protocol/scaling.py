@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gradguard.rules.protocol.suspicion import Suspicion
+
 if TYPE_CHECKING:
     from gradguard.rules.protocol.books import Book, Part
     from gradguard.rules.protocol.ledger import Ledger
 
-_MEANS = ("MeanBackward", "MseLossBackward", "NllLoss", "BinaryCrossEntropy", "L1LossBackward", "SmoothL1LossBackward", "HuberLossBackward", "SoftMarginLossBackward")
+_MEANS = (
+    "MeanBackward",
+    "MseLossBackward",
+    "NllLoss",
+    "BinaryCrossEntropy",
+    "L1LossBackward",
+    "SmoothL1LossBackward",
+    "HuberLossBackward",
+    "SoftMarginLossBackward",
+)
 _ENOUGH = 3  # steps
 
 
@@ -36,8 +47,6 @@ def scale_facts(book: Book, part: Part, roots: tuple[Any, ...]) -> None:
 
 def accumulated(ledger: Ledger, book: Book) -> None:
     """A step used several backward calls."""
-    from gradguard.rules.protocol.books import Suspicion
-
     if book.same_line and book.same_line == book.filled_since_step - 1:
         counts = book.gathered.setdefault("accumulated", [])
         counts.append(book.filled_since_step)

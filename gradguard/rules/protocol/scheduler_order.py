@@ -50,24 +50,48 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if data["kind"] == "other optimizer":
         other = tell.optimizer_name(data["other"], incident)
         return Diagnosis(
-            code=CODE, name=NAME, severity="warning",
+            code=CODE,
+            name=NAME,
+            severity="warning",
             headline=f"`{scheduler}` schedules an optimizer that no longer steps: the rate of `{other}`, which does, never changes",
-            culprit=tell.span(schedule.made, "made for an optimizer that is not the one that steps", "culprit") or (place and place.span("has no effect", "culprit")),
-            related=tell.spans(place and place.span("changes the other optimizer's rate only", "context"), tell.span(data["other"].made, f"`{other}` was made here", "made")),
-            explanation="The scheduler's own optimizer has not stepped since its last calls, while another optimizer over the same parameters has.",
+            culprit=tell.span(schedule.made, "made for an optimizer that is not the one that steps", "culprit")
+            or (place.span("has no effect", "culprit") if place is not None else None),
+            related=tell.spans(
+                place.span("changes the other optimizer's rate only", "context") if place is not None else None,
+                tell.span(data["other"].made, f"`{other}` was made here", "made"),
+            ),
+            explanation="The scheduler's own optimizer has not stepped since its last calls, while another optimizer over the same "
+            "parameters has.",
             fixes=[Fix(title=f"Make the scheduler for `{other}`", safety="unsafe")],
-        )  # fmt: skip
+        )
     rates = book.rates
     return Diagnosis(
-        code=CODE, name=NAME, severity="warning",
-        headline=f"`{scheduler}.step()` runs with every optimizer step and has driven the learning rate from {rates.highest:g} to {data['rate']:.2g} in {book.steps} steps",
+        code=CODE,
+        name=NAME,
+        severity="warning",
+        headline=f"`{scheduler}.step()` runs with every optimizer step and has driven the learning rate from {rates.highest:g} to "
+        f"{data['rate']:.2g} in {book.steps} steps",
         culprit=None if place is None else place.span(f"called {schedule.calls} times in {book.steps} steps", "culprit"),
         related=tell.spans(made, tell.span(book.step_site, f"`{name}` steps at a rate of {data['rate']:.2g}", "context")),
-        explanation=(f"{rates.tiny} of {book.steps} steps ran at less than 1/10,000 of the starting rate: nothing is learnt there. "
-                     f"`{schedule.type_name}` counts calls; numbers that mean epochs need one call an epoch."),
-        fixes=[Fix(title=f"Call `{scheduler}.step()` once an epoch, after the loop over batches", safety="unsafe", detail="Or give the schedule's numbers in batches.")],
-    )  # fmt: skip
+        explanation=(
+            f"{rates.tiny} of {book.steps} steps ran at less than 1/10,000 of the starting rate: nothing is learnt there. "
+            f"`{schedule.type_name}` counts calls; numbers that mean epochs need one call an epoch."
+        ),
+        fixes=[
+            Fix(
+                title=f"Call `{scheduler}.step()` once an epoch, after the loop over batches",
+                safety="unsafe",
+                detail="Or give the schedule's numbers in batches.",
+            )
+        ],
+    )
 
 
-RULE = Rule(code=CODE, name=NAME, summary="a scheduler stepped at the wrong rhythm, or for another optimizer", recognise=recognise,
-            moments=frozenset({"suspicion"}), severity="warning")  # fmt: skip
+RULE = Rule(
+    code=CODE,
+    name=NAME,
+    summary="a scheduler stepped at the wrong rhythm, or for another optimizer",
+    recognise=recognise,
+    moments=frozenset({"suspicion"}),
+    severity="warning",
+)

@@ -33,12 +33,14 @@ trip it (no step has used the parts that pile up there), nor clearing by hand: `
 
 from __future__ import annotations
 
+from gradguard.callsite import CallSite
 from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.source import resolve
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book
+from gradguard.rules.protocol.ledger import Ledger
 
 CODE, NAME = "GG601", "stale-gradients"
 
@@ -68,30 +70,44 @@ def recognise(incident: Incident) -> Diagnosis | None:
     idle = _idle(incident, book)
     if idle is not None and never:
         culprit = tell.span(idle, f"clears nothing: these gradients are clear already, and those of `{name}` never are", "culprit")
-        related = tell.spans(None if backward is None else backward.span("adds to the gradients of all steps before", "backward"),
-                             None if step is None else step.span(label, "context"))  # fmt: skip
+        related = tell.spans(
+            None if backward is None else backward.span("adds to the gradients of all steps before", "backward"),
+            None if step is None else step.span(label, "context"),
+        )
     else:
         culprit = step_span
         zero = None if never else tell.span(book.zero_site, f"clears the gradients, last before step {book.zeroed_at_step + 1}", "context")
         related = tell.spans(zero, None if backward is None else backward.span("adds to the gradients of all steps before", "backward"))
     patch = tell.inserted_before(backward, f"{name}.zero_grad()") if never and name.replace(".", "").isidentifier() else None
     return Diagnosis(
-        code=CODE, name=NAME, severity="warning",
+        code=CODE,
+        name=NAME,
+        severity="warning",
         headline=f"`{name}` steps on gradients of earlier steps: {whose} are not cleared between steps ({history})",
-        culprit=culprit, related=related, tensors=tell.facts(parameters, incident.names),
+        culprit=culprit,
+        related=related,
+        tensors=tell.facts(parameters, incident.names),
         explanation=(
-            f"`backward()` adds to `.grad`. Step {book.steps} applied the new gradients plus those that step {book.steps - 1} had applied before, "
+            f"`backward()` adds to `.grad`. Step {book.steps} applied the new gradients plus those that step {book.steps - 1} had "
+            "applied before, "
             f"for {tell.listed(names, len(parameters))}; the sum grows with every step."
         ),
-        fixes=[Fix(title=f"Call `{name}.zero_grad()` once a step, before `{tell.short(backward.text if backward else 'backward()', 40)}`", safety="unsafe",
-                   detail="Before the first backward of each step, inside the loop." if not never else None, patch=patch)],
+        fixes=[
+            Fix(
+                title=f"Call `{name}.zero_grad()` once a step, before `{tell.short(backward.text if backward else 'backward()', 40)}`",
+                safety="unsafe",
+                detail="Before the first backward of each step, inside the loop." if not never else None,
+                patch=patch,
+            )
+        ],
         avoid=["lowering the learning rate or clipping: it hides the growth, the direction stays that of old batches"],
         confidence="certain",
-    )  # fmt: skip
+    )
 
 
-def _idle(incident: Incident, book: Book) -> object:
-    for other in incident.memory["ledger"].books.values():
+def _idle(incident: Incident, book: Book) -> CallSite | None:
+    ledger: Ledger = incident.memory["ledger"]
+    for other in ledger.books.values():
         if other is not book and other.idle_zero is not None:
             return other.idle_zero
     return None

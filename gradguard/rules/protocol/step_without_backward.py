@@ -54,28 +54,47 @@ def recognise(incident: Incident) -> Diagnosis | None:
         if any(p.grad is not None for p in parameters):
             return None
         return Diagnosis(
-            code=CODE, name=NAME, severity="warning",
+            code=CODE,
+            name=NAME,
+            severity="warning",
             headline=f"`{name}.step()` does nothing: no parameter has a gradient, and backward() was not called since the step before",
             culprit=None if step is None else step.span("no gradient to apply: no backward() runs before this step", "culprit"),
-            explanation=f"All {len(parameters)} parameters of `{name}` have `.grad` None at {book.empty} steps in a row, and no backward ran between them. Optimizers skip such parameters silently.",
+            explanation=f"All {len(parameters)} parameters of `{name}` have `.grad` None at {book.empty} steps in a row, and no backward "
+            "ran between them. Optimizers skip such parameters silently.",
             fixes=[Fix(title="Call `backward()` on the loss before the step", safety="unsafe")],
-        )  # fmt: skip
+        )
     used = [p for p in parameters if p.grad is not None]
     if not used or not any(bool(p.grad.any()) for p in used[:8] if p.grad is not None):
         return None
     earlier = next((fact for fact in reversed(list(incident.journal.steps)[:-1]) if fact.optimizer() is book.ref()), None)
-    before = None if earlier is None or earlier.site == book.step_site else tell.span(earlier.site, "this step has already applied them", "context")
+    before = (
+        None
+        if earlier is None or earlier.site == book.step_site
+        else tell.span(earlier.site, "this step has already applied them", "context")
+    )
     backward = None if book.last_part is None else tell.span(book.last_part.call.site, "made these gradients", "backward")
     return Diagnosis(
-        code=CODE, name=NAME, severity="warning",
+        code=CODE,
+        name=NAME,
+        severity="warning",
         headline=f"`{name}.step()` applies the same gradients a second time: no backward ran since its last step",
         culprit=None if step is None else step.span("applies gradients that the step before has applied", "culprit"),
-        related=tell.spans(backward, before), tensors=tell.facts(used, incident.names),
-        explanation=(f"At this step `.grad` of all {len(used)} parameters of `{name}` is unchanged since the optimizer's previous step. "
-                     "The update is applied twice, at parameters where this gradient was never computed, and running averages count it twice."),
+        related=tell.spans(backward, before),
+        tensors=tell.facts(used, incident.names),
+        explanation=(
+            f"At this step `.grad` of all {len(used)} parameters of `{name}` is unchanged since the optimizer's previous step. "
+            "The update is applied twice, at parameters where this gradient was never computed, and running averages count it "
+            "twice."
+        ),
         fixes=[Fix(title="Remove this second `step()`", safety="unsafe", detail="One step for each set of gradients.")],
-    )  # fmt: skip
+    )
 
 
-RULE = Rule(code=CODE, name=NAME, summary="a step without new gradients: the same gradient twice, or none", recognise=recognise,
-            moments=frozenset({"suspicion"}), severity="warning")  # fmt: skip
+RULE = Rule(
+    code=CODE,
+    name=NAME,
+    summary="a step without new gradients: the same gradient twice, or none",
+    recognise=recognise,
+    moments=frozenset({"suspicion"}),
+    severity="warning",
+)

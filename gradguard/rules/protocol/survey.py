@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradguard.journal import BackwardFact
+from gradguard.rules.protocol.suspicion import Suspicion, version_of
 
 if TYPE_CHECKING:
     from gradguard.rules.protocol.books import Book
@@ -23,8 +24,6 @@ class Stranger:
     __slots__ = ("first_backward", "last_backward", "ref", "seen", "step", "values", "version")
 
     def __init__(self, leaf: torch.Tensor, backward: int, step: int) -> None:
-        from gradguard.rules.protocol.books import version_of
-
         self.ref = weakref.ref(leaf)
         self.version = version_of(leaf)
         self.values = few_values(leaf)
@@ -34,8 +33,6 @@ class Stranger:
 
     def same(self) -> bool:
         """Whether it lives and has not changed since it was first seen (written through `.data` included)."""
-        from gradguard.rules.protocol.books import version_of
-
         leaf = self.ref()
         return leaf is not None and version_of(leaf) == self.version and few_values(leaf) == self.values
 
@@ -98,8 +95,6 @@ class Survey:
 
     def after_step(self, book: Book) -> None:
         """One of the steps at which everything of an optimizer is looked at."""
-        from gradguard.rules.protocol.books import Suspicion, version_of
-
         ledger = self._ledger()
         if ledger is None:
             return
@@ -108,8 +103,11 @@ class Survey:
         if book.steps < 12:
             return
         if book.steps in (12, 24, 60, 400):
-            idle = [ref for ref, version in book.first_versions
-                    if (p := ref()) is not None and p.requires_grad and p.grad is None and version_of(p) == version]  # fmt: skip
+            idle = [
+                ref
+                for ref, version in book.first_versions
+                if (p := ref()) is not None and p.requires_grad and p.grad is None and version_of(p) == version
+            ]
             if idle and len(idle) < len(book.first_versions) and book.steps == 12:
                 ledger.census_until = ledger.steps + 3
             elif idle and len(idle) < len(book.first_versions):

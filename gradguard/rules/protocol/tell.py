@@ -109,14 +109,20 @@ def roots_of(parameters: Iterable[torch.Tensor], names: Names) -> list[str]:
 
 def facts(parameters: Iterable[torch.Tensor], names: Names, most: int = 4) -> list[TensorFacts]:
     """The parameters in figures, at most a handful."""
-    found = []
+    found: list[TensorFacts] = []
     for parameter in parameters:
         if len(found) >= most:
             break
         state = names.state(parameter)
-        found.append(TensorFacts(
-            name=state.full if state is not None else names.of(parameter), kind="parameter" if isinstance(parameter, torch.nn.Parameter) else "tensor",
-            shape=shape_of(parameter), dtype=str(parameter.dtype).removeprefix("torch."), requires_grad=bool(parameter.requires_grad)))  # fmt: skip
+        found.append(
+            TensorFacts(
+                name=state.full if state is not None else names.of(parameter),
+                kind="parameter" if isinstance(parameter, torch.nn.Parameter) else "tensor",
+                shape=shape_of(parameter),
+                dtype=str(parameter.dtype).removeprefix("torch."),
+                requires_grad=bool(parameter.requires_grad),
+            )
+        )
     return found
 
 

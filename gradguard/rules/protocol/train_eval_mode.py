@@ -42,9 +42,10 @@ from gradguard.evidence.source import resolve
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
-from gradguard.rules.protocol.books import Book, version_of
+from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.modes import ACTING
 from gradguard.rules.protocol.survey import few_values
+from gradguard.rules.protocol.suspicion import version_of
 
 CODE, NAME = "GG609", "train-eval-mode"
 
@@ -80,15 +81,20 @@ def _validating(incident: Incident, data: dict[str, Any]) -> Diagnosis | None:
     outer = [view for view in incident.user_frames if view.site != data["site"]]
     caller = tell.span(outer[0].site, "called from here", "context") if outer else None
     return Diagnosis(
-        code=CODE, name=NAME, severity="warning",
+        code=CODE,
+        name=NAME,
+        severity="warning",
         headline=f"`{name}` runs without grad in train mode: {' and '.join(effects)}",
         culprit=place.span(f"`{name}.training` is True: {what} act{'s' if ' and ' not in what else ''} as in training", "culprit"),
         related=tell.spans(caller),
-        explanation=(f"Several forwards in a row run with grad mode off, on different inputs, while `{name}` (which an optimizer trains) is in train mode. "
-                     "no_grad switches recording off, not the mode of the modules."),
+        explanation=(
+            f"Several forwards in a row run with grad mode off, on different inputs, while `{name}` (which an optimizer trains) "
+            "is in train mode. "
+            "no_grad switches recording off, not the mode of the modules."
+        ),
         fixes=[Fix(title=f"Call `{name}.eval()` before and `{name}.train()` after", safety="unsafe")],
         avoid=["`torch.no_grad()` alone: it does not change what dropout and batch norm do"],
-    )  # fmt: skip
+    )
 
 
 def _left(incident: Incident, switch: Any) -> Diagnosis | None:
@@ -99,13 +105,21 @@ def _left(incident: Incident, switch: Any) -> Diagnosis | None:
     name = incident.names.of(module) or (place.receiver if place is not None else None) or type(module).__name__
     what = _what(module)
     return Diagnosis(
-        code=CODE, name=NAME, severity="warning",
-        headline=f"`{name}` is trained in eval mode since `{name}.eval()`: {what} no longer act{'s' if ' and ' not in what else ''} as in training",
+        code=CODE,
+        name=NAME,
+        severity="warning",
+        headline=f"`{name}` is trained in eval mode since `{name}.eval()`: {what} no longer act{'s' if ' and ' not in what else ''} as "
+        "in training",
         culprit=None if place is None else place.span(f"puts `{name}` into eval mode; no `{name}.train()` follows", "culprit"),
-        related=tell.spans(None if incident.suspicion.book is None else tell.span(incident.suspicion.book.step_site, "these steps train it in eval mode", "context")),
-        explanation=f"`{name}` was trained in train mode before, was put into eval mode for forwards without grad, and the optimizer has stepped several times since.",
+        related=tell.spans(
+            None
+            if incident.suspicion.book is None
+            else tell.span(incident.suspicion.book.step_site, "these steps train it in eval mode", "context")
+        ),
+        explanation=f"`{name}` was trained in train mode before, was put into eval mode for forwards without grad, and the optimizer has "
+        "stepped several times since.",
         fixes=[Fix(title=f"Call `{name}.train()` after validating (or at the start of each epoch)", safety="unsafe")],
-    )  # fmt: skip
+    )
 
 
 def _frozen(incident: Incident) -> Diagnosis | None:
@@ -152,7 +166,11 @@ def _drifts(known: dict[int, tuple[Any, ...]], book: Book, module: nn.Module) ->
 
 
 def _drift_told(incident: Incident, book: Book, name: str, root: nn.Module, drifting: list[tuple[str, nn.Module]]) -> Diagnosis:
-    switches = [s for s in incident.memory["ledger"].modes.switches if s.mode and (m := s.ref()) is not None and any(c is drifting[0][1] for c in m.modules())]
+    switches = [
+        s
+        for s in incident.memory["ledger"].modes.switches
+        if s.mode and (m := s.ref()) is not None and any(c is drifting[0][1] for c in m.modules())
+    ]
     switch = switches[-1] if switches else None
     place = None if switch is None else resolve(switch.site)
     paths = [path for path, _ in drifting]
@@ -163,13 +181,33 @@ def _drift_told(incident: Incident, book: Book, name: str, root: nn.Module, drif
     if culprit is None and frozen_at is not None:
         culprit = frozen_at.model_copy(update={"role": "culprit", "label": "freezes the parameters, not the running statistics"})
     return Diagnosis(
-        code=CODE, name=NAME, severity="warning",
+        code=CODE,
+        name=NAME,
+        severity="warning",
         headline=f"`{part}` is frozen, but its batch norms are in train mode: their running statistics drift",
-        culprit=culprit, related=tell.spans(frozen_at, tell.span(book.step_site, "the rest is trained here", "context")),
-        explanation=(f"The parameters of {tell.listed([f'{name}.{path}' for path in paths], len(paths))} do not require grad and do not change, yet every forward normalises with the batch's "
-                     "statistics and moves `running_mean` and `running_var`. What is called frozen so changes; in eval mode it will act differently than in training."),
-        fixes=[Fix(title=f"Call `{part if part == name else name + '.' + part}.eval()` after `{name}.train()`", safety="unsafe", detail="Or override `train()` in the module so that the frozen part stays in eval mode.")],
-    )  # fmt: skip
+        culprit=culprit,
+        related=tell.spans(frozen_at, tell.span(book.step_site, "the rest is trained here", "context")),
+        explanation=(
+            f"The parameters of {tell.listed([f'{name}.{path}' for path in paths], len(paths))} do not require grad and do not "
+            "change, yet every forward normalises with the batch's "
+            "statistics and moves `running_mean` and `running_var`. What is called frozen so changes; in eval mode it will act "
+            "differently than in training."
+        ),
+        fixes=[
+            Fix(
+                title=f"Call `{part if part == name else name + '.' + part}.eval()` after `{name}.train()`",
+                safety="unsafe",
+                detail="Or override `train()` in the module so that the frozen part stays in eval mode.",
+            )
+        ],
+    )
 
 
-RULE = Rule(code=CODE, name=NAME, summary="dropout or batch norm in the wrong mode: train and eval mixed up", recognise=recognise, moments=frozenset({"suspicion"}), severity="warning")
+RULE = Rule(
+    code=CODE,
+    name=NAME,
+    summary="dropout or batch norm in the wrong mode: train and eval mixed up",
+    recognise=recognise,
+    moments=frozenset({"suspicion"}),
+    severity="warning",
+)

@@ -55,16 +55,27 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if book.rates.highest > 0:
         headline = f"the learning rate (lr) of `{name}` has been zero for {book.rates.zero} steps: no parameter changes any more"
         why = f"The rate was {book.rates.highest:g} before. " + (
-            f"`{scheduler}` ({schedule.type_name}) drives it." if schedule is not None else "Nothing sets it back.")  # fmt: skip
+            f"`{scheduler}` ({schedule.type_name}) drives it." if schedule is not None else "Nothing sets it back."
+        )
     else:
         headline = f"the learning rate (lr) of `{name}` was zero in all {book.rates.zero} steps: no parameter changed"
         why = "With a rate of zero a step changes nothing."
     return Diagnosis(
-        code=CODE, name=NAME, severity="warning", headline=headline, culprit=made or tell.span(book.made, "its rate is zero", "culprit"),
+        code=CODE,
+        name=NAME,
+        severity="warning",
+        headline=headline,
+        culprit=made or tell.span(book.made, "its rate is zero", "culprit"),
         related=tell.spans(step, None if schedule is None else tell.span(schedule.site, "steps the schedule", "context")),
-        explanation=why + " A scheduler takes the rate that the optimizer has when it is made as its start (`initial_lr` is kept, the running rate goes on from where it stands).",
-        fixes=[Fix(title="Set `group['lr']` (and `group['initial_lr']`) back before making the scheduler, or use CosineAnnealingWarmRestarts", safety="unsafe")],
-    )  # fmt: skip
+        explanation=why + " A scheduler takes the rate that the optimizer has when it is made as its start (`initial_lr` is kept, the "
+        "running rate goes on from where it stands).",
+        fixes=[
+            Fix(
+                title="Set `group['lr']` (and `group['initial_lr']`) back before making the scheduler, or use CosineAnnealingWarmRestarts",
+                safety="unsafe",
+            )
+        ],
+    )
 
 
 def _rounding(incident: Incident, book: Book, name: str, data: dict[str, int]) -> Diagnosis:
@@ -74,17 +85,26 @@ def _rounding(incident: Incident, book: Book, name: str, data: dict[str, int]) -
     whose = f"`{roots[0]}`" if roots else f"`{name}`"
     share = round(100 * data["still"] / data["of"])
     return Diagnosis(
-        code=CODE, name=NAME, severity="warning",
-        headline=f"the updates of {whose} round away: its parameters are {kind}, and {share} % of the sampled weights with a gradient have not changed in 40 steps",
+        code=CODE,
+        name=NAME,
+        severity="warning",
+        headline=f"the updates of {whose} round away: its parameters are {kind}, and {share} % of the sampled weights with a gradient "
+        "have not changed in 40 steps",
         culprit=tell.span(_cast(incident, parameters), f"from here on the parameters are {kind}", "culprit"),
         related=tell.spans(tell.span(book.step_site, f"updates of about {book.rates.highest:g} are below the precision", "context")),
         tensors=tell.facts(parameters, incident.names),
-        explanation=f"{kind} keeps {8 if kind == 'bfloat16' else 11} significant bits: an update smaller than half a unit in the last place leaves a weight as it was, "
-                    "and as nothing is carried over, it does so at every step.",
-        fixes=[Fix(title="Keep the parameters in float32 and run the forward pass under `torch.autocast`", safety="unsafe",
-                   detail="Or let the optimizer keep float32 master weights.")],
+        explanation=f"{kind} keeps {8 if kind == 'bfloat16' else 11} significant bits: an update smaller than half a unit in the last "
+        "place leaves a weight as it was, "
+        "and as nothing is carried over, it does so at every step.",
+        fixes=[
+            Fix(
+                title="Keep the parameters in float32 and run the forward pass under `torch.autocast`",
+                safety="unsafe",
+                detail="Or let the optimizer keep float32 master weights.",
+            )
+        ],
         avoid=["a larger learning rate: only the weights that are small or have large gradients move then, by too much"],
-    )  # fmt: skip
+    )
 
 
 def _cast(incident: Incident, parameters: list[torch.Tensor]) -> CallSite | None:
@@ -96,5 +116,11 @@ def _cast(incident: Incident, parameters: list[torch.Tensor]) -> CallSite | None
     return None
 
 
-RULE = Rule(code=CODE, name=NAME, summary="steps that change nothing: learning rate zero, or updates that round away", recognise=recognise,
-            moments=frozenset({"suspicion"}), severity="warning")  # fmt: skip
+RULE = Rule(
+    code=CODE,
+    name=NAME,
+    summary="steps that change nothing: learning rate zero, or updates that round away",
+    recognise=recognise,
+    moments=frozenset({"suspicion"}),
+    severity="warning",
+)

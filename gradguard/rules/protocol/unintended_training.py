@@ -27,6 +27,7 @@ what it loops over is not empty with the module's present values, and the parame
 from __future__ import annotations
 
 import ast
+import builtins
 from typing import Any
 
 import torch
@@ -38,8 +39,9 @@ from gradguard.evidence.syntax import Source
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
-from gradguard.rules.protocol.books import Book, version_of
+from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.places import class_node, user_sources
+from gradguard.rules.protocol.suspicion import version_of
 
 CODE, NAME = "GG613", "unintended-training"
 _STEPS = 12
@@ -75,9 +77,16 @@ def _flag(incident: Incident, book: Book, full: str, module: nn.Module, paramete
     place = None
     last = full.split(".")[-1]
     for source in user_sources(incident):
-        found = [node for node in ast.walk(source.tree or ast.Module([], [])) if isinstance(node, ast.Assign) and any(
-            isinstance(t, ast.Attribute) and t.attr == "requires_grad" for t in node.targets)]  # fmt: skip
-        exact = [node for node in found if any(isinstance(t, ast.Attribute) and (dotted(t.value) or "").split(".")[-1] == last for t in node.targets)]
+        found = [
+            node
+            for node in ast.walk(source.tree or ast.Module([], []))
+            if isinstance(node, ast.Assign) and any(isinstance(t, ast.Attribute) and t.attr == "requires_grad" for t in node.targets)
+        ]
+        exact = [
+            node
+            for node in found
+            if any(isinstance(t, ast.Attribute) and (dotted(t.value) or "").split(".")[-1] == last for t in node.targets)
+        ]
         other = [node for node in found if not _in_parameter_loop(source, node)]
         chosen = exact or (other if len(other) == 1 else [])
         if chosen:
@@ -86,14 +95,20 @@ def _flag(incident: Incident, book: Book, full: str, module: nn.Module, paramete
     name = tell.optimizer_name(book, incident)
     names = tell.parameter_names(parameters, incident.names)
     return Diagnosis(
-        code=CODE, name=NAME, severity="warning",
+        code=CODE,
+        name=NAME,
+        severity="warning",
         headline=f"`{full}` is trained although `{full}.requires_grad = False`: on a module that is a plain attribute and freezes nothing",
-        culprit=None if place is None else place.statement_span("sets an attribute of the module; its parameters still require grad", "culprit"),
+        culprit=None
+        if place is None
+        else place.statement_span("sets an attribute of the module; its parameters still require grad", "culprit"),
         related=tell.spans(tell.span(book.step_site, f"`{name}` changes its parameters here", "context")),
         tensors=tell.facts(parameters, incident.names),
         explanation=f"{tell.listed(names, len(parameters))} require grad and were changed at each of the {book.steps} steps of `{name}`.",
-        fixes=[Fix(title=f"Call `{full}.requires_grad_(False)`", safety="unsafe", detail="It sets the flag on every parameter of the module.")],
-    )  # fmt: skip
+        fixes=[
+            Fix(title=f"Call `{full}.requires_grad_(False)`", safety="unsafe", detail="It sets the flag on every parameter of the module.")
+        ],
+    )
 
 
 def _in_parameter_loop(source: Source, node: ast.AST) -> bool:
@@ -105,8 +120,10 @@ def _in_parameter_loop(source: Source, node: ast.AST) -> bool:
 
 def _never_frozen(incident: Incident, book: Book, full: str, module: nn.Module, moved: set[int]) -> Diagnosis | None:
     kind = type(module)
-    if "train" not in vars(kind) or any(s.ref() is module or (m := s.ref()) is not None and any(c is module for c in m.modules())
-                                        for s in incident.memory["ledger"].modes.switches):  # fmt: skip
+    if "train" not in vars(kind) or any(
+        s.ref() is module or ((m := s.ref()) is not None and any(c is module for c in m.modules()))
+        for s in incident.memory["ledger"].modes.switches
+    ):
         return None
     found = class_node(kind)
     if found is None:
@@ -123,8 +140,10 @@ def _never_frozen(incident: Incident, book: Book, full: str, module: nn.Module, 
     freeze = methods[freezing[0]]
     if any(_calls(node, freeze.name) for name, node in methods.items() if name not in ("train", freeze.name)):
         return None
-    if freeze.name != "train" and any(isinstance(node, ast.Attribute) and node.attr == freeze.name and not (dotted(node) or "").startswith("self.")
-                                      for node in ast.walk(source.tree or tree)):  # fmt: skip
+    if freeze.name != "train" and any(
+        isinstance(node, ast.Attribute) and node.attr == freeze.name and not (dotted(node) or "").startswith("self.")
+        for node in ast.walk(source.tree or tree)
+    ):
         return None  # called from outside
     targets = _would_freeze(module, freeze)
     parameters = [p for p in targets if id(p) in moved]
@@ -134,21 +153,40 @@ def _never_frozen(incident: Incident, book: Book, full: str, module: nn.Module, 
     at = at_line(source.filename, init.body[-1].lineno) if init is not None else None
     inside = next((node for node in ast.walk(train) if isinstance(node, ast.Call) and dotted(node.func) == f"self.{freeze.name}"), None)
     there = None if inside is None else at_line(source.filename, inside.lineno)
-    reads = list(dict.fromkeys(node.attr for node in ast.walk(freeze) if isinstance(node, ast.Attribute) and (dotted(node) or "").startswith("self.")))
+    reads = list(
+        dict.fromkeys(
+            node.attr for node in ast.walk(freeze) if isinstance(node, ast.Attribute) and (dotted(node) or "").startswith("self.")
+        )
+    )
     names = tell.parameter_names(parameters, incident.names)
     about = " and ".join(f"`{each}`" for each in reads[:3] if not callable(getattr(nn.Module, each, None)))
     what = f"`{freeze.name}()`" if freeze.name != "train" else "`train()`"
     return Diagnosis(
-        code=CODE, name=NAME, severity="warning",
+        code=CODE,
+        name=NAME,
+        severity="warning",
         headline=f"`{full}` freezes {about or 'its parameters'} only in `train()`, which is never called: they are trained",
         culprit=None if at is None else at.statement_span(f"`__init__` ends here without calling {what}", "culprit"),
-        related=tell.spans(None if there is None else there.statement_span("the only call of it", "context"), tell.span(book.step_site, "changes the parameters", "context")),
+        related=tell.spans(
+            None if there is None else there.statement_span("the only call of it", "context"),
+            tell.span(book.step_site, "changes the parameters", "context"),
+        ),
         tensors=tell.facts(parameters, incident.names),
-        explanation=(f"{what} of `{kind.__name__}` would switch requires_grad off for {tell.listed(names, len(parameters))}; a new module is in train mode without train() being called, "
-                     f"so nothing has run it, and {book.steps} steps have changed them."),
-        fixes=[Fix(title=f"Call `self.{freeze.name}()` at the end of `__init__` as well" if freeze.name != "train" else f"Call `{full}.train()` before making the optimizer", safety="unsafe")],
+        explanation=(
+            f"{what} of `{kind.__name__}` would switch requires_grad off for {tell.listed(names, len(parameters))}; a new "
+            "module is in train mode without train() being called, "
+            f"so nothing has run it, and {book.steps} steps have changed them."
+        ),
+        fixes=[
+            Fix(
+                title=f"Call `self.{freeze.name}()` at the end of `__init__` as well"
+                if freeze.name != "train"
+                else f"Call `{full}.train()` before making the optimizer",
+                safety="unsafe",
+            )
+        ],
         confidence="likely",
-    )  # fmt: skip
+    )
 
 
 def _calls(node: ast.AST, method: str) -> bool:
@@ -157,10 +195,20 @@ def _calls(node: ast.AST, method: str) -> bool:
 
 def _freezes(node: ast.AST) -> bool:
     for each in ast.walk(node):
-        if isinstance(each, ast.Assign) and isinstance(each.value, ast.Constant) and each.value.value is False and any(
-                isinstance(t, ast.Attribute) and t.attr == "requires_grad" for t in each.targets):  # fmt: skip
+        if (
+            isinstance(each, ast.Assign)
+            and isinstance(each.value, ast.Constant)
+            and each.value.value is False
+            and any(isinstance(t, ast.Attribute) and t.attr == "requires_grad" for t in each.targets)
+        ):
             return True
-        if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.func.attr == "requires_grad_" and each.args and getattr(each.args[0], "value", None) is False:
+        if (
+            isinstance(each, ast.Call)
+            and isinstance(each.func, ast.Attribute)
+            and each.func.attr == "requires_grad_"
+            and each.args
+            and getattr(each.args[0], "value", None) is False
+        ):
             return True
     return False
 
@@ -202,7 +250,12 @@ def _bindings(body: list[ast.stmt], scope: dict[str, Any]) -> list[list[Any]]:
             found += [[_value(t.value, scope)] for t in statement.targets if isinstance(t, ast.Attribute)]
         elif isinstance(statement, ast.Assign) and len(statement.targets) == 1 and isinstance(statement.targets[0], ast.Name):
             scope[statement.targets[0].id] = _value(statement.value, scope)
-        elif isinstance(statement, ast.Expr) and _freezes(statement) and isinstance(statement.value, ast.Call) and isinstance(statement.value.func, ast.Attribute):
+        elif (
+            isinstance(statement, ast.Expr)
+            and _freezes(statement)
+            and isinstance(statement.value, ast.Call)
+            and isinstance(statement.value.func, ast.Attribute)
+        ):
             found.append([_value(statement.value.func.value, scope)])
     return found
 
@@ -217,11 +270,18 @@ def _value(node: ast.expr, scope: dict[str, Any]) -> Any:
                 raise _UnknownError
         elif isinstance(each, (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.Lambda)):
             raise _UnknownError
-    builtin = {name: __builtins__[name] if isinstance(__builtins__, dict) else getattr(__builtins__, name) for name in _PURE}
+    builtin = {name: getattr(builtins, name) for name in _PURE}
     try:
         return eval(compile(ast.Expression(node), "<freeze>", "eval"), {"__builtins__": builtin}, scope)
     except Exception:
         raise _UnknownError from None
 
 
-RULE = Rule(code=CODE, name=NAME, summary="a module that is meant to be frozen is trained", recognise=recognise, moments=frozenset({"suspicion"}), severity="warning")
+RULE = Rule(
+    code=CODE,
+    name=NAME,
+    summary="a module that is meant to be frozen is trained",
+    recognise=recognise,
+    moments=frozenset({"suspicion"}),
+    severity="warning",
+)

@@ -53,29 +53,53 @@ def recognise(incident: Incident) -> Diagnosis | None:
     parameters = [] if book is None else book.parameters()
     only = [p for p in parameters if p.requires_grad and not (book is not None and _moved(book, p))]
     names = tell.parameter_names(only, incident.names)
-    untrained = f" {tell.listed(names, len(only))} {'get' if len(only) > 1 else 'gets'} gradient from nothing else and never changed." if only and len(only) < len(parameters) else ""
+    untrained = (
+        f" {tell.listed(names, len(only))} {'get' if len(only) > 1 else 'gets'} gradient from nothing else and never changed."
+        if only and len(only) < len(parameters)
+        else ""
+    )
     roots = sorted({".".join(name.split(".")[:-1]) for name in names})
     learns = f": {' and '.join(f'`{root}`' for root in roots[:2])} never learns" if untrained and roots else ""
     return Diagnosis(
-        code=CODE, name=NAME, severity="warning",
+        code=CODE,
+        name=NAME,
+        severity="warning",
         headline=f"`{who}.zero_grad()` clears the gradients of `{loss}` before any step has used them{learns}",
-        culprit=None if zero is None else zero.span(f"clears what `{tell.short(backward.text if backward else 'backward()', 32)}` has just computed", "culprit"),
-        related=tell.spans(None if backward is None else backward.span("all the gradients of this backward are lost", "backward"),
-                           None if other is None else other.span("only this backward's gradients reach the step", "backward")),
+        culprit=None
+        if zero is None
+        else zero.span(f"clears what `{tell.short(backward.text if backward else 'backward()', 32)}` has just computed", "culprit"),
+        related=tell.spans(
+            None if backward is None else backward.span("all the gradients of this backward are lost", "backward"),
+            None if other is None else other.span("only this backward's gradients reach the step", "backward"),
+        ),
         tensors=tell.facts(only if untrained else parameters, incident.names),
-        explanation=(f"In {data['count']} steps all that this backward added to `.grad` was cleared before `{who}` (or any other optimizer) stepped, "
-                     f"and nothing read it in between: the call has no effect.{untrained}"),
-        fixes=[Fix(title=f"Remove this `{who}.zero_grad()`: clear once a step, before its first backward", safety="unsafe",
-                   detail="Or add the losses and call backward once: `(loss_a + loss_b).backward()`.")],
+        explanation=(
+            f"In {data['count']} steps all that this backward added to `.grad` was cleared before `{who}` (or any other "
+            "optimizer) stepped, "
+            f"and nothing read it in between: the call has no effect.{untrained}"
+        ),
+        fixes=[
+            Fix(
+                title=f"Remove this `{who}.zero_grad()`: clear once a step, before its first backward",
+                safety="unsafe",
+                detail="Or add the losses and call backward once: `(loss_a + loss_b).backward()`.",
+            )
+        ],
         confidence="certain",
-    )  # fmt: skip
+    )
 
 
 def _moved(book: object, parameter: object) -> bool:
-    from gradguard.rules.protocol.books import version_of
+    from gradguard.rules.protocol.suspicion import version_of
 
-    return any(ref() is parameter and version_of(parameter) != version for ref, version in getattr(book, "first_versions", ()))  # type: ignore[arg-type]
+    return any(ref() is parameter and version_of(parameter) != version for ref, version in getattr(book, "first_versions", ()))
 
 
-RULE = Rule(code=CODE, name=NAME, summary="gradients are cleared after backward and before any step has used them", recognise=recognise,
-            moments=frozenset({"suspicion"}), severity="warning")  # fmt: skip
+RULE = Rule(
+    code=CODE,
+    name=NAME,
+    summary="gradients are cleared after backward and before any step has used them",
+    recognise=recognise,
+    moments=frozenset({"suspicion"}),
+    severity="warning",
+)

@@ -15,7 +15,6 @@ from inplace_programs_larger import LARGER
 from inplace_programs_sound import SOUND
 
 from gradguard import gradguard
-from gradguard.journal import current_journal
 
 
 def _run(program: str, path: Path, level: str) -> list[dict[str, Any]]:
@@ -47,7 +46,6 @@ def _points_at(culprit: dict[str, Any], marked: set[int]) -> bool:
 def _few_modules() -> Iterator[None]:
     import gc
 
-    current_journal().ops.clear()  # it knows the custom Functions that ran, and a class keeps its module alive
     gc.collect()  # names are looked up in every module alive: those of the program before must be gone
     yield
 

@@ -1,8 +1,8 @@
 import copy
 
 import torch
-from torch import nn
 import torch.nn.functional as F
+from torch import nn
 
 torch.manual_seed(0)
 online, predictor = nn.Linear(6, 4), nn.Linear(4, 4)

@@ -1,0 +1,78 @@
+"""Between the session and activation checkpointing: what a checkpointed function reads must be the same when it runs again."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from gradguard import step_protocol
+from gradguard.rules.protocol.books import Suspicion
+from gradguard.torch_internals import quiet, storage_key, version_of
+
+if TYPE_CHECKING:
+    from gradguard.session import Session
+
+_MOST = 256  # checkpointed calls remembered; a deep model has dozens a step
+
+
+def reentrant(session: Session, args: tuple[Any, ...], frame: FrameType) -> None:
+    """`CheckpointFunction.apply` begins: parameters inside count for nothing if no input requires grad."""
+    if not torch.is_grad_enabled() or any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args[1:]):
+        return
+    modules = [module for _, module in _reads(args[0]) if isinstance(module, nn.Module)]
+    trained = [(name, p) for module in modules if module.training for name, p in module.named_parameters() if p.requires_grad]
+    if not trained:
+        return
+    names = ", ".join(f"`{name}`" for name, _ in trained[:3]) + (f" and {len(trained) - 3} more" if len(trained) > 3 else "")
+    data = {"site": step_protocol.site_of(frame), "parameters": len(trained), "names": names, "module": type(modules[0]).__name__}
+    step_protocol.suspect(session, Suspicion("GG711", None, data), frame)
+
+
+def begins(session: Session, function: Any, frame: FrameType) -> None:
+    """A non-reentrant checkpoint begins: notes the tensors its function reads from outside, with their versions."""
+    if not torch.is_grad_enabled():
+        return
+    with quiet():
+        held = [
+            (name, weakref.ref(value), value._version, storage_key(value), session.journal.tick())
+            for name, value in _reads(function)
+            if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter) and version_of(value) is not None
+        ]
+    if held:
+        memory = session.guards[0].run.memory.setdefault("checkpoints", [])
+        memory.append((step_protocol.site_of(frame), held))
+        del memory[:-_MOST]
+
+
+def _reads(function: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """What a function holds from outside its arguments: closure cells, bound arguments, the module it is or belongs to."""
+    if depth > 2:
+        return
+    if isinstance(function, nn.Module):
+        yield type(function).__name__, function
+        return
+    if isinstance(function, functools.partial):
+        for value in function.args:
+            yield "argument", value
+        yield from function.keywords.items()
+        yield from _reads(function.func, depth + 1)
+        return
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, nn.Module):
+        yield "self", owner
+    plain = getattr(function, "__func__", function)
+    code, cells = getattr(plain, "__code__", None), getattr(plain, "__closure__", None)
+    for name, cell in zip(code.co_freevars, cells, strict=False) if code is not None and cells else ():
+        try:
+            value = cell.cell_contents
+        except ValueError:
+            continue
+        yield name, value
+        if callable(value) and not isinstance(value, nn.Module):
+            yield from _reads(value, depth + 1)

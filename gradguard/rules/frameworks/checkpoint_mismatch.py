@@ -1,0 +1,105 @@
+"""# GG712 checkpoint-mismatch
+
+## What it is
+A checkpointed function gives another result when backward runs it again than it gave in forward: a tensor it reads from outside
+its arguments was changed in between, or it branches on something that has changed.
+
+## Why it is wrong
+Checkpointing drops the activations and recomputes them in backward. The recomputation must see what forward saw; else the
+gradients belong to another function. PyTorch notices different shapes, not different values.
+
+## Example
+    for r in range(rounds):
+        out.append(checkpoint(lambda h: pool(h, mask), h, use_reentrant=False))
+        mask[:, r] = 0                      # backward will read this mask in every round
+
+## Use instead
+    for r in range(rounds):
+        out.append(checkpoint(pool, h, mask.clone(), use_reentrant=False))
+        mask[:, r] = 0
+
+## Fix safety
+Safe: the forward stays as it is, the gradients become right.
+
+## When it speaks, what silences it
+When PyTorch raises; and, in a traced step, before a backward whose checkpoints would recompute from a closed-over tensor that was
+written in place after forward had read it. Tensors passed as arguments, and tensors bound to a new value, are silent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gradguard.diagnosis import Diagnosis, Fix, TensorFacts
+from gradguard.evidence.source import resolve
+from gradguard.rules.base import Rule
+from gradguard.rules.incident import Incident
+
+CODE, NAME = "GG712", "checkpoint-mismatch"
+_SAYS = ("recomputed values for the following tensors have different metadata", "a different number of tensors was saved during the original forward",
+         "expected different number of tensors", "checkpoint with the same id")
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    """A closed-over tensor that was written between forward and recomputation, or PyTorch's own finding."""
+    held = incident.memory.get("checkpoints") or []
+    if incident.error is None and (incident.where != "backward" or not held):
+        return None
+    for site, tensors in held:
+        for name, ref, version, storage, clock in tensors:
+            tensor = ref()
+            if tensor is None or tensor._version == version:
+                continue
+            found = _written(incident, site, name, tensor, version, storage, clock)
+            if found is not None:
+                held.clear()
+                return found
+    held.clear()
+    return _raised(incident, None) if incident.error is not None else None
+
+
+def _written(incident: Incident, site: Any, name: str, tensor: Any, version: int, storage: int, clock: int) -> Diagnosis | None:
+    writes = [write for write in incident.journal.writes_to(storage, clock) if write.version > version]
+    place = resolve(site)
+    if not writes or place is None:
+        return None
+    write = resolve(writes[0].site)
+    if write is None:
+        return None
+    here = incident.place
+    return Diagnosis(
+        code=CODE, name=NAME, severity="error" if incident.error is not None else "warning",
+        headline=f"`{write.text}` changes `{name}` after a checkpointed forward has read it: backward will recompute with the new values",
+        culprit=write.span(f"changes `{name}`: version {version} becomes {writes[0].version}", "culprit"),
+        related=[place.span(f"the function checkpointed here reads `{name}` again in backward", "saved"),
+                 *([here.span("recomputes", "backward")] if here is not None else [])],
+        tensors=[TensorFacts(name=name, shape=list(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."), version_saved=version, version_found=tensor._version)],
+        explanation=f"The function is run once more in backward, to get back the activations that checkpointing has dropped. `{name}` is no argument of it but "
+        "read from the surrounding scope, so it sees the value of that later moment. The gradients are those of another function.",
+        fixes=[Fix(title=f"Pass the value as an argument: `checkpoint(..., {name}.clone(), use_reentrant=False)`", safety="safe"),
+               Fix(title=f"Make a new tensor in place of writing into `{name}`", safety="safe")],
+    )  # fmt: skip
+
+
+def _raised(incident: Incident, site: Any) -> Diagnosis:
+    place = resolve(site) or incident.place
+    return Diagnosis(
+        code=CODE, name=NAME,
+        headline="a checkpointed function did not do in backward what it did in forward: the recomputed tensors differ",
+        related=[place.span("backward runs the checkpointed function again", "backward")] if place is not None else [],
+        explanation="The recomputation must see the same values, modes and random state as forward. It took another branch or made tensors of other shapes. "
+        "The place that changed in between was not seen.",
+        fixes=[Fix(title="Make the checkpointed function depend on its arguments alone: no counters, caches or flags that change between forward and backward", safety="manual")],
+        avoid=['`determinism_check="none"`: it hides the message and leaves the wrong gradients'],
+        confidence="likely",
+    )  # fmt: skip
+
+
+RULE = Rule(
+    code=CODE,
+    name=NAME,
+    summary="a checkpointed function sees other values when backward runs it again",
+    recognise=recognise,
+    moments=frozenset({"error", "before_backward"}),
+    messages=_SAYS,
+)

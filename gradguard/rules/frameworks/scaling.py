@@ -1,0 +1,57 @@
+"""What a GradScaler has scaled and not yet unscaled, for the rule about clipping (GG721)."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from gradguard.callsite import CallSite
+from gradguard.rules.protocol.books import Suspicion
+
+if TYPE_CHECKING:
+    from gradguard.rules.protocol.ledger import Ledger
+
+_TIMES = 2  # one clipping at a line could be an accident of a first step
+
+
+class Scaling:
+    """Between `scale(loss)` and `update()`."""
+
+    def __init__(self) -> None:
+        self._scaler: weakref.ref[Any] | None = None
+        self._site: CallSite | None = None
+        self._clips: dict[CallSite | None, int] = {}
+
+    def scaled(self, scaler: Any, site: CallSite | None) -> None:
+        """A loss was scaled."""
+        self._scaler, self._site = weakref.ref(scaler), site
+
+    def updated(self) -> None:
+        """`update()`: all optimizers are done with these gradients."""
+        self._scaler = None
+
+    def clipping(self, ledger: Ledger, parameters: list[Any], site: CallSite | None) -> None:
+        """Gradients are clipped: are they still scaled?"""
+        scaler = None if self._scaler is None else self._scaler()
+        if scaler is None or not parameters:
+            return
+        states = getattr(scaler, "_per_optimizer_states", None)
+        scale = getattr(scaler, "_scale", None)
+        if states is None or scale is None or not scaler.is_enabled():
+            return
+        wanted = {id(parameter) for parameter in parameters}
+        for key, book in list(ledger.books.items()):
+            optimizer = book.ref()
+            if optimizer is None or not any(id(p) in wanted for group in optimizer.param_groups for p in group["params"]):
+                continue
+            state = states.get(id(optimizer)) if id(optimizer) in states else None
+            stage = getattr(state.get("stage") if state else None, "name", "READY")
+            if stage != "READY":
+                self._clips[site] = -1_000_000
+                return
+            count = self._clips[site] = self._clips.get(site, 0) + 1
+            if len(self._clips) > 64:
+                self._clips.clear()
+            if count == _TIMES and float(scale) != 1.0:
+                ledger.found.append(Suspicion("GG721", ledger.books[key], {"site": site, "scaled": self._site, "scale": float(scale)}))
+            return

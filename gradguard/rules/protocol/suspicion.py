@@ -1,0 +1,34 @@
+"""What the ledger hands to the rules: a suspicion, and how a tensor's version is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from gradguard.rules.protocol.books import Book
+
+
+@dataclass
+class Suspicion:
+    """Something that does not look like a sound loop, for the rule whose business it is.
+
+    Attributes:
+        code: the rule's.
+        book: the optimizer concerned.
+        data: what the rule needs beside; plain facts and weak references.
+    """
+
+    code: str
+    book: Book | None = None
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """The version counter; -1 for tensors that have none."""
+    try:
+        return int(tensor._version)
+    except Exception:
+        return -1

@@ -1,0 +1,88 @@
+"""What the ledger makes of its facts at a step or a zero_grad: suspicions for the rules."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from gradguard.callsite import CallSite
+from gradguard.rules.protocol.books import Book, Part
+from gradguard.rules.protocol.suspicion import Suspicion, version_of
+
+if TYPE_CHECKING:
+    from gradguard.rules.protocol.ledger import Ledger
+
+
+def wasted(ledger: Ledger, parts: set[Part], site: CallSite | None, owner: Any) -> None:
+    """Backward calls all of whose gradient was cleared before any step used it."""
+    for part in parts:
+        if any(version_of(p) != version for ref, version in part.versions if (p := ref()) is not None):
+            continue  # updated by hand, or SAM's ascent
+        key = (part.call.site, site)
+        if len(ledger.wastes) > 64:
+            ledger.wastes.clear()
+        counts = ledger.wastes.setdefault(key, [0, 0])
+        counts[0] += 1
+        if part.call.traced and part.call.step == ledger.journal.step and part.reads == ledger.journal.grad_reads:
+            counts[1] += 1  # and nobody looked at the gradients in between
+        if counts[0] in (3, 12, 48):
+            ledger.found.append(Suspicion(""))
+        if counts[1] >= 2 and counts[0] >= 3:
+            book = ledger.books.get(id(owner)) or next((b for b in ledger.books.values() if b.last_part is part), None)
+            ledger.found.append(Suspicion("GG602", book, {"part": part, "zero": site, "count": counts[0], "owner": weakref.ref(owner)}))
+            counts[1] = -40  # said; look again much later
+
+
+def nothing_new(ledger: Ledger, book: Book, same: int, none: int) -> None:
+    """A step for which no followed parameter had a new gradient."""
+    if same and same + none == len(book.active):
+        book.repeated += 1
+        book.look_closely(2)
+        waiting = next(
+            (b for b in ledger.books.values() if b is not book and not b.steps and b.filled_since_step and b.ref() is not None), None
+        )
+        if waiting is not None:
+            if waiting.filled >= 5 and book.repeated >= 3:
+                ledger.found.append(Suspicion("GG607", waiting, {"instead": book}))
+        elif book.repeated in (2, 20, 200):
+            ledger.found.append(Suspicion("GG606", book, {"kind": "repeated"}))
+    elif none == len(book.active):
+        book.empty += 1
+        if book.empty == 2:
+            book.look_closely(3)
+            ledger.survey.next_at = ledger.backwards + 1
+        elif book.empty in (3, 10, 50):
+            ledger.survey.next_at = ledger.backwards + 1
+            if ledger.backwards == book.backwards_at_step:
+                ledger.found.append(Suspicion("GG606", book, {"kind": "no backward"}))
+            elif ledger.survey.strangers:
+                ledger.found.append(Suspicion("GG604", book, {"strangers": ledger.survey.strangers}))
+
+
+def find_sharing(ledger: Ledger, book: Book) -> None:
+    """Which other optimizers hold some of the same parameters."""
+    mine = {id(p) for p in book.parameters()}
+    for other in ledger.books.values():
+        if other is not book and other.steps and any(id(p) in mine for p in other.parameters()):
+            if other not in book.sharing:
+                book.sharing.append(other)
+            if book not in other.sharing:
+                other.sharing.append(book)
+
+
+def shared(ledger: Ledger, book: Book) -> None:
+    """Whether another optimizer has stepped on the very same contributions."""
+    if ledger.stepping:
+        return
+    used = {id(slot.ref()): slot.used for slot in book.active if slot.used is not None}
+    for other in book.sharing:
+        if other.nested or other.ref() is None:
+            continue
+        both = [
+            slot.ref() for slot in other.active if slot.used is not None and used.get(id(slot.ref())) is slot.used and slot.used.used >= 2
+        ]
+        if both:
+            book.shared += 1
+            if book.shared == 3:
+                later = max(book, other, key=lambda b: b.made_at)
+                ledger.found.append(Suspicion("GG614", book, {"other": other, "later": later}))
