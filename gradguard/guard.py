@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import nn
 
+from gradguard import children, ranks, replicas
 from gradguard.callsite import CallSite, user_frame
 from gradguard.decorating import decorated
 from gradguard.diagnosis import Diagnosis
@@ -67,6 +68,7 @@ class Guard:
         self.watch(*objects)
         self.settings = settings if settings is not None else _settings(level, config, report, overrides)
         self.report = JsonlReport(self.settings.report) if self.settings.report is not None else None
+        ranks.report_begins(None if self.report is None else self.report.path)
         frame = user_frame(sys._getframe(1))
         self.made_at = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
         self._open: list[tuple[Session, Run]] = []
@@ -129,7 +131,7 @@ class Guard:
     def __enter__(self) -> Guard:
         if self.settings.level == "off":
             return self
-        patches.install()
+        patches.install(children.install, replicas.install)
         session = current_session()
         self._open.append((session, self._run_in(session)))
         session.open(self)
@@ -293,7 +295,7 @@ class Guard:
                 current_session().fault(fault)
                 continue
             if found is not None:
-                updates: dict[str, Any] = {"step": incident.step}
+                updates: dict[str, Any] = {"step": incident.step, "rank": ranks.rank()}
                 if incident.error is not None and found.torch_message is None:
                     updates["torch_message"] = incident.message
                 if self._aside is not None:
@@ -309,12 +311,16 @@ class Guard:
         """Into the report and the list of diagnoses; gives the text."""
         text = render_for_error(diagnosis)
         self._found.append(diagnosis)
-        if self.report is not None:
+        if self.report is not None and not self._told_elsewhere(diagnosis):
             try:
                 self.report.write(diagnosis, text)
             except OSError as fault:
                 current_session().fault(fault)
         return text
+
+    def _told_elsewhere(self, diagnosis: Diagnosis) -> bool:
+        """Whether another rank of a distributed run has said the same."""
+        return ranks.told_elsewhere(diagnosis, None if self.report is None else self.report.path)
 
     def _tell(self, diagnosis: Diagnosis, action: str, incident: Incident) -> None:
         speaker = self.run.speaker
@@ -324,7 +330,9 @@ class Guard:
             speaker.count(diagnosis)
             return
         text = self._record(diagnosis)
-        if action == "warn":
+        if self._told_elsewhere(diagnosis):
+            speaker.remember(diagnosis)
+        elif action == "warn":
             speaker.emit_warning(diagnosis, text, incident.site)
         else:
             speaker.emit_log(diagnosis, incident.site)

@@ -6,8 +6,9 @@ and grad mode are per thread; it outlives a single `with gradguard():`, so that 
 still explained.
 
 What it may hold (`Limits`): 16,384 node-making operator calls, 4,096 writes, 1,024 backward calls, 1,024 optimizer steps,
-1,024 grad-mode switches, 4,096 escapes to Python or numpy, 16,384 cut-path memories, 4,096 each of graph nodes fed by a
-cut value and of switches of requires_grad. A full journal is about 8 MiB.
+1,024 grad-mode switches, 4,096 escapes to Python or numpy, 16,384 cut-path memories, 16,384 content fingerprints, 4,096 each
+of graph nodes fed by a cut value and of switches of requires_grad. A full journal is about 8 MiB; the first two numbers are
+settings (`journal.ops`, `journal.writes`).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Limits(NamedTuple):
     modes: int = 1_024
     escapes: int = 4_096
     cuts: int = 16_384
+    prints: int = 16_384
 
 
 class OpFact(NamedTuple):
@@ -208,7 +210,7 @@ class Journal:
         self.steps: deque[StepFact] = deque(maxlen=limits.calls)
         self.modes: deque[ModeFact] = deque(maxlen=limits.modes)
         self.escapes: deque[EscapeFact] = deque(maxlen=limits.escapes)
-        self.prints: deque[Prints] = deque(maxlen=limits.calls)
+        self.prints: deque[Prints] = deque(maxlen=limits.prints)
         self.partial: OrderedDict[int, tuple[Cut, ...]] = OrderedDict()  # node sequence -> cuts of its gradless summands
         self.fed: OrderedDict[int, tuple[Cut, ...]] = OrderedDict()  # node sequence -> cuts of its other gradless operands
         self.toggles: OrderedDict[int, tuple[weakref.ref[torch.Tensor], bool, CallSite | None]] = (
@@ -221,6 +223,14 @@ class Journal:
         self.backward_count = 0
         self.grad_reads = 0  # how often the user's code read a `.grad`, in traced steps
         self.untraced_ops = True  # whether some graph nodes may have been made with no op probe on
+
+    def resize(self, ops: int, writes: int) -> bool:
+        """Changes how much is kept; returns whether anything changed."""
+        if self.ops.maxlen == ops and self.writes.maxlen == writes:
+            return False
+        self.ops = deque(self.ops, maxlen=ops)
+        self.writes = deque(self.writes, maxlen=writes)
+        return True
 
     # -- cut paths ----------------------------------------------------------------------------------------------------
 

@@ -172,6 +172,8 @@ class Session:
     def trace(self, on: bool) -> None:
         """Switches the op probe of this thread."""
         on = on and not self.faulty and can_trace_ops()
+        if on and self.guards:
+            self.probe.contents = self.guards[0].settings.trace.contents
         if on and not mode_is_active(self.probe):
             insert_mode(self.probe)
         elif not on:

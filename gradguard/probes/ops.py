@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 from gradguard.callsite import USER_FILES, CallSite, user_frame
 from gradguard.journal import Cut, EscapeFact, Journal, ModeFact, Prints, WriteFact
 from gradguard.probes.op_kinds import ADDEND, DATA, DETACH, ESCAPE, GRAD, MODE, PLAIN, REWRAP, SKIP, TOGGLE, WRITE, Kinds
-from gradguard.torch_internals import fingerprint, numpy_reachable, quiet, sequence_number, storage_key, version_of
+from gradguard.torch_internals import fingerprint, node_sequence, numpy_reachable, quiet, saved_data, saved_slots, sequence_number, storage_key, version_of
 
 _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
@@ -56,10 +56,15 @@ class OpProbe(TorchFunctionMode):
         self.journal = journal
         self.on_failure = on_failure
         self.on_fault = on_fault
+        self.contents = "numpy"  # whose contents are compared: "none", "numpy" (what numpy can write) or "all"
         self._append = journal.ops.append
         self._tick = journal.tick
         self.live = True  # False: hands everything through, where it cannot be taken off the stack (within a call it sees)
         self._escaped_in = -1  # the step in which a value with a lost path last left for Python or numpy
+
+    def rebind(self) -> None:
+        """The journal has new lists."""
+        self._append = self.journal.ops.append
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         if _is_compiling() or not self.live:
@@ -109,6 +114,8 @@ class OpProbe(TorchFunctionMode):
                                 self._gradless_operand(kind, before, after, item)
                 if watched is not None:
                     self._writes(func, watched)
+                if self.contents == "all":
+                    self._fingerprint_saved(result, before, after)
                 if type(result) is not _Tensor and isinstance(result, tuple):
                     self._side_results(before, func, result)
             elif kind == PLAIN and not self.journal.has_cuts and _grad_enabled():
@@ -385,7 +392,7 @@ class OpProbe(TorchFunctionMode):
                 self._fed(kind, before, cut)
         if kind & ADDEND and before not in journal.partial and self._escaped_in == journal.step and not tensor.dim():
             journal.remember_partial(before, ())  # it may have been made of numbers or arrays, which carry no memory
-        if numpy_reachable(tensor):
+        if self.contents == "numpy" and numpy_reachable(tensor):
             self._fingerprint(tensor, before, after)
 
     def _fed(self, kind: int, seq: int, cut: Cut) -> None:
@@ -399,6 +406,21 @@ class OpProbe(TorchFunctionMode):
         for origin in roots:
             if origin.kind == "sample" and not origin.scored and _is_scoring(sys._getframe(3)):
                 origin.scored = True
+
+    def _fingerprint_saved(self, result: Any, before: int, after: int) -> None:
+        """Level forensic: notes the contents of everything that the nodes of this call have saved, whoever may write it."""
+        stack = [out.grad_fn for out in (result if type(result) in (tuple, list) else (result,)) if isinstance(out, _Tensor)]
+        seen: set[Any] = set()
+        while stack:
+            node = stack.pop()
+            if node is None or node in seen or not before <= node_sequence(node) < after:
+                continue
+            seen.add(node)
+            for _, slot in saved_slots(node):
+                saved = saved_data(slot)
+                if saved is not None and saved.layout == torch.strided:
+                    self._fingerprint(saved, before, after)
+            stack.extend(source for source, _ in node.next_functions)
 
     def _fingerprint(self, tensor: Any, before: int, after: int) -> None:
         """Notes the contents of memory that numpy can write, to be compared when backward needs them (TORCH_FACTS 33)."""

@@ -25,8 +25,11 @@ _replaced: list[tuple[Any, str, Any, Any]] = []  # owner, attribute, original, r
 _hooks: list[Any] = []
 
 
-def install() -> None:
+def install(*more: Callable[[Callable[..., None]], None]) -> None:
     """Puts the replacements in place, once a process.
+
+    Args:
+        more: put in replacements of their own; each is called with a function `replace(owner, name, make)`.
 
     They stay: putting them in and out at each `with gradguard():` would cost more than they do, and would make Dynamo
     compile again. Without a session each of them costs one look at a thread-local.
@@ -46,6 +49,8 @@ def install() -> None:
         protocol_patches.install(_replace)
         _replace(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _checkpoint)
         _replace(torch.overrides, "has_torch_function", _has_torch_function)
+        for put in more:
+            put(_replace)
         _hooks.append(register_optimizer_step_pre_hook(_before_step))
         _hooks.append(register_optimizer_step_post_hook(_after_step))
         attribution.install()

@@ -99,6 +99,7 @@ class Ledger:
         if self.ended:
             self.finish_ended()
         self.wake(_AWAKE_FIRST)
+        self.survey.often(self.backwards)
         book = self.book_of(optimizer)
         book.made = site
 

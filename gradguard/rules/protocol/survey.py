@@ -52,10 +52,15 @@ class Survey:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = weakref.ref(ledger)
         self.next_at = 2
-        self._after = 3
+        self._gap = 1.0
         self.strangers: dict[int, Stranger] = {}
         self.stale_ids = True
         self._known: set[int] = set()
+
+    def often(self, now: int) -> None:
+        """Something new has begun: the next backward calls are looked at again."""
+        self._gap = 1.0
+        self.next_at = min(self.next_at, now + 2)
 
     def known(self) -> set[int]:
         """ids of every optimizer's parameters."""
@@ -70,7 +75,8 @@ class Survey:
         ledger = self._ledger()
         if ledger is None:
             return
-        self.next_at, self._after = max(self._after, ledger.backwards + 1), max(self._after, ledger.backwards) * 3 // 2 + 1
+        self._gap = min(self._gap * 1.5, 2000.0)
+        self.next_at = ledger.backwards + int(self._gap)
         self.stale_ids = True  # groups may have been added
         known = self.known()
         now = ledger.backwards

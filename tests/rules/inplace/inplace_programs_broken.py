@@ -29,7 +29,11 @@ def _add(slug: str, code: str, names: tuple[str, ...], program: str, silent: boo
     BROKEN[slug] = Broken(code, names, HEAD + program, silent)
 
 
-_add("relu_in_sequential", "GG101", ("nn.ReLU(inplace=True)", "net.2"), """
+_add(
+    "relu_in_sequential",
+    "GG101",
+    ("nn.ReLU(inplace=True)", "net.2"),
+    """
 net = nn.Sequential(
     nn.Linear(4, 8),
     nn.Sigmoid(),
@@ -39,9 +43,14 @@ net = nn.Sequential(
 for _ in range(2):
     loss = net(torch.randn(3, 4)).sum()
     loss.backward()
-""")
+""",
+)
 
-_add("residual_after_gate", "GG101", ("gate", "x"), """
+_add(
+    "residual_after_gate",
+    "GG101",
+    ("gate", "x"),
+    """
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
@@ -56,9 +65,14 @@ class Block(nn.Module):
 
 model = nn.Sequential(Block(), Block())
 model(torch.randn(2, 4)).pow(2).mean().backward()
-""")
+""",
+)
 
-_add("mask_fill_in_helper", "GG101", ("scores", "hide"), """
+_add(
+    "mask_fill_in_helper",
+    "GG101",
+    ("scores", "hide"),
+    """
 def hide(scores, mask):
     scores.masked_fill_(mask, 0.0)  #!
     return scores
@@ -80,18 +94,28 @@ for step in range(2):
     opt.zero_grad()
     loss.backward()
     opt.step()
-""")
+""",
+)
 
-_add("out_argument", "GG101", ("scale",), """
+_add(
+    "out_argument",
+    "GG101",
+    ("scale",),
+    """
 w = torch.randn(4, requires_grad=True)
 scale = torch.rand(4)
 y = (w * scale).sum()
 with torch.no_grad():
     torch.mul(scale, 0.5, out=scale)  #!
 y.backward()
-""")
+""",
+)
 
-_add("copy_into_staging", "GG101", ("staging",), """
+_add(
+    "copy_into_staging",
+    "GG101",
+    ("staging",),
+    """
 model = nn.Linear(4, 1)
 data = torch.randn(4, 6, 4)
 staging = torch.empty(6, 4)
@@ -100,17 +124,27 @@ for i in range(4):
     staging.copy_(data[i])  #!
     total = total + model(staging).pow(2).mean()
 total.backward()
-""")
+""",
+)
 
-_add("foreach_on_saved", "GG101", ("factors",), """
+_add(
+    "foreach_on_saved",
+    "GG101",
+    ("factors",),
+    """
 w = torch.randn(3, requires_grad=True)
 factors = [torch.rand(3), torch.rand(3)]
 loss = (w * factors[0]).sum() + (w * factors[1]).sum()
 torch._foreach_mul_(factors, 0.9)  #!
 loss.backward()
-""")
+""",
+)
 
-_add("running_state_attribute", "GG101", ("self.state",), """
+_add(
+    "running_state_attribute",
+    "GG101",
+    ("self.state",),
+    """
 class Memory:
     def __init__(self):
         self.state = torch.zeros(4)
@@ -126,16 +160,26 @@ memory = Memory()
 loss = memory.read(w)
 memory.write(2.0)
 loss.backward()
-""")
+""",
+)
 
-_add("clamp_after_exp", "GG101", ("weights",), """
+_add(
+    "clamp_after_exp",
+    "GG101",
+    ("weights",),
+    """
 logits = torch.randn(5, requires_grad=True)
 weights = logits.exp()
 weights.clamp_(max=2.0)  #!
 (weights / weights.sum()).log().sum().backward()
-""")
+""",
+)
 
-_add("positions_added_to_tokens", "GG101", ("tokens",), """
+_add(
+    "positions_added_to_tokens",
+    "GG101",
+    ("tokens",),
+    """
 class Encoder(nn.Module):
     def __init__(self):
         super().__init__()
@@ -150,9 +194,14 @@ class Encoder(nn.Module):
 embed = nn.Linear(3, 4)
 encoder = Encoder()
 encoder(embed(torch.randn(2, 3))).sum().backward()
-""")
+""",
+)
 
-_add("dropout_functional_inplace", "GG101", ("F.dropout", "h"), """
+_add(
+    "dropout_functional_inplace",
+    "GG101",
+    ("F.dropout", "h"),
+    """
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -166,17 +215,27 @@ class Net(nn.Module):
 
 net = Net()
 net(torch.randn(3, 4)).mean().backward()
-""")
+""",
+)
 
-_add("detached_in_place", "GG101", ("h",), """
+_add(
+    "detached_in_place",
+    "GG101",
+    ("h",),
+    """
 x = torch.randn(3, requires_grad=True)
 h = x.exp()
 loss = (h * h).sum()
 h.detach_()  #!
 loss.backward()
-""")
+""",
+)
 
-_add("gan_generator_after_step", "GG102", ("opt_d", "fake_score", "critic"), """
+_add(
+    "gan_generator_after_step",
+    "GG102",
+    ("opt_d", "fake_score", "critic"),
+    """
 gen, critic = nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
 opt_g = torch.optim.Adam(gen.parameters())
 opt_d = torch.optim.Adam(critic.parameters())
@@ -191,9 +250,14 @@ for step in range(2):
     opt_g.zero_grad()
     loss_g.backward()
     opt_g.step()
-""")
+""",
+)
 
-_add("actor_critic_losses_first", "GG102", ("critic_opt", "q"), """
+_add(
+    "actor_critic_losses_first",
+    "GG102",
+    ("critic_opt", "q"),
+    """
 actor, q = nn.Linear(3, 2), nn.Linear(5, 1)
 actor_opt = torch.optim.SGD(actor.parameters(), lr=0.1)
 critic_opt = torch.optim.SGD(q.parameters(), lr=0.1)
@@ -211,9 +275,14 @@ def update(state, target):
 
 for _ in range(2):
     update(torch.randn(4, 3), torch.randn(4, 1))
-""")
+""",
+)
 
-_add("rnn_state_retained", "GG102", ("opt", "hidden"), """
+_add(
+    "rnn_state_retained",
+    "GG102",
+    ("opt", "hidden"),
+    """
 cell = nn.GRUCell(2, 3)
 opt = torch.optim.SGD(cell.parameters(), lr=0.1)
 hidden = torch.zeros(4, 3)
@@ -223,9 +292,14 @@ for step in range(3):
     opt.zero_grad()
     loss.backward(retain_graph=True)
     opt.step()  #!
-""")
+""",
+)
 
-_add("weight_clip_before_backward", "GG102", ("critic",), """
+_add(
+    "weight_clip_before_backward",
+    "GG102",
+    ("critic",),
+    """
 critic = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
 opt = torch.optim.RMSprop(critic.parameters())
 
@@ -240,9 +314,14 @@ for step in range(2):
     opt.zero_grad()
     loss.backward()
     opt.step()
-""")
+""",
+)
 
-_add("memory_bank_enqueue", "GG108", ("model.queue",), """
+_add(
+    "memory_bank_enqueue",
+    "GG108",
+    ("model.queue",),
+    """
 class MoCo(nn.Module):
     def __init__(self):
         super().__init__()
@@ -263,9 +342,14 @@ class MoCo(nn.Module):
 
 model = MoCo()
 F.cross_entropy(model(torch.randn(2, 3)), torch.tensor([0, 1])).backward()
-""")
+""",
+)
 
-_add("running_mean_by_hand", "GG108", ("mean",), """
+_add(
+    "running_mean_by_hand",
+    "GG108",
+    ("mean",),
+    """
 class Norm(nn.Module):
     def __init__(self):
         super().__init__()
@@ -281,16 +365,26 @@ class Norm(nn.Module):
 
 norm = Norm()
 norm(torch.randn(4, 3)).sum().backward()
-""")
+""",
+)
 
-_add("input_noise_on_leaf", "GG103", ("x",), """
+_add(
+    "input_noise_on_leaf",
+    "GG103",
+    ("x",),
+    """
 model = nn.Linear(3, 1)
 x = torch.randn(4, 3, requires_grad=True)
 x += 0.1 * torch.randn(4, 3)  #!
 model(x).sum().backward()
-""")
+""",
+)
 
-_add("init_without_no_grad", "GG103", ("weight",), """
+_add(
+    "init_without_no_grad",
+    "GG103",
+    ("weight",),
+    """
 class Layer(nn.Module):
     def __init__(self):
         super().__init__()
@@ -301,85 +395,148 @@ class Layer(nn.Module):
         self.weight.uniform_(-0.1, 0.1)  #!
 
 Layer()
-""")
+""",
+)
 
-_add("zero_padding_row", "GG104", ("weight",), """
+_add(
+    "zero_padding_row",
+    "GG104",
+    ("weight",),
+    """
 emb = nn.Embedding(5, 3)
 emb.weight[0] = 0.0  #!
-""")
+""",
+)
 
-_add("flat_view_of_parameter", "GG104", ("flat", "w"), """
+_add(
+    "flat_view_of_parameter",
+    "GG104",
+    ("flat", "w"),
+    """
 w = torch.randn(2, 3, requires_grad=True)
 flat = w.view(-1)
 flat.mul_(0.5)  #!
-""")
+""",
+)
 
-_add("chunks_scaled", "GG105", ("scale", "params"), """
+_add(
+    "chunks_scaled",
+    "GG105",
+    ("scale", "params"),
+    """
 head = nn.Linear(3, 4)
 params = head(torch.randn(2, 3))
 shift, scale = params.chunk(2, dim=1)
 scale.exp_()  #!
 (shift * scale).sum().backward()
-""")
+""",
+)
 
-_add("unbind_then_base", "GG105", ("states",), """
+_add(
+    "unbind_then_base",
+    "GG105",
+    ("states",),
+    """
 states = nn.Linear(3, 4)(torch.randn(2, 3))
 first, second = states.unbind(0)
 states.mul_(0.5)  #!
 (first + second).sum().backward()
-""")
+""",
+)
 
-_add("split_heads", "GG105", ("q",), """
+_add(
+    "split_heads",
+    "GG105",
+    ("q",),
+    """
 proj = nn.Linear(4, 12)
 q, k, v = proj(torch.randn(2, 4)).split(4, dim=-1)
 q *= 0.5  #!
 (q * k * v).sum().backward()
-""")
+""",
+)
 
-_add("view_made_under_no_grad", "GG106", ("head", "features"), """
+_add(
+    "view_made_under_no_grad",
+    "GG106",
+    ("head", "features"),
+    """
 features = nn.Linear(3, 4)(torch.randn(2, 3))
 with torch.no_grad():
     head = features[:, :2]
 head.mul_(2.0)  #!
 features.sum().backward()
-""")
+""",
+)
 
-_add("expanded_bias", "GG107", ("bias",), """
+_add(
+    "expanded_bias",
+    "GG107",
+    ("bias",),
+    """
 bias = torch.zeros(1, 3)
 bias = bias.expand(4, 3)
 bias += torch.randn(4, 3)  #!
-""")
+""",
+)
 
-_add("shifted_add", "GG107", ("x",), """
+_add(
+    "shifted_add",
+    "GG107",
+    ("x",),
+    """
 x = torch.arange(6.0)
 x[1:] += x[:-1]  #!
-""")
+""",
+)
 
-_add("data_clamp", "GG109", ("probs",), """
+_add(
+    "data_clamp",
+    "GG109",
+    ("probs",),
+    """
 logits = torch.randn(2, 3, requires_grad=True)
 probs = torch.softmax(logits, dim=-1)
 probs.data.clamp_(min=0.3)  #!
 probs.log().sum().backward()
-""", silent=True)
+""",
+    silent=True,
+)
 
-_add("data_of_parameter", "GG109", ("net.weight",), """
+_add(
+    "data_of_parameter",
+    "GG109",
+    ("net.weight",),
+    """
 net = nn.Linear(3, 3)
 x = torch.randn(2, 3, requires_grad=True)
 out = net(x).pow(2).sum()
 for p in net.parameters():
     p.data.mul_(0.5)  #!
 out.backward()
-""", silent=True)
+""",
+    silent=True,
+)
 
-_add("numpy_sort_of_output", "GG101", ("probs", "ranked"), """
+_add(
+    "numpy_sort_of_output",
+    "GG101",
+    ("probs", "ranked"),
+    """
 logits = torch.randn(8, requires_grad=True)
 probs = torch.sigmoid(logits)
 ranked = probs.detach().numpy()
 ranked.sort()  #!
 probs.sum().backward()
-""", silent=True)
+""",
+    silent=True,
+)
 
-_add("numpy_helper", "GG101", ("probs", "array"), """
+_add(
+    "numpy_helper",
+    "GG101",
+    ("probs", "array"),
+    """
 def binarize(array):
     array[array > 0.5] = 1.0  #!
     return array.sum()
@@ -388,9 +545,15 @@ logits = torch.randn(8, requires_grad=True)
 probs = torch.sigmoid(logits)
 hits = binarize(probs.detach().numpy())
 probs.sum().backward()
-""", silent=True)
+""",
+    silent=True,
+)
 
-_add("numpy_staging_buffer", "GG101", ("buffer",), """
+_add(
+    "numpy_staging_buffer",
+    "GG101",
+    ("buffer",),
+    """
 class Loader:
     def __init__(self):
         self.buffer = np.zeros((4, 3), dtype=np.float32)
@@ -405,12 +568,20 @@ total = 0.0
 for _ in range(3):
     total = total + model(loader.next(rng)).pow(2).mean()
 total.backward()
-""", silent=True)
+""",
+    silent=True,
+)
 
-_add("numpy_copyto", "GG101", ("frame",), """
+_add(
+    "numpy_copyto",
+    "GG101",
+    ("frame",),
+    """
 frame = np.ones(4, dtype=np.float32)
 weight = torch.ones(4, requires_grad=True)
 loss = (weight * torch.from_numpy(frame)).sum()
 np.copyto(frame, np.zeros(4, dtype=np.float32))  #!
 loss.backward()
-""", silent=True)
+""",
+    silent=True,
+)

@@ -10,7 +10,12 @@ LARGER: dict[str, Broken] = {}
 def _add(slug: str, code: str, names: tuple[str, ...], program: str, silent: bool = False) -> None:
     LARGER[slug] = Broken(code, names, HEAD + program, silent)
 
-_add("yolo_head", "GG101", ("y",), """
+
+_add(
+    "yolo_head",
+    "GG101",
+    ("y",),
+    """
 class Detect(nn.Module):
     def __init__(self):
         super().__init__()
@@ -36,9 +41,14 @@ for i in range(3):
     opt.zero_grad()
     loss.backward()
     opt.step()
-""")
+""",
+)
 
-_add("resnet_skip", "GG101", ("relu", "inplace"), """
+_add(
+    "resnet_skip",
+    "GG101",
+    ("relu", "inplace"),
+    """
 class BasicBlock(nn.Module):
     def __init__(self, c):
         super().__init__()
@@ -57,9 +67,14 @@ for _ in range(2):
     opt.zero_grad()
     loss.backward()
     opt.step()
-""")
+""",
+)
 
-_add("normalise_rows", "GG101", ("feats",), """
+_add(
+    "normalise_rows",
+    "GG101",
+    ("feats",),
+    """
 class Proj(nn.Module):
     def __init__(self):
         super().__init__()
@@ -78,9 +93,14 @@ for epoch in range(2):
     opt.zero_grad()
     loss.backward()
     opt.step()
-""")
+""",
+)
 
-_add("forward_hook_mask", "GG101", ("prune_hook",), """
+_add(
+    "forward_hook_mask",
+    "GG101",
+    ("prune_hook",),
+    """
 mask = (torch.rand(8) > 0.5).float()
 def prune_hook(module, args, output):
     output.mul_(mask)  #!
@@ -92,9 +112,14 @@ for _ in range(2):
     opt.zero_grad()
     loss.backward()
     opt.step()
-""")
+""",
+)
 
-_add("message_passing", "GG101", ("h", "index_add_"), """
+_add(
+    "message_passing",
+    "GG101",
+    ("h", "index_add_"),
+    """
 class Layer(nn.Module):
     def __init__(self, d):
         super().__init__()
@@ -122,9 +147,14 @@ for _ in range(2):
     opt.zero_grad()
     loss.backward()
     opt.step()
-""")
+""",
+)
 
-_add("sinkhorn", "GG101", ("K",), """
+_add(
+    "sinkhorn",
+    "GG101",
+    ("K",),
+    """
 def sinkhorn(cost, n_iter=3):
     K = torch.exp(-cost)
     for _ in range(n_iter):
@@ -142,9 +172,14 @@ for _ in range(2):
     opt.zero_grad()
     loss.backward()
     opt.step()
-""")
+""",
+)
 
-_add("custom_function", "GG101", ("Scale",), """
+_add(
+    "custom_function",
+    "GG101",
+    ("Scale",),
+    """
 class Scale(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, w):
@@ -165,9 +200,14 @@ for _ in range(2):
     opt.zero_grad()
     loss.backward()
     opt.step()
-""")
+""",
+)
 
-_add("noise_buffer", "GG101", ("noise",), """
+_add(
+    "noise_buffer",
+    "GG101",
+    ("noise",),
+    """
 net = nn.Linear(3, 1)
 noise = torch.empty(4, 3)
 x = torch.randn(4, 3)
@@ -181,9 +221,14 @@ for step in range(2):
     opt.zero_grad()
     loss.backward()
     opt.step()
-""")
+""",
+)
 
-_add("shared_encoder", "GG102", ("opt_a", "encoder"), """
+_add(
+    "shared_encoder",
+    "GG102",
+    ("opt_a", "encoder"),
+    """
 encoder = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 4))
 head_a, head_b = nn.Linear(4, 1), nn.Linear(4, 2)
 opt_a = torch.optim.Adam([*encoder.parameters(), *head_a.parameters()])
@@ -198,9 +243,14 @@ for step in range(3):
     opt_b.zero_grad()
     loss_b.backward()
     opt_b.step()
-""")
+""",
+)
 
-_add("trainer_class", "GG102", ("self.opt_d", "fake"), """
+_add(
+    "trainer_class",
+    "GG102",
+    ("self.opt_d", "fake"),
+    """
 class Trainer:
     def __init__(self):
         self.g = nn.Linear(2, 3)
@@ -224,9 +274,14 @@ class Trainer:
             self.step_d(torch.randn(4, 3), fake)
             self.step_g(score)
 Trainer().train()
-""")
+""",
+)
 
-_add("scaler_step", "GG102", ("opt",), """
+_add(
+    "scaler_step",
+    "GG102",
+    ("opt",),
+    """
 net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
 opt = torch.optim.SGD(net.parameters(), lr=0.1)
 def closure_update(loss, retain):
@@ -237,9 +292,14 @@ for _ in range(2):
     out = net(torch.randn(4, 3))
     closure_update(out.mean(), True)
     closure_update(out.pow(2).mean(), False)
-""")
+""",
+)
 
-_add("hidden_buffer", "GG108", ("hidden",), """
+_add(
+    "hidden_buffer",
+    "GG108",
+    ("hidden",),
+    """
 class Stateful(nn.Module):
     def __init__(self):
         super().__init__()
@@ -256,9 +316,14 @@ for _ in range(2):
     opt.zero_grad()
     loss.backward()
     opt.step()
-""")
+""",
+)
 
-_add("centers_buffer", "GG108", ("centers",), """
+_add(
+    "centers_buffer",
+    "GG108",
+    ("centers",),
+    """
 class CenterLoss(nn.Module):
     def __init__(self, n, d):
         super().__init__()
@@ -275,9 +340,14 @@ for _ in range(2):
     opt.zero_grad()
     loss.backward()
     opt.step()
-""")
+""",
+)
 
-_add("forget_gate", "GG104", ("bias",), """
+_add(
+    "forget_gate",
+    "GG104",
+    ("bias",),
+    """
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -287,9 +357,14 @@ class Model(nn.Module):
                 n = p.size(0)
                 p[n // 4:n // 2].fill_(1.0)  #!
 Model()
-""")
+""",
+)
 
-_add("pgd", "GG103", ("adv",), """
+_add(
+    "pgd",
+    "GG103",
+    ("adv",),
+    """
 net = nn.Linear(3, 2)
 x, y = torch.rand(4, 3), torch.tensor([0, 1, 0, 1])
 adv = x.clone().requires_grad_(True)
@@ -297,9 +372,14 @@ for _ in range(3):
     loss = F.cross_entropy(net(adv), y)
     loss.backward()
     adv += 0.1 * adv.grad.sign()  #!
-""")
+""",
+)
 
-_add("split_list", "GG105", ("parts",), """
+_add(
+    "split_list",
+    "GG105",
+    ("parts",),
+    """
 head = nn.Linear(3, 6)
 def decode(raw):
     parts = torch.split(raw, 2, dim=-1)
@@ -309,9 +389,14 @@ for _ in range(2):
     xy, wh, cls = decode(head(torch.randn(4, 3)))
     loss = (xy * wh).sum() + cls.sum()
     loss.backward()
-""")
+""",
+)
 
-_add("expanded_state", "GG104", ("state", "h0"), """
+_add(
+    "expanded_state",
+    "GG104",
+    ("state", "h0"),
+    """
 class Dec(nn.Module):
     def __init__(self):
         super().__init__()
@@ -323,9 +408,14 @@ class Dec(nn.Module):
         return self.cell(x, state)
 net = Dec()
 net(torch.randn(3, 2)).sum().backward()
-""")
+""",
+)
 
-_add("inplace_act_after_product", "GG101", ("nn.ReLU(inplace=True)",), """
+_add(
+    "inplace_act_after_product",
+    "GG101",
+    ("nn.ReLU(inplace=True)",),
+    """
 class Scale(nn.Module):
     def __init__(self):
         super().__init__()
@@ -342,9 +432,14 @@ for _ in range(2):
     opt.zero_grad()
     loss.backward()
     opt.step()
-""")
+""",
+)
 
-_add("time_loop_attr", "GG101", ("self.memory",), """
+_add(
+    "time_loop_attr",
+    "GG101",
+    ("self.memory",),
+    """
 class NTM(nn.Module):
     def __init__(self):
         super().__init__()
@@ -367,9 +462,14 @@ for epoch in range(2):
     opt.zero_grad()
     loss.backward()
     opt.step()
-""")
+""",
+)
 
-_add("mask_logits_sampling", "GG101", ("log_probs",), """
+_add(
+    "mask_logits_sampling",
+    "GG101",
+    ("log_probs",),
+    """
 net = nn.Linear(4, 6)
 opt = torch.optim.Adam(net.parameters())
 def choose(log_probs, used):
@@ -388,9 +488,14 @@ for step in range(2):
     opt.zero_grad()
     (-total).backward()
     opt.step()
-""")
+""",
+)
 
-_add("cpu_numpy_softmax", "GG101", ("attn",), """
+_add(
+    "cpu_numpy_softmax",
+    "GG101",
+    ("attn",),
+    """
 def top_k(attn, k):
     weights = attn.detach().cpu().numpy()
     for row in weights:
@@ -402,9 +507,15 @@ for _ in range(2):
     score = top_k(attn, 2)
     loss = (attn * torch.arange(6.0)).sum()
     loss.backward()
-""", silent=True)
+""",
+    silent=True,
+)
 
-_add("data_ema_stale", "GG109", ("critic",), """
+_add(
+    "data_ema_stale",
+    "GG109",
+    ("critic",),
+    """
 critic = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
 gen = nn.Linear(2, 3)
 opt = torch.optim.SGD([*gen.parameters(), *critic.parameters()], lr=0.1)
@@ -416,4 +527,6 @@ for _ in range(2):
     opt.zero_grad()
     loss.backward()
     opt.step()
-""", silent=True)
+""",
+    silent=True,
+)
