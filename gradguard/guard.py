@@ -19,7 +19,7 @@ from gradguard.diagnosis import Diagnosis
 from gradguard.errors import GradGuardError, error_type
 from gradguard.evidence.frames import traceback_frames
 from gradguard.probes import patches
-from gradguard.replay import RandomState, nothing_stays
+from gradguard.replay import RandomState, can_run_again, nothing_stays
 from gradguard.reporters.jsonl import JsonlReport
 from gradguard.reporters.terminal import render_for_error
 from gradguard.rules.base import Moment, Rule
@@ -199,7 +199,9 @@ class Guard:
                 return function(*args, **kwargs)
             except Exception as error:
                 first = error
-            held, self._held = self._held, None
+                held = self._held
+            finally:
+                self._held = None
             self._again(session, first, held, before, lambda: function(*args, **kwargs))
             raise first
 
@@ -208,6 +210,9 @@ class Guard:
     ) -> None:
         """The second run of a failed step; raises what is known after it."""
         if isinstance(first, GradGuardError):
+            return
+        if not can_run_again(first):
+            self._raise_held(first, held, None)
             return
         after = RandomState()
         before.restore()
@@ -225,6 +230,10 @@ class Guard:
         finally:
             self._aside = None
             after.restore()
+        self._raise_held(first, held, note)
+
+    def _raise_held(self, first: Exception, held: list[tuple[Diagnosis, Exception]], note: str | None) -> None:
+        """Raises the diagnosis that the untraced run had of its own failure, if it had one."""
         for diagnosis, error in held:
             if error is first:
                 told = diagnosis.model_copy(update={"notes": [*diagnosis.notes, *([note] if note else [])]})
@@ -352,6 +361,7 @@ class Guard:
         session = current_session()
         session.guards.append(self)
         self._open.append((session, run))
+        run.ledger.opened_at = run.ledger.opened_backwards = 0  # a guard entered anew in each step has seen a whole run nevertheless
         try:
             session.closing(sys._getframe(1))
         finally:

@@ -78,7 +78,7 @@ def _lines(report: Path, start: int) -> list[dict[str, Any]]:
 def _same(line: dict[str, Any], diagnosis: Diagnosis) -> bool:
     if line.get("rank") in (None, diagnosis.rank):
         return False
-    place = line.get("culprit") or next(iter(line.get("related") or ()), {})
+    place: dict[str, Any] = line.get("culprit") or next(iter(line.get("related") or ()), {})
     return (line.get("code"), place.get("file", ""), place.get("line", 0)) == diagnosis.key
 
 

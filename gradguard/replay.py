@@ -13,9 +13,11 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import torch
+import torch.distributed
 from torch import nn
 
 
@@ -39,8 +41,44 @@ class RandomState:
             sys.modules["numpy"].random.set_state(self._numpy)
 
 
-def _alive(kind: type) -> list[Any]:
-    return [item for item in gc.get_objects() if isinstance(type(item), type) and kind in type(item).__mro__]
+def can_run_again(error: BaseException) -> bool:
+    """Whether a second run may tell more: an error of PyTorch's or Python's own, in a run whose ranks do not wait for each other.
+
+    What a program raises to steer itself (a pruned trial, say) says all it has to say, and a rank that repeats a step calls its
+    collectives once more than the others do.
+    """
+    if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:  # type: ignore[no-untyped-call]
+        return False
+    if isinstance(error, (torch.OutOfMemoryError, StopIteration)):
+        return False
+    return type(error).__module__.partition(".")[0] in ("builtins", "torch")
+
+
+def _alive() -> tuple[list[torch.optim.Optimizer], list[nn.Module], list[torch.Tensor], list[Any]]:
+    """Optimizers, modules, leaves that collect gradient, and schedulers."""
+    optimizers, modules, leaves, schedulers = [], [], [], []
+    for item in gc.get_objects():
+        kind = type(item)  # not isinstance(), which asks proxies for their `__class__`
+        if issubclass(kind, torch.Tensor):
+            if _is_leaf(item):
+                leaves.append(item)
+        elif issubclass(kind, nn.Module):
+            if "_parameters" in item.__dict__:
+                modules.append(item)
+        elif issubclass(kind, torch.optim.Optimizer):
+            # frameworks wrap optimizers in optimizers; the innermost is the one that updates
+            if not any(isinstance(value, torch.optim.Optimizer) for value in vars(item).values()):
+                optimizers.append(item)
+        elif issubclass(kind, torch.optim.lr_scheduler.LRScheduler):
+            schedulers.append(item)
+    return optimizers, modules, leaves, schedulers
+
+
+def _is_leaf(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.requires_grad and tensor.is_leaf
+    except Exception:  # half-made subclasses
+        return False
 
 
 def _touching_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
@@ -63,33 +101,61 @@ def _touching_step(optimizer: torch.optim.Optimizer) -> Callable[..., Any]:
 
 @contextmanager
 def nothing_stays() -> Iterator[None]:
-    """Inside, optimizers do not update; afterwards gradients and buffers are what they were before."""
-    optimizers = _alive(torch.optim.Optimizer)
-    modules = [module for module in _alive(nn.Module) if "_parameters" in module.__dict__]
-    parameters = {id(p): p for o in optimizers for group in o.param_groups for p in group["params"]}
-    parameters.update({id(p): p for module in modules for p in module._parameters.values() if p is not None})
-    gradients = [(p, p.grad, None if p.grad is None else p.grad.detach().clone()) for p in parameters.values()]
-    buffers = [(b, b.detach().clone()) for module in modules for b in module._buffers.values() if b is not None]
+    """Inside, optimizers do not update; afterwards parameters, gradients, buffers, modes and learning rates are what they were before."""
+    optimizers, modules, leaves, schedulers = _alive()
+    tensors = {id(leaf): leaf for leaf in leaves}
+    for module in modules:
+        tensors |= {id(value): value for held in (module._parameters, module._buffers) for value in held.values() if value is not None}
+    values = [(tensor, tensor.detach().clone()) for tensor in tensors.values()]
+    gradients = [(tensor, tensor.grad, None if tensor.grad is None else tensor.grad.detach().clone()) for tensor in leaves]
+    required = [(tensor, tensor.requires_grad) for tensor in tensors.values() if tensor.is_leaf]
+    training = [(module, module.training) for module in modules if "training" in module.__dict__]
+    groups = [(group, {key: value for key, value in group.items() if key != "params"}) for o in optimizers for group in o.param_groups]
+    schedules = [
+        (scheduler, {key: copy(value) if isinstance(value, list) else value for key, value in vars(scheduler).items()}) for scheduler in schedulers
+    ]
     own_steps = [(o, o.__dict__.get("step")) for o in optimizers]
-    post = [_StepHooks(o) for o in optimizers]
-    for optimizer, hooks in zip(optimizers, post, strict=True):
-        optimizer.step = hooks.wrap(_touching_step(optimizer))
+    grad_mode = torch.is_grad_enabled()
+    for optimizer in optimizers:
+        optimizer.__dict__["step"] = _StepHooks(optimizer).wrap(_touching_step(optimizer))
     try:
         yield
     finally:
+        torch.set_grad_enabled(grad_mode)
         for optimizer, own in own_steps:
             if own is None:
                 del optimizer.__dict__["step"]
             else:
                 optimizer.__dict__["step"] = own
+        for group, before in groups:
+            group.update(before)
+        for scheduler, state in schedules:
+            scheduler.__dict__.update(state)
+        for module, mode in training:
+            module.__dict__["training"] = mode
         with torch.no_grad():
-            for parameter, gradient, value in gradients:
-                parameter.grad = gradient
-                if gradient is not None and value is not None:
-                    gradient.copy_(value)
-            for buffer, value in buffers:
-                if not torch.equal(buffer, value):
-                    buffer.copy_(value)
+            for tensor, value in values:
+                _put_back(tensor, value)
+            for tensor, gradient, value_then in gradients:
+                tensor.grad = gradient
+                if gradient is not None and value_then is not None:
+                    _put_back(gradient, value_then)
+        for tensor, flag in required:
+            if tensor.requires_grad is not flag and tensor.is_leaf:
+                tensor.requires_grad_(flag)
+
+
+def _put_back(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Writes a value back where it changed (an unchanged tensor keeps its version)."""
+    if tensor.layout != torch.strided or not _same(tensor, value):
+        tensor.copy_(value)
+
+
+def _same(tensor: torch.Tensor, value: torch.Tensor) -> bool:
+    try:
+        return torch.equal(tensor, value)
+    except Exception:  # kinds of tensors that cannot be compared
+        return False
 
 
 class _StepHooks:

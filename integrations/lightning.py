@@ -13,13 +13,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 from gradguard.diagnosis import Diagnosis
 from gradguard.guard import Guard
+from gradguard.rules.protocol.books import Suspicion
+from gradguard.session import current_session
+from gradguard.step_protocol import suspect
 
+_NO_LOSS_BATCHES = 5
 _PACKAGES = ("pytorch_lightning", "lightning.pytorch")
 
 
@@ -60,12 +65,20 @@ class _GradGuardCallback:
         **settings: Any,
     ) -> None:
         super().__init__()
+        self._arguments = {"level": level, "config": config, "report": report, "log_every_n_steps": log_every_n_steps, **settings}
         self.guard = Guard(level=level, config=config, report=report, **settings)
         self.log_every_n_steps = log_every_n_steps
         self._own_report = self.guard.report is None
         self._entered = False
         self._restored: dict[str, Any] = {}
         self._wrapped: list[tuple[Any, str]] = []
+        self._without_loss: int | None = 0  # batches whose training_step returned None; None once one returned a loss
+        self._traced = 0
+        self._logged = (0, 0)  # the step and the number of diagnoses that the loggers were told last
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # spawned ranks get a copy; a guard holds code objects and the class is made on the spot, neither can be pickled
+        return _rebuilt, (self._arguments, self._restored)
 
     # -- what has been found ------------------------------------------------------------------------------------------
 
@@ -94,92 +107,137 @@ class _GradGuardCallback:
         """Puts the guard around the loop's steps, once the strategy stands."""
         if stage != "fit" or self.guard.level == "off":
             return
+        self._without_loss = 0
+        self._logged = (0, len(self.diagnoses))
         self.guard.models[:] = [pl_module]
-        if self._own_report and trainer.is_global_zero and self.guard.report is None:
-            folder = trainer.log_dir or trainer.default_root_dir
-            if folder is not None:
-                self.guard.report_to(os.path.join(folder, "gradguard.jsonl"))
-        if self._restored:
-            self._resume()
+        if self._own_report:
+            self._report_to(trainer)
         loop = trainer.fit_loop.epoch_loop
         for part in ("automatic_optimization", "manual_optimization"):
             optimization = getattr(loop, part, None)
             if optimization is not None:
-                self._wrap(optimization, "run")
-        for name in ("training_step", "optimizer_step"):
-            self._wrap(trainer.strategy, name, again=False)
+                self._wrap(optimization, "run", self.guard.step)
+        self._wrap(trainer.strategy, "training_step", partial(self._training_step, pl_module))
+        self._wrap(trainer.strategy, "optimizer_step", self.guard.explaining)
 
-    def _resume(self) -> None:
-        run = self.guard.run
-        run.depth.steps = int(self._restored.get("steps", 0))
-        for said in self._restored.get("said", []):
-            run.speaker.remember(Diagnosis.model_validate(said))
-        self._restored = {}
+    def _report_to(self, trainer: Any) -> None:
+        folder = trainer.log_dir  # a collective under a distributed strategy: every rank has to ask
+        if not trainer.fast_dev_run:  # which promises to leave no files behind
+            self.guard.report_to(os.path.join(folder or trainer.default_root_dir, "gradguard.jsonl"))
 
-    def _wrap(self, owner: Any, name: str, again: bool = True) -> None:
-        """Replaces a bound method on the instance; taken back in teardown."""
+    def _training_step(self, module: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        output = self.guard.explaining(function, *args, **kwargs)
+        if self._without_loss is not None and module.automatic_optimization:
+            self._without_loss = self._without_loss + 1 if output is None else None
+            if self._without_loss == _NO_LOSS_BATCHES:
+                self._no_loss(module)
+        return output
+
+    def _no_loss(self, module: Any) -> None:
+        step: Any = getattr(type(module), "training_step", None)
+        while hasattr(step, "__wrapped__"):
+            step = step.__wrapped__
+        code = getattr(step, "__code__", None)
+        if code is not None:
+            facts = {"owner": type(module).__name__, "function": code, "batches": self._without_loss}
+            self._without_loss = None
+            suspect(current_session(), Suspicion("GG741", None, facts), sys._getframe(1))
+
+    def _wrap(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
+        """Replaces a bound method on the instance; taken back when the fit ends."""
         original: Callable[..., Any] | None = getattr(owner, name, None)
         if original is None or name in vars(owner):
             return
-        guard = self.guard
 
         def guarded(*args: Any, **kwargs: Any) -> Any:
-            if not self._entered:
-                return original(*args, **kwargs)
-            if again:
-                return guard.step(original, *args, **kwargs)
-            return guard.explaining(original, *args, **kwargs)
+            __tracebackhide__ = True
+            return call(original, *args, **kwargs) if self._entered else original(*args, **kwargs)
 
         vars(owner)[name] = guarded
         self._wrapped.append((owner, name))
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Resumes from a checkpoint, whose state Lightning hands over after `setup`."""
+        if self._restored:
+            run = self.guard.run
+            run.depth.steps = int(self._restored.get("steps", 0))
+            for said in self._restored.get("said", []):
+                run.speaker.remember(Diagnosis.model_validate(said))
+            self._restored = {}
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, *args: Any) -> None:
         """A step begins."""
         if self.guard.level != "off" and not self._entered:
             self.guard.__enter__()
             self._entered = True
+            self._traced += current_session().tracing
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, *args: Any) -> None:
         """A step ends."""
         self._leave()
-        every = self.log_every_n_steps
-        if every and trainer.global_step % every == 0 and trainer.loggers and self.guard.level != "off":
-            counts = {"gradguard/diagnoses": float(len(self.diagnoses))}
-            for logger in trainer.loggers:
-                logger.log_metrics(counts, step=trainer.global_step)
+        if self.log_every_n_steps and self.guard.level != "off":
+            self._log(trainer)
+
+    def _log(self, trainer: Any) -> None:
+        step, found = trainer.global_step, len(self._found())
+        due = step != self._logged[0] and step % self.log_every_n_steps == 0
+        if not due and found == self._logged[1]:
+            return
+        self._logged = (step, found)
+        facts = {"gradguard/diagnoses": float(found), "gradguard/traced_batches": float(self._traced)}
+        for logger in trainer.loggers:
+            logger.log_metrics(facts, step=step)
+
+    def _found(self) -> list[Diagnosis]:
+        return self.guard.run.speaker.said()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """The fit ends with an error, which has been diagnosed where it arose."""
-        self._leave(exception)
+        """The fit ends with an error, which has been diagnosed where it arose; `teardown` will not be called."""
+        self._leave()
+        self._unwrap()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """The fit ends well: bugs that only a whole run shows are said now."""
+        self._leave()
         if self.guard.level == "off":
             return
-        self._leave()
+        if self._without_loss:
+            with self.guard:
+                self._no_loss(pl_module)
         self.guard.close()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Takes back what setup replaced."""
         self._leave()
+        self._unwrap()
+
+    def _unwrap(self) -> None:
         while self._wrapped:
             owner, name = self._wrapped.pop()
             vars(owner).pop(name, None)
 
-    def _leave(self, error: BaseException | None = None) -> None:
+    def _leave(self) -> None:
         if self._entered:
             self._entered = False
             self.guard.leave()
 
 
-_made: dict[tuple[type, ...], type] = {}
+def _rebuilt(arguments: dict[str, Any], restored: dict[str, Any]) -> Any:
+    """A callback from what another process sent."""
+    callback = _make()(**arguments)
+    callback._restored = restored
+    return callback
 
 
-def _make() -> type:
+_made: dict[tuple[type, ...], Any] = {}
+
+
+def _make() -> Any:
     bases = _callback_bases()
     made = _made.get(bases)
     if made is None:
-        made = _made[bases] = type("GradGuardCallback", (_GradGuardCallback, *bases), {"__doc__": _GradGuardCallback.__doc__, "__module__": __name__})
+        names = {"__doc__": _GradGuardCallback.__doc__, "__module__": __name__}
+        made = _made[bases] = type("GradGuardCallback", (_GradGuardCallback, *bases), names)
     return made
 
 

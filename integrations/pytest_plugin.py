@@ -20,7 +20,12 @@ _LEVELS = ("off", "watch", "standard", "strict", "forensic")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--gradguard=LEVEL`."""
     parser.getgroup("gradguard").addoption(
-        "--gradguard", choices=_LEVELS, default=None, nargs="?", const="strict", help="run every test under a gradguard of this level (strict if none is named)"
+        "--gradguard",
+        choices=_LEVELS,
+        default=None,
+        nargs="?",
+        const="strict",
+        help="run every test under a gradguard of this level (strict if none is named)",
     )
 
 

@@ -428,7 +428,8 @@ class OpProbe(TorchFunctionMode):
         version = version_of(tensor)
         if storage is None or version is None:
             return
-        mark = fingerprint(tensor)
+        with quiet():
+            mark = fingerprint(tensor)
         if mark is not None:
             self.journal.prints.append(
                 Prints(

@@ -66,6 +66,21 @@ def test_a_mode_of_the_users_inside(mode: Any) -> None:
     assert_transparent(program)
 
 
+@pytest.mark.parametrize("mode", [Recorder, Dispatched])
+def test_looking_at_numpy_memory_is_not_seen_by_the_users_modes(mode: Any) -> None:
+    def program() -> Any:
+        scale = torch.ones(3)
+        array = scale.numpy()
+        x = torch.randn(3, requires_grad=True)
+        with mode() as own:
+            y = (x * scale * torch.from_numpy(array.copy())).exp()
+            y.detach().numpy()
+            (y * scale).sum().backward()
+        return grads(x), own.seen
+
+    assert_transparent(program)
+
+
 @pytest.mark.parametrize("mode", [Recorder, Doubler, Dispatched])
 def test_a_mode_of_the_users_outside(mode: Any, level: str) -> None:
     found = []

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from gradguard.diagnosis import Diagnosis
 from gradguard.rules.base import Rule
-from gradguard.rules.gradient_path import lost_path, serialized
+from gradguard.rules.gradient_path import lost_path, serialized, starved
 from gradguard.rules.incident import Incident
 
 
@@ -43,10 +43,12 @@ def recognise(incident: Incident) -> Diagnosis | None:
     """The likeliest place where the root lost its path detached, copied or converted it."""
     if incident.says(*serialized.MESSAGES):
         return serialized.recognise(incident)
+    if incident.says(*starved.MESSAGES):
+        return starved.recognise(incident, "GG302")
     return lost_path.recognise(incident, "GG302")
 
 
 RULE = Rule(
     code="GG302", name="detached", summary="a value left the graph on its way to the loss", recognise=recognise,
-    moments=frozenset({"error", "before_backward"}), priority=50, messages=(*lost_path.MESSAGES, *serialized.MESSAGES), traced_only=True,
+    moments=frozenset({"error", "before_backward"}), priority=50, messages=(*lost_path.MESSAGES, *serialized.MESSAGES, *starved.MESSAGES), traced_only=True,
 )  # fmt: skip

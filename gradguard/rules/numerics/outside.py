@@ -15,7 +15,7 @@ from gradguard.evidence.values import GraphValues, health, plain
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.optimizers import last_step, made_at, rate
 from gradguard.rules.numerics.origin import Origin
-from gradguard.rules.numerics.places import Places
+from gradguard.rules.numerics.places import Places, expression
 from gradguard.rules.numerics.ranges import elements, kinds
 from gradguard.rules.numerics.sources import Search
 from gradguard.rules.numerics.watching import Numbers
@@ -134,7 +134,7 @@ def _data(incident: Incident, memory: Numbers, values: GraphValues, origin: Orig
 def _injected(incident: Incident, origin: Origin, root: torch.Tensor, subject: str, severity: Severity, culprit: ResolvedSite | None, direct: bool,
               related: list[SourceSpan], notes: list[str]) -> Diagnosis:
     """An infinity that a constant operand (a mask, a logarithm computed without gradient) brought in and nothing removed."""
-    text = "an op" if culprit is None else f"`{' '.join((culprit.text or '').split())[:80]}`"
+    text = "an op" if culprit is None else f"`{expression(culprit, origin.node)}`"
     return Diagnosis(
         code="GG501", name="nonfinite-forward", severity=severity,
         headline=f"{subject[0].upper()}{subject[1:]} is {kinds(health(root))}: {text} brings infinities in, and they reach it.",

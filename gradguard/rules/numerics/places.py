@@ -85,7 +85,9 @@ class Places:
 def expression(place: ResolvedSite | None, node: Any) -> str:
     """What stands at a node's line, short; the op's name where no line is known."""
     if place is not None and place.text:
-        flat = " ".join(place.text.split())
+        value = place.node.value if isinstance(place.node, (ast.Assign, ast.AnnAssign)) else place.node
+        text = place.source.flat(value) if place.source is not None and value is not None else place.text
+        flat = " ".join(text.split())
         return flat if len(flat) <= 80 else flat[:77].rstrip() + "..."
     return op_name(node)
 

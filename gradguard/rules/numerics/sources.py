@@ -79,8 +79,12 @@ class Search:
         scope = place.enclosing_function or place.source.tree
         if scope is None:
             return None
-        names = place.inner_names or place.statement_names
-        return self._names(place.source, scope, names, place.line, _DEPTH)
+        found = self._names(place.source, scope, place.inner_names or place.statement_names, place.line, _DEPTH)
+        if found is None:
+            for call in (item for item in ast.walk(place.node or place.statement) if isinstance(item, ast.Call)):
+                if not hasattr(self._object(call.func), "_parameters"):  # what a module computes has a gradient and is in the graph
+                    found = found or self._inside(call, _DEPTH)
+        return found
 
     def statement(self, place: ResolvedSite) -> ResolvedSite | None:
         """The expression in a statement, or in the functions it calls."""

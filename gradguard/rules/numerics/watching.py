@@ -36,7 +36,7 @@ _MOST_HOPS = 96
 _MOST_HELD = 32
 _HISTORY = 64
 _FULL_SHARE = 400  # a look at all gradients may take 1/400 of the time
-_MOST_SENTINELS = 5
+_MOST_SENTINELS = 6
 _vector_norm = torch.linalg.vector_norm
 _SMALL = 65_536  # elements of a gradient that is looked at every step
 _NOTHING, _SHRUNK = 1e-9, 1e-6  # a gradient norm below both, absolutely and against the largest so far, is as good as zero
@@ -311,7 +311,7 @@ def _ends(leaves: list[torch.Tensor], depths: list[int]) -> tuple[torch.Tensor |
 
 
 def _beside(nodes: list[Any], risky: list[Any]) -> list[torch.Tensor]:
-    """One small leaf for each of some risky nodes, from the other operand of the first product above it.
+    """Small leaves for some risky nodes: one below it, one from the other operand of the first product above it.
 
     A NaN in a result spoils the gradient of what it is multiplied with, and may reach nothing else: the scores of a fully masked
     attention row spoil the values' projection and, with the mask in between, neither queries nor keys.
@@ -325,6 +325,10 @@ def _beside(nodes: list[Any], risky: list[Any]) -> list[torch.Tensor]:
                 users.setdefault(source, []).append(node)
     chosen: dict[int, torch.Tensor] = {}
     for node in (*risky[:2], *risky[-2:]):
+        for most in (1, 12):
+            below = _nearest_leaf(node, most)
+            if below is not None and below.numel() <= _SMALL:
+                chosen[id(below)] = below
         for _ in range(8):
             above = users.get(node, [])
             if not above:
@@ -338,13 +342,13 @@ def _beside(nodes: list[Any], risky: list[Any]) -> list[torch.Tensor]:
     return list(chosen.values())[:_MOST_SENTINELS]
 
 
-def _nearest_leaf(node: Any) -> torch.Tensor | None:
+def _nearest_leaf(node: Any, most: int = 2) -> torch.Tensor | None:
     """The smallest of the first few leaves below a node."""
     order, seen, found = [node], {node}, list[torch.Tensor]()
     for item in order:
         if is_accumulate(item):
             found.append(item.variable)
-            if len(found) == 2:
+            if len(found) == most:
                 break
         if len(order) > 64:
             break

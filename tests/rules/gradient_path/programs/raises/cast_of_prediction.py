@@ -11,7 +11,7 @@ class Counter(nn.Module):
 
     def forward(self, x):
         counts = self.net(x).long()  # BUG
-        return counts
+        return counts.float()
 
 
 model = Counter()

@@ -5,7 +5,7 @@ from torch import nn
 
 model = nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for epoch in range(2):
+for _ in range(2):
     total = 0.0
     for _ in range(3):
         x = torch.randn(8, 4)

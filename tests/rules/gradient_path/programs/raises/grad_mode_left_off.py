@@ -21,7 +21,7 @@ def batch():
     return x, x.sum(1, keepdim=True)
 
 
-for epoch in range(2):
+for _epoch in range(2):
     for _ in range(2):
         x, y = batch()
         optimizer.zero_grad()

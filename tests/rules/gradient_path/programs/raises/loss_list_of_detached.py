@@ -6,7 +6,7 @@ from torch import nn
 model = nn.Linear(4, 3)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 log = []
-for step in range(2):
+for _ in range(2):
     losses = []
     for k in range(3):
         x = torch.randn(8, 4)

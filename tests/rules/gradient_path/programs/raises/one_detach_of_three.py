@@ -12,7 +12,7 @@ def distance(a, b):
     return (a - b).pow(2).mean()
 
 
-for step in range(3):
+for _ in range(3):
     x = torch.randn(10, 6)
     with torch.no_grad():
         goal = teacher(x)

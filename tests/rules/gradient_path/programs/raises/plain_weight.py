@@ -5,7 +5,7 @@ import torch
 torch.manual_seed(0)
 features, target = torch.randn(20, 3), torch.randn(20)
 weight = torch.zeros(3)  # BUG
-for step in range(3):
+for _ in range(3):
     error = features @ weight - target
     loss = (error**2).mean()
     loss.backward()

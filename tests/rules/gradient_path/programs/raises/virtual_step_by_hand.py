@@ -11,7 +11,7 @@ for _ in range(2):
     inner = (alpha * (net(x) - y).pow(2).squeeze(1)).mean()
     grads = torch.autograd.grad(inner, list(net.parameters()))
     with torch.no_grad():
-        for p, g in zip(net.parameters(), grads):
+        for p, g in zip(net.parameters(), grads, strict=True):
             p -= 0.1 * g  # BUG
     outer = (net(x) - y).pow(2).mean()
     meta = torch.autograd.grad(outer, alpha)[0]

@@ -23,5 +23,5 @@ for _ in range(4):
     loss.backward()
     optimizer.step()
     with torch.no_grad():
-        for p, q in zip(online.parameters(), target.parameters()):
+        for p, q in zip(online.parameters(), target.parameters(), strict=True):
             q.mul_(0.9).add_(0.1 * p)

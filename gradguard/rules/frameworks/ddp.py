@@ -1,0 +1,293 @@
+"""What the rules about DistributedDataParallel share: the replica, its parameters, and where its submodules are used."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from gradguard import replicas
+from gradguard.callsite import USER_FILES
+from gradguard.diagnosis import SourceSpan, TensorFacts
+from gradguard.evidence.source import dotted, module_ast, parent_of, resolve, segment, span_of
+from gradguard.rules.frameworks.calls import calls, last_part, only, user_files
+from gradguard.rules.incident import Incident
+
+_LEAVES = (ast.Return, ast.Continue, ast.Break)
+
+
+def replica(incident: Incident) -> Any:
+    """The DDP module of an incident: the one in the stack, or the only one there is."""
+    kind = replicas.DistributedDataParallel
+    for view in incident.frames:
+        owner = view.locals.get("self")
+        if isinstance(owner, kind):
+            return owner
+    alive = list(replicas.known)
+    if len(alive) == 1:
+        return alive[0]
+    named = list({id(value): value for _, value in incident.names.bindings if isinstance(value, kind)}.values())
+    return named[0] if len(named) == 1 else None
+
+
+def name_of(incident: Incident, ddp: Any) -> str:
+    """What the user calls the DDP module."""
+    return incident.names.of(ddp) or "model"
+
+
+def made(incident: Incident, ddp: Any, label: str, role: Any = "declared") -> SourceSpan | None:
+    """The call that made the DDP module."""
+    place = resolve(replicas.described(ddp).site)
+    if place is not None:
+        return place.span(label, role)
+    found = [*calls(incident, "DistributedDataParallel"), *calls(incident, "DDP")]
+    return only(found, label, role)
+
+
+def at_indices(incident: Incident, ddp: Any) -> list[str]:
+    """The parameters that PyTorch's message speaks of, by dotted path."""
+    text = incident.message
+    told = re.search(r"Parameters which did not receive grad for rank \d+:([^\n]*)", text)
+    if told is not None:
+        return [name.strip() for name in told[1].split(",") if name.strip()]
+    single = re.search(r"Parameter at index (\d+)(?: with name (\S+))?", text)
+    many = re.search(r"Parameter indices which did not receive grad for rank \d+:([\d\s]*)", text)
+    if single is not None and single[2]:
+        return [single[2]]
+    indices = [int(single[1])] if single is not None else [int(each) for each in many[1].split()] if many is not None else []
+    names = replicas.described(ddp).names
+    return [names[i] for i in indices if i < len(names)]
+
+
+def facts(ddp: Any, names: list[str]) -> list[TensorFacts]:
+    """A handful of parameters as a diagnosis lists them."""
+    held = dict(ddp.module.named_parameters())
+    return [
+        TensorFacts(name=name, kind="parameter", shape=list(held[name].shape), dtype=str(held[name].dtype).removeprefix("torch."))
+        for name in names[:5]
+        if name in held
+    ]
+
+
+def blamed(root: nn.Module, names: set[str]) -> list[str]:
+    """The fewest modules and parameters that hold just these parameters."""
+    found: list[str] = []
+
+    def visit(module: nn.Module, path: str) -> None:
+        own = [f"{path}{name}" for name, p in module.named_parameters() if p.requires_grad]
+        if path and own and all(name in names for name in own):
+            found.append(path[:-1])
+            return
+        found.extend(f"{path}{name}" for name, _ in module.named_parameters(recurse=False) if f"{path}{name}" in names)
+        for name, child in module.named_children():
+            visit(child, f"{path}{name}.")
+
+    visit(root, "")
+    return found
+
+
+# -- where a submodule is used ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Use:
+    """A place in a class's methods that uses an attribute; `condition` decides whether it is reached, None if nothing does."""
+
+    path: str
+    file: str
+    node: ast.AST
+    condition: ast.expr | None
+    inverted: bool
+
+    @property
+    def condition_text(self) -> str:
+        """The condition under which the place is reached, as written."""
+        if self.condition is None:
+            return ""
+        text = segment(self.file, self.condition) or ast.unparse(self.condition)
+        return f"not ({text})" if self.inverted else text
+
+    def span(self, label: str, role: Any = "culprit") -> SourceSpan:
+        return span_of(self.file, self.node, label=label, role=role)
+
+
+def uses(root: nn.Module, path: str) -> list[Use]:
+    """Where the module or parameter at a path is used, in the methods of the class of the user's that holds it."""
+    parts = path.split(".")
+    for i in range(len(parts) - 1, -1, -1):
+        owner = root.get_submodule(".".join(parts[:i])) if i else root
+        found = [use for file, methods in _methods(owner) for use in _in_methods(path, file, methods, parts[i])]
+        if found or _methods(owner):
+            return found
+    return []
+
+
+def conditional_uses(root: nn.Module) -> list[Use]:
+    """Every conditional use of a submodule with parameters."""
+    found: list[Use] = []
+    for path, module in root.named_modules():
+        if path and any(p.requires_grad for p in module.parameters()):
+            parent = root.get_submodule(path.rpartition(".")[0])
+            if _methods(parent):
+                found += [use for use in uses(root, path) if use.condition is not None]
+    return found
+
+
+def _methods(module: nn.Module) -> list[tuple[str, dict[str, ast.FunctionDef]]]:
+    found = []
+    for cls in type(module).__mro__:
+        file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+        own = getattr(vars(cls).get("forward"), "__code__", None)
+        file = own.co_filename if own is not None else file
+        if file is None or not USER_FILES[file]:
+            continue
+        tree = module_ast(file)
+        for node in ast.walk(tree) if tree is not None else ():
+            if isinstance(node, ast.ClassDef) and node.name == cls.__name__:
+                found.append((file, {item.name: item for item in node.body if isinstance(item, ast.FunctionDef) and item.name != "__init__"}))
+                break
+    return found
+
+
+def _in_methods(path: str, file: str, methods: dict[str, ast.FunctionDef], attribute: str, depth: int = 0) -> list[Use]:
+    found: list[Use] = []
+    for name, method in methods.items():
+        for node in ast.walk(method):
+            if not (isinstance(node, ast.Attribute) and node.attr == attribute and isinstance(node.value, ast.Name) and node.value.id == "self"):
+                continue
+            for place in _run(file, node):
+                test, inverted = _condition(file, place, method)
+                if test is None and name != "forward" and depth < 3:
+                    callers = _in_methods(path, file, methods, name, depth + 1)
+                    found += callers or [Use(path, file, place, None, False)]
+                else:
+                    found.append(Use(path, file, place, test, inverted))
+    return found
+
+
+def _run(file: str, node: ast.AST) -> list[ast.AST]:
+    """The calls that run what is read here: directly, by item, or as the variable of a loop over it."""
+    child, above = node, parent_of(file, node)
+    while isinstance(above, (ast.Subscript, ast.Attribute)) and above.value is child:
+        child, above = above, parent_of(file, above)
+    if isinstance(above, ast.Call) and above.func is child:
+        return [above]
+    outer: ast.AST | None = above
+    while isinstance(outer, ast.Call):  # enumerate(self.layers), zip(...)
+        child, outer = outer, parent_of(file, outer)
+    if isinstance(outer, ast.For) and outer.iter is child:
+        names = {item.id for item in ast.walk(outer.target) if isinstance(item, ast.Name)}
+        run = [
+            item
+            for statement in outer.body
+            for item in ast.walk(statement)
+            if isinstance(item, ast.Call) and isinstance(item.func, ast.Name) and item.func.id in names
+        ]
+        return list(run) or [node]
+    return [node]
+
+
+def _condition(file: str, node: ast.AST, method: ast.FunctionDef) -> tuple[ast.expr | None, bool]:
+    child, above = node, parent_of(file, node)
+    while above is not None:
+        if isinstance(above, ast.IfExp) and child is not above.test:
+            return above.test, child is above.orelse
+        if isinstance(above, ast.If) and child is not above.test:
+            return above.test, child in above.orelse
+        if isinstance(above, ast.While) and child in above.body:
+            return above.test, False
+        if isinstance(child, ast.stmt):
+            for block in (getattr(above, name, None) for name in ("body", "orelse", "finalbody")):
+                if isinstance(block, list) and child in block:
+                    for before in reversed(block[: block.index(child)]):
+                        if isinstance(before, ast.If) and any(isinstance(item, _LEAVES) for item in before.body):
+                            return before.test, True
+        if above is method:
+            break
+        child, above = above, parent_of(file, above)
+    return None, False
+
+
+def deciding(incident: Incident, use: Use) -> SourceSpan | None:
+    """The line, outside of constructors, that sets the attribute a condition reads; None if there is not just one."""
+    if use.condition is None:
+        return None
+    read = {node.attr for node in ast.walk(use.condition) if isinstance(node, ast.Attribute)}
+    found = []
+    for file in dict.fromkeys([*user_files(incident), use.file]):
+        tree = module_ast(file)
+        for node in ast.walk(tree) if tree is not None else ():
+            if isinstance(node, ast.Assign) and any(isinstance(t, ast.Attribute) and t.attr in read for t in node.targets):
+                span = span_of(file, node, label="decides whether it runs", role="context")
+                if not (span.function or "").endswith("__init__"):
+                    found.append(span)
+    return found[0] if len(found) == 1 else None
+
+
+# -- what expressions in the user's functions stand for ---------------------------------------------------------------
+
+
+def evaluated(incident: Incident, file: str, node: ast.expr) -> Any:
+    """What a dotted name stands for in the frames of its file; None where that is not known. Runs no code of the user's."""
+    name = dotted(node)
+    if name is None:
+        return None
+    first, *rest = name.split(".")
+    for view in incident.user_frames:
+        if view.frame.f_code.co_filename != file:
+            continue
+        value = view.locals.get(first, view.globals.get(first))
+        for part in rest:
+            held = getattr(value, "__dict__", {})
+            value = held.get(part)
+            for table in ("_modules", "_parameters"):
+                if value is None:
+                    value = (held.get(table) or {}).get(part)
+        if value is not None:
+            return value
+    return None
+
+
+def raw_calls(incident: Incident, ddp: Any) -> list[tuple[str, ast.Call]]:
+    """Calls that run the wrapped module itself, past DDP."""
+    found = []
+    for file in user_files(incident):
+        tree = module_ast(file)
+        for node in ast.walk(tree) if tree is not None else ():
+            if not isinstance(node, ast.Call) or last_part(node.func) is None or _without_grad(file, node):
+                continue
+            callee = node.func
+            if isinstance(callee, ast.Attribute) and callee.attr == "forward":
+                callee = callee.value
+            if evaluated(incident, file, callee) is ddp.module or last_part(callee) == "module":
+                found.append((file, node))
+    return found
+
+
+def _without_grad(file: str, node: ast.AST) -> bool:
+    above = parent_of(file, node)
+    while above is not None:
+        headers: list[ast.expr] = []
+        if isinstance(above, ast.With):
+            headers = [item.context_expr for item in above.items]
+        elif isinstance(above, ast.FunctionDef):
+            headers = above.decorator_list
+        if any("no_grad" in ast.unparse(header) or "inference_mode" in ast.unparse(header) for header in headers):
+            return True
+        above = parent_of(file, above)
+    return False
+
+
+def inside_out(file: str, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+    """Pairs (node, its parent) up to the enclosing function."""
+    above = parent_of(file, node)
+    while above is not None:
+        yield node, above
+        if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            return
+        node, above = above, parent_of(file, above)

@@ -1,0 +1,376 @@
+"""The Lightning callback in real fits, under both import names."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import io
+import json
+import pickle
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gradguard.errors import GradGuardError, GradGuardWarning
+from tests.integrations.lit import PACKAGES, lightning, loader, regressor, trainer, weights
+
+pytestmark = pytest.mark.filterwarnings("ignore:(?s)(?!.*GG).*")
+
+
+def callback(*args: Any, **settings: Any) -> Any:
+    """The callback class fits the packages imported by now, so it is looked up late."""
+    from gradguard.integrations import lightning as integration
+
+    return integration.GradGuardCallback(*args, **settings)
+
+
+def inplace_step(self: Any, batch: Any, batch_idx: int) -> Any:
+    x, y = batch
+    hidden = torch.exp(self.encoder[0](x))
+    hidden += 1  # the culprit
+    return nn.functional.mse_loss(self.head(hidden), y)
+
+
+def line_of(function: Any, text: str) -> int:
+    import inspect
+
+    lines, first = inspect.getsourcelines(function)
+    return first + next(i for i, line in enumerate(lines) if text in line)
+
+
+# -- a failing step -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("level", ["watch", "standard", "strict"])
+def test_a_failing_step_is_diagnosed_once_at_the_users_line(package: str, level: str, tmp_path: Path) -> None:
+    pl = lightning(package)
+    guard = callback(level=level)
+    fit = trainer(pl, tmp_path, guard)
+    with pytest.raises(GradGuardError) as caught:
+        fit.fit(regressor(pl, inplace_step), loader())
+    assert isinstance(caught.value, RuntimeError)
+    found = caught.value.diagnosis
+    assert found.code == "GG101"
+    assert found.culprit is not None
+    assert (found.culprit.file, found.culprit.line) == (__file__, line_of(inplace_step, "the culprit"))
+    text = "".join(traceback.format_exception(caught.value))
+    assert text.count("error[GG101]") == 1
+    assert [d.code for d in guard.diagnoses] == ["GG101"]
+    report = [json.loads(line) for line in (tmp_path / "gradguard.jsonl").read_text().splitlines()]
+    assert [entry["code"] for entry in report] == ["GG101"]
+    assert "training_step" not in vars(fit.strategy), "what setup replaced is taken back"
+
+
+def test_a_step_that_fails_late_and_untraced_still_names_its_line(tmp_path: Path) -> None:
+    pl = lightning()
+
+    def step(self: Any, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        hidden = torch.exp(self.encoder[0](x))
+        if batch_idx == 6:
+            hidden.mul_(torch.rand(()))  # the culprit
+        return nn.functional.mse_loss(self.head(hidden), y)
+
+    guard = callback(trace__mode="never")
+    with pytest.raises(GradGuardError) as caught:
+        trainer(pl, tmp_path, guard).fit(regressor(pl, step), loader())
+    found = caught.value.diagnosis
+    assert found.culprit is not None
+    assert found.culprit.line == line_of(step, "the culprit")
+    assert any("run again" in note for note in found.notes)
+
+
+def test_manual_optimization(tmp_path: Path) -> None:
+    pl = lightning()
+
+    def step(self: Any, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(inplace_step(self, batch, batch_idx))
+        optimizer.step()
+
+    with pytest.raises(GradGuardError) as caught:
+        trainer(pl, tmp_path, callback()).fit(regressor(pl, step, automatic_optimization=False), loader())
+    assert caught.value.diagnosis.culprit.line == line_of(inplace_step, "the culprit")
+
+
+def test_manual_optimization_without_zero_grad(tmp_path: Path) -> None:
+    pl = lightning()
+
+    def step(self: Any, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        self.manual_backward(nn.functional.mse_loss(self(x), y))
+        self.optimizers().step()  # every step sums up all gradients so far
+
+    with pytest.raises(GradGuardError) as caught:
+        trainer(pl, tmp_path, callback(level="strict")).fit(regressor(pl, step, automatic_optimization=False), loader())
+    assert caught.value.diagnosis.name == "stale-gradients"
+
+
+def test_parameters_have_the_modules_own_paths(tmp_path: Path) -> None:
+    pl = lightning()
+
+    def init_hook(self: Any) -> None:
+        self.extra = nn.Linear(8, 1)
+        self.forgotten = nn.Parameter(torch.zeros(1))
+
+    def step(self: Any, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        return nn.functional.mse_loss(self.head(self.encoder(x)) + self.extra(self.encoder(x)), y)
+
+    def on_train_start(self: Any) -> None:
+        self.head = nn.Linear(8, 1)
+
+    guard = callback()
+    model = regressor(pl, step, on_train_start=on_train_start, configure_model=init_hook)
+    with pytest.warns(GradGuardWarning):
+        trainer(pl, tmp_path, guard, max_epochs=2).fit(model, loader())
+    [found] = [d for d in guard.diagnoses if d.name == "optimizer-orphaned-parameters"]
+    assert "head.weight" in found.headline
+    assert found.culprit is not None
+    assert found.culprit.line == line_of(on_train_start, "self.head =")
+
+
+# -- Lightning's own traps ----------------------------------------------------------------------------------------------
+
+
+def test_a_step_that_returns_nothing(tmp_path: Path) -> None:
+    pl = lightning()
+
+    def step(self: Any, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        self.log("loss", nn.functional.mse_loss(self(x), y))
+
+    guard = callback()
+    with pytest.warns(GradGuardWarning, match="GG741"):
+        trainer(pl, tmp_path, guard).fit(regressor(pl, step), loader())
+    [found] = guard.diagnoses
+    assert found.name == "lightning-no-loss-returned"
+    assert found.culprit is not None
+    assert found.culprit.line == line_of(step, "def step")
+    assert "Regressor" in found.headline
+
+
+def test_a_short_fit_that_returns_nothing(tmp_path: Path) -> None:
+    pl = lightning()
+    guard = callback(level="strict")
+    with pytest.raises(GradGuardError, match="GG741"):
+        trainer(pl, tmp_path, guard, limit_train_batches=2).fit(regressor(pl, lambda self, batch, batch_idx: None), loader())
+
+
+def test_bad_batches_may_be_skipped(tmp_path: Path) -> None:
+    pl = lightning()
+
+    def step(self: Any, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        return None if batch_idx % 4 != 3 else nn.functional.mse_loss(self(x), y)
+
+    guard = callback(level="strict")
+    trainer(pl, tmp_path, guard).fit(regressor(pl, step), loader())
+    assert guard.diagnoses == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_dict_without_the_key_loss(package: str, tmp_path: Path) -> None:
+    pl = lightning(package)
+
+    def step(self: Any, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        return {"train_loss": nn.functional.mse_loss(self(x), y)}
+
+    with pytest.raises(GradGuardError) as caught:
+        trainer(pl, tmp_path, callback()).fit(regressor(pl, step), loader())
+    found = caught.value.diagnosis
+    assert (found.code, found.culprit.line) == ("GG742", line_of(step, "train_loss"))
+    assert "`train_loss`" in found.headline
+
+
+def test_a_detached_loss(tmp_path: Path) -> None:
+    pl = lightning()
+
+    def step(self: Any, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        loss = nn.functional.mse_loss(self(x), y).detach()
+        return {"loss": loss}
+
+    with pytest.raises(GradGuardError) as caught:
+        trainer(pl, tmp_path, callback()).fit(regressor(pl, step), loader())
+    found = caught.value.diagnosis
+    assert (found.name, found.culprit.line) == ("detached", line_of(step, ".detach()"))
+
+
+# -- nothing but the fault is seen --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("level", ["standard", "strict"])
+def test_the_fit_ends_with_the_same_weights_bit_for_bit(package: str, level: str, tmp_path: Path) -> None:
+    pl = lightning(package)
+    ends = []
+    for callbacks in ([], [callback(level=level)]):
+        model = regressor(pl)
+        fit = trainer(pl, tmp_path, *callbacks, max_epochs=2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", GradGuardWarning)
+            fit.fit(model, loader(), loader())
+        ends.append((weights(model), fit.callback_metrics["loss"], fit.callback_metrics["val"], torch.get_rng_state()))
+    for bare, guarded in zip(*ends, strict=True):
+        pairs = zip(bare, guarded, strict=True) if isinstance(bare, list) else [(bare, guarded)]
+        assert all(torch.equal(a, b) for a, b in pairs)
+    assert callbacks[0].diagnoses == []
+    assert not (tmp_path / "gradguard.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"fast_dev_run": True}, {"accumulate_grad_batches": 3}, {"precision": "bf16-mixed"}, {"gradient_clip_val": 0.5}, {"inference_mode": False}],
+    ids=lambda options: next(iter(options)),
+)
+def test_trainer_options_are_sound(options: dict[str, Any], tmp_path: Path) -> None:
+    pl = lightning()
+    ends = []
+    for callbacks in ([], [callback(level="strict")]):
+        model = regressor(pl)
+        options = {key: value for key, value in options.items()}
+        trainer(pl, tmp_path, *callbacks, **options).fit(model, loader(), loader())
+        ends.append(weights(model))
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+    assert callbacks[0].diagnoses == []
+
+
+def test_validation_is_left_alone(tmp_path: Path) -> None:
+    pl = lightning()
+
+    def validation_step(self: Any, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        kept = self.encoder(x)
+        kept += 1
+        with pytest.raises(RuntimeError) as caught:
+            nn.functional.mse_loss(self.head(kept), y).backward()
+        assert not isinstance(caught.value, GradGuardError)
+
+    guard = callback(level="strict")
+    trainer(pl, tmp_path, guard).fit(regressor(pl, validation_step=validation_step), loader(), loader())
+    assert guard.diagnoses == []
+
+
+def test_level_off_does_nothing(tmp_path: Path) -> None:
+    pl = lightning()
+    with pytest.raises(RuntimeError) as caught:
+        trainer(pl, tmp_path, callback(level="off")).fit(regressor(pl, inplace_step), loader())
+    assert not isinstance(caught.value, GradGuardError)
+
+
+def test_what_a_program_raises_to_steer_itself_is_raised_once(tmp_path: Path) -> None:
+    pl = lightning()
+    calls = []
+
+    class Pruned(Exception):
+        pass
+
+    def step(self: Any, batch: Any, batch_idx: int) -> Any:
+        calls.append(batch_idx)
+        raise Pruned
+
+    with pytest.raises(Pruned):
+        trainer(pl, tmp_path, callback(level="watch")).fit(regressor(pl, step), loader())
+    assert calls == [0]
+
+
+# -- logging, reports, checkpoints --------------------------------------------------------------------------------------
+
+
+def test_counts_go_to_the_loggers_and_the_report_to_the_log_folder(tmp_path: Path) -> None:
+    pl = lightning()
+    from pytorch_lightning.loggers import CSVLogger
+
+    def step(self: Any, batch: Any, batch_idx: int) -> Any:
+        return None
+
+    logger = CSVLogger(tmp_path)
+    guard = callback(log_every_n_steps=2)
+    with pytest.warns(GradGuardWarning):
+        trainer(pl, tmp_path, guard, logger=logger).fit(regressor(pl, step), loader())
+    logger.save()
+    rows = list(csv.DictReader((Path(logger.log_dir) / "metrics.csv").open()))
+    assert float(rows[-1]["gradguard/diagnoses"]) == 1
+    assert (Path(logger.log_dir) / "gradguard.jsonl").read_text().count("\n") == 1
+
+
+def test_state_survives_a_checkpoint(tmp_path: Path) -> None:
+    pl = lightning()
+
+    def step(self: Any, batch: Any, batch_idx: int) -> Any:
+        return None
+
+    first = callback()
+    fit = trainer(pl, tmp_path, first)
+    with pytest.warns(GradGuardWarning, match="GG741"):
+        fit.fit(regressor(pl, step), loader())
+    fit.save_checkpoint(tmp_path / "last.ckpt")
+    second = callback()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GradGuardWarning)
+        trainer(pl, tmp_path, second, max_epochs=2).fit(regressor(pl, step), loader(), ckpt_path=str(tmp_path / "last.ckpt"))
+    assert second.guard.run.depth.steps >= 2 * len(loader())
+    assert second.diagnoses == []
+
+
+def test_it_can_be_copied_and_pickled() -> None:
+    lightning()
+    made = callback(level="strict", log_every_n_steps=7)
+    for again in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        assert (again.guard.level, again.log_every_n_steps, type(again).__name__) == ("strict", 7, "GradGuardCallback")
+
+
+def test_both_packages_take_it_even_alone(tmp_path: Path) -> None:
+    first, second = (lightning(package) for package in PACKAGES)
+    made = callback()
+    for pl in (first, second):
+        fit = pl.Trainer(callbacks=made, logger=False, enable_checkpointing=False, default_root_dir=str(tmp_path), accelerator="cpu")
+        assert made in fit.callbacks
+
+
+def test_lightning_cli_can_make_it(tmp_path: Path) -> None:
+    pytest.importorskip("jsonargparse", reason="LightningCLI needs it")
+    pl = lightning()
+    from pytorch_lightning.cli import LightningCLI
+
+    config = f"""
+trainer:
+  logger: false
+  default_root_dir: {tmp_path}
+  callbacks:
+    - class_path: gradguard.integrations.lightning.GradGuardCallback
+      init_args: {{level: strict, log_every_n_steps: 3}}
+"""
+    (tmp_path / "cli.yaml").write_text(config)
+    model = type(regressor(pl))
+    cli = LightningCLI(model, run=False, save_config_callback=None, args=["--config", str(tmp_path / "cli.yaml")])
+    [made] = [each for each in cli.trainer.callbacks if type(each).__name__ == "GradGuardCallback"]
+    assert (made.guard.level, made.log_every_n_steps) == ("strict", 3)
+
+
+# -- ranks and compilation ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_compiled_module(tmp_path: Path) -> None:
+    pl = lightning()
+    ends = []
+    for callbacks in ([], [callback()]):
+        model = regressor(pl)
+        model.encoder = torch.compile(model.encoder, backend="eager")
+        trainer(pl, tmp_path, *callbacks).fit(model, loader())
+        ends.append(weights(model))
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+    assert callbacks[0].diagnoses == []
+
+
+_ = io
