@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
 
-import sys
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel

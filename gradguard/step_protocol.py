@@ -76,6 +76,8 @@ def _census(session: Session, ledger: Ledger) -> None:
     """Puts the hook that sees module calls in place, and takes it away some steps later."""
     if session.census is None and ledger.steps < ledger.census_until:
         session.census = take_census(ledger.census)
+        if session.census is None:
+            ledger.census_until = 0
     elif session.census is not None and ledger.steps >= ledger.census_until:
         end_census(session, ledger)
 

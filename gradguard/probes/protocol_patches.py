@@ -6,6 +6,7 @@ guard is open.
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from functools import wraps
@@ -118,13 +119,25 @@ def _train(original: Original) -> Original:
 
 
 def take_census(report: Callable[[Any, FrameType], None]) -> Any:
-    """Reports every module call until the handle returned is removed."""
+    """Reports every module call until the handle returned is removed; None where modules are compiled.
+
+    A compiled module warns of global hooks and runs them once more: then no census is taken.
+    """
+    if _compiled():
+        return None
 
     def called(module: Any, arguments: Any) -> None:
         if not is_compiling() and listener() is not None:
             report(module, sys._getframe(1))
 
     return _module.register_module_forward_pre_hook(called)
+
+
+def _compiled() -> bool:
+    """Whether any module of this process is wrapped by torch.compile."""
+    eval_frame = sys.modules.get("torch._dynamo.eval_frame")
+    kind = getattr(eval_frame, "OptimizedModule", None)
+    return kind is not None and any(type(item) is kind for item in gc.get_objects())
 
 
 def _enter(original: Original) -> Original:

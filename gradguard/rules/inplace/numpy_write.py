@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 
+import torch
+
 from gradguard.diagnosis import Confidence, Diagnosis, Fix, SourceSpan
 from gradguard.evidence.bindings import dotted
 from gradguard.evidence.syntax import range_of
@@ -13,10 +15,15 @@ from gradguard.rules.inplace.aliases import peel
 from gradguard.rules.inplace.arrays import ArrayStory, array_story
 from gradguard.rules.inplace.repairs import patch
 from gradguard.rules.inplace.unseen import Unseen, unseen_writes
+from gradguard.torch_internals import numpy_reachable
 
 EXPLAINED = (
     "A numpy array made with `.numpy()` or `torch.from_numpy` shares the tensor's memory. Numpy's writes do not raise the version counter, "
     "so backward runs without an error and computes from the overwritten values."
+)
+FOREIGN = (
+    "The contents changed between forward and backward, and no write went through PyTorch: a C++ extension, another library or a process "
+    "that shares the memory wrote there. Such writes do not raise the version counter, so backward computes from the overwritten values."
 )
 
 
@@ -64,7 +71,7 @@ def told(incident: Incident, code: str, name: str) -> Diagnosis | None:
         ]
     else:
         notes.append(
-            "no statement that writes into the array was found in the functions around; the contents did change after they were saved"
+            "no statement that writes into that memory was found in the functions around; the contents did change after they were saved"
         )
     text = f"`{tell.short(culprit.text)}`" if culprit is not None else "Something outside PyTorch"
     related = tell.without(
@@ -87,9 +94,9 @@ def told(incident: Incident, code: str, name: str) -> Diagnosis | None:
         culprit=culprit,
         related=related,
         tensors=[tell.tensor_facts(story, value)],
-        explanation=f"{EXPLAINED} Here {tell.why(story)}.",
+        explanation=f"{EXPLAINED if numpy_reachable(item.tensor) else FOREIGN} Here {tell.why(story)}.",
         notes=notes,
-        fixes=_fixes(array),
+        fixes=_fixes(array, item.tensor),
         confidence=_sure(array),
     )
 
@@ -100,12 +107,14 @@ def _sure(array: ArrayStory) -> Confidence:
     return "certain" if len(places) <= 1 else "likely"
 
 
-def _fixes(array: ArrayStory) -> list[Fix]:
+def _fixes(array: ArrayStory, tensor: torch.Tensor) -> list[Fix]:
     left = array.left
     if left is not None and left.source is not None and left.node is not None and left.callee is not None:
         where = range_of(left.node)
         diff = None if where is None else patch(left.source, [((where[2], where[3], where[2], where[3]), ".copy()")])
         return [Fix(title=f"copy the array before writing into it: `{tell.short(left.text, 60)}.copy()`", safety="safe", patch=diff)]
+    if not numpy_reachable(tensor):
+        return [Fix(title="give the writer a copy: `tensor.clone()`, or let it write before forward or after backward", safety="manual")]
     return [
         Fix(
             title="copy what is handed to PyTorch: `torch.from_numpy(array.copy())` or `torch.tensor(array)`",

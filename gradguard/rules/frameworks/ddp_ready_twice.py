@@ -1,0 +1,146 @@
+"""# GG702 ddp-ready-twice
+
+## What it is
+A parameter of a DistributedDataParallel module reports its gradient twice in one step.
+
+## Why it is wrong
+DDP expects one report a parameter and step. Reentrant checkpointing runs a backward inside backward, once for each
+checkpointed block, so that a parameter used in two of them reports twice; a parameter used outside of forward reports after
+DDP had noted it as unused.
+
+## Example
+    def forward(self, x):
+        for _ in range(2):
+            x = checkpoint(self.block, x, use_reentrant=True)     # the same block, twice
+        return x
+
+## Use instead
+    x = checkpoint(self.block, x, use_reentrant=False)
+
+## Fix safety
+Safe: without reentrance the gradients are the same.
+
+## When it speaks, what silences it
+When PyTorch raises.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from torch import nn
+
+from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.evidence.names import short_list
+from gradguard.evidence.source import module_ast, parent_of, span_of
+from gradguard.evidence.syntax import FUNCTIONS
+from gradguard.rules.base import Rule
+from gradguard.rules.frameworks import ddp as shared
+from gradguard.rules.frameworks.calls import keyword, last_part, user_files
+from gradguard.rules.incident import Incident
+
+CODE, NAME = "GG702", "ddp-ready-twice"
+_CHECKPOINTS = ("checkpoint", "checkpoint_sequential")
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    """Which parameter, and what makes it report twice."""
+    ddp = shared.replica(incident)
+    if ddp is None:
+        return None
+    twice = shared.at_indices(incident, ddp)
+    what = short_list(twice, 2) or "a parameter"
+    name = shared.name_of(incident, ddp)
+    made = shared.made(incident, ddp, "expects one report a parameter and step")
+    found = _checkpointed(incident, ddp, twice)
+    outside = [] if found else _outside(incident, ddp)
+    culprit: SourceSpan | None = None
+    if found:
+        culprit = span_of(*found[0], label="runs a backward of its own inside backward", role="culprit") if len(found) == 1 else None
+        headline = f"{what} reports its gradient twice in one step: reentrant checkpointing (`use_reentrant=True`) runs its block more than once"
+        why = "Each reentrant checkpoint runs a backward of its own, and a parameter that several of them use reports once in each."
+        fixes = [
+            Fix(title="Pass `use_reentrant=False` to `checkpoint`", safety="safe"),
+            Fix(title="Or make the DDP module with `static_graph=True`, if each step uses the same layers", safety="manual"),
+        ]
+    elif outside:
+        file, node, path = outside[0]
+        culprit = span_of(file, node, label=f"uses `{path}` past `{name}`'s forward", role="culprit") if len(outside) == 1 else None
+        headline = f"{what} reports its gradient twice in one step: `{path}` is used outside of `{name}`'s forward"
+        why = "After forward DDP notes what the output does not depend on as ready; a use of a parameter outside of forward reports it once more."
+        fixes = [Fix(title=f"Compute what needs `{path}` inside of forward, and return it", safety="manual")]
+    else:
+        shared_by = _shared(ddp.module, twice)
+        culprit = None if made is None else made.model_copy(update={"role": "culprit"})
+        headline = f"{what} reports its gradient twice in one step" + (f": {short_list(shared_by)} hold it together" if len(shared_by) > 1 else "")
+        why = "It is used in two forwards before one backward, or by two modules that share it, or runs backward twice after one forward."
+        fixes = [Fix(title="Run one forward of the DDP module for each backward, on all inputs at once", safety="manual")]
+        if getattr(ddp, "find_unused_parameters", False):
+            fixes.append(Fix(title="Leave `find_unused_parameters=True` out, if every parameter takes part in each step", safety="manual"))
+    return Diagnosis(
+        code=CODE,
+        name=NAME,
+        headline=headline,
+        culprit=culprit,
+        related=[made] if made is not None and culprit is not None and made.line != culprit.line else [],
+        tensors=shared.facts(ddp, twice),
+        explanation=f"DDP averages a parameter's gradient over the ranks when it is reported, and expects one report a step. {why}",
+        fixes=fixes,
+        avoid=["`find_unused_parameters=True`: it does not help here, and brings the same error on with reentrant checkpointing"],
+    )
+
+
+def _checkpointed(incident: Incident, ddp: Any, twice: list[str]) -> list[tuple[str, ast.Call]]:
+    """Reentrant checkpoint calls of the user's, those that run what holds the parameter first."""
+    found: list[tuple[str, ast.Call]] = []
+    files = dict.fromkeys([*user_files(incident), *(use.file for name in twice for use in shared.uses(ddp.module, name))])
+    for file in files:
+        tree = module_ast(file)
+        for node in ast.walk(tree) if tree is not None else ():
+            if isinstance(node, ast.Call) and last_part(node.func) in _CHECKPOINTS and len(node.args) > 1:
+                given = keyword(node, "use_reentrant")
+                if given is None or not (isinstance(given.value, ast.Constant) and given.value.value is False):
+                    found.append((file, node))
+    parts = {part for name in twice for part in name.split(".")}
+    nearer = [(file, node) for file, node in found if parts & {n.attr for n in ast.walk(node.args[0]) if isinstance(n, ast.Attribute)}]
+    return nearer or found
+
+
+def _outside(incident: Incident, ddp: Any) -> list[tuple[str, ast.AST, str]]:
+    """Expressions in the functions around the failure that read parameters or layers of the wrapped module."""
+    found = []
+    parameters = {id(p) for p in ddp.module.parameters()}
+    layers = {id(m) for m in ddp.module.modules()} - {id(ddp.module)}
+    for file in user_files(incident):
+        tree = module_ast(file)
+        for node in ast.walk(tree) if tree is not None else ():
+            if not isinstance(node, ast.Attribute) or isinstance(parent_of(file, node), ast.Attribute):
+                continue
+            value = shared.evaluated(incident, file, node)
+            called = isinstance(parent_of(file, node), ast.Call)
+            if id(value) in parameters or (isinstance(value, nn.Module) and called and id(value) in layers):
+                if any(isinstance(above, FUNCTIONS) for _, above in shared.inside_out(file, node)):
+                    found.append((file, node, ast.unparse(node)))
+            elif called and isinstance(value, type(None)):
+                receiver = shared.evaluated(incident, file, node.value)
+                if id(receiver) in parameters:
+                    found.append((file, node.value, ast.unparse(node.value)))
+    return found
+
+
+def _shared(module: nn.Module, names: list[str]) -> list[str]:
+    held = dict(module.named_parameters())
+    wanted = {id(held[name]) for name in names if name in held}
+    return [name for name, p in module.named_parameters(remove_duplicate=False) if id(p) in wanted]
+
+
+RULE = Rule(
+    code=CODE,
+    name=NAME,
+    summary="a parameter of a DistributedDataParallel module reports its gradient twice in one step",
+    recognise=recognise,
+    messages=("mark a variable ready only once", "marked as ready twice"),
+    priority=40,
+)
+

@@ -1,0 +1,156 @@
+"""# GG706 ddp-unsynchronized
+
+## What it is
+The replicas of a DistributedDataParallel module are no longer equal: parameters were replaced, cast or moved after the module
+was wrapped, or one rank does something to gradients or weights that the others do not.
+
+## Why it is wrong
+DDP makes the replicas equal once, when the module is wrapped, and keeps them equal by giving every rank the same gradients.
+It does not look at the weights again: ranks that differ once stay different, and average gradients of different models.
+
+## Example
+    ddp = DDP(net)
+    if rank == 0:
+        clip_grad_norm_(ddp.parameters(), 1.0)     # the other ranks step with unclipped gradients
+
+## Use instead
+    clip_grad_norm_(ddp.parameters(), 1.0)         # on every rank
+
+## Fix safety
+Unsafe: what is computed changes, which is the purpose.
+
+## When it speaks, what silences it
+At the second comparison of fingerprints that differ (at an optimizer's steps 2, 3, 4, 5, 8, 16, 32, 64 and every 100th).
+Programs that bring the ranks together themselves, and modules with a communication hook, are silent.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from gradguard import replicas
+from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.evidence.names import short_list
+from gradguard.evidence.source import module_ast, segment, span_of
+from gradguard.replicas import Drift
+from gradguard.rules.base import Rule
+from gradguard.rules.frameworks import ddp as shared
+from gradguard.rules.frameworks import drifting
+from gradguard.rules.frameworks.calls import calls, last_part, user_files
+from gradguard.rules.incident import Incident
+
+CODE, NAME = "GG706", "ddp-unsynchronized"
+_CASTS = ("to", "half", "float", "double", "bfloat16", "type", "cuda", "cpu")
+_CHANGES = (
+    "clip_grad_norm_", "clip_grad_value_", "step", "zero_grad", "load_state_dict", "backward", "copy_", "mul_", "add_", "div_", "fill_",
+    "zero_", "normal_", "uniform_", "clamp_",
+)  # fmt: skip
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    """What the replicas differ in, and what made them."""
+    drift = incident.suspicion
+    if not isinstance(drift, Drift) or drifting.averaged_by_hand(incident):
+        return None
+    ddp, name = drift.ddp, shared.name_of(incident, drift.ddp)
+    then = replicas.described(ddp)
+    now = [(path, p) for path, p in replicas.parameters(ddp) if p.requires_grad]
+    new = [path for path, p in now if id(p) not in then.identities]
+    cast = [path for path, p in now if path in then.names and (p.dtype, p.device) != then.dtypes[then.names.index(path)]]
+    culprit: SourceSpan | None
+    if new:
+        what = short_list(shared.blamed(ddp.module, set(new)), 3)
+        culprit = _assignment(incident, ddp, new)
+        headline = f"{what} came into `{name}` after it was wrapped: DDP does not average its gradients, and the ranks' models drift apart"
+        why = "DDP notes the parameters at its construction. Those that are put in later have no hook, and each rank trains its own."
+        fix = Fix(title="Change the module first, then wrap it", safety="unsafe")
+    elif cast and drift.gradients:
+        culprit = _cast(incident, ddp)
+        headline = f"`{name}` was cast or moved after it was wrapped: DDP's hooks are lost, and the ranks' models drift apart"
+        why = "The hooks that average gradients hang on the parameters as they were when DDP was made."
+        fix = Fix(title="Cast or move the module first, then wrap it", safety="unsafe")
+    else:
+        found = _on_one_rank(incident)
+        culprit = None
+        if len(found) == 1:
+            file, node, test = found[0]
+            condition = segment(file, test) or ast.unparse(test)
+            culprit = span_of(file, node, label=f"happens only where `{condition}`", role="culprit")
+            done = ast.unparse(node).splitlines()[0]
+            headline = f"the ranks' models drift apart: `{done}` happens only where `{condition}`"
+        else:
+            headline = f"the ranks' copies of `{name}` are no longer equal: their {'gradients' if drift.gradients else 'parameters'} differ at the step"
+        why = "DDP makes the copies equal once, when the module is wrapped; from then on they are equal only as long as every rank does the same."
+        fix = Fix(title="Do on every rank what changes gradients or weights, or before the module is wrapped", safety="unsafe")
+    made = shared.made(incident, ddp, "made the copies equal, once")
+    return Diagnosis(
+        code=CODE,
+        name=NAME,
+        severity="warning",
+        headline=headline,
+        culprit=culprit,
+        related=[made] if made is not None else [],
+        tensors=shared.facts(ddp, new or drift.names),
+        explanation=f"{why} What is saved in the end is the model of one rank.",
+        notes=[
+            f"compared at the optimizer's steps {drift.steps[0]} and {drift.steps[-1]}: {'gradients' if drift.gradients else 'parameters'} "
+            f"of ranks {drift.rank} and {drift.other} differ in {short_list(drift.names, 3)}"
+        ],
+        fixes=[fix],
+        confidence="certain" if culprit is not None else "likely",
+    )
+
+
+def _assignment(incident: Incident, ddp: Any, new: list[str]) -> SourceSpan | None:
+    """The one assignment, outside of constructors, to an attribute on the way to the new parameters."""
+    attributes = {part for path in new for part in path.split(".")}
+    found = []
+    for file in user_files(incident):
+        tree = module_ast(file)
+        for node in ast.walk(tree) if tree is not None else ():
+            if isinstance(node, ast.Assign) and any(isinstance(t, ast.Attribute) and t.attr in attributes for t in node.targets):
+                span = span_of(file, node, label="puts in parameters that DDP does not know", role="culprit")
+                if not (span.function or "").endswith("__init__"):
+                    found.append(span)
+    return found[0] if len(found) == 1 else None
+
+
+def _cast(incident: Incident, ddp: Any) -> SourceSpan | None:
+    found = []
+    for name in _CASTS:
+        for file, node in calls(incident, name):
+            if isinstance(node.func, ast.Attribute) and shared.evaluated(incident, file, node.func.value) in (ddp, ddp.module):
+                found.append(span_of(file, node, label="casts or moves parameters that DDP has hooks on", role="culprit"))
+    made = shared.made(incident, ddp, "")
+    late = [span for span in found if made is None or span.file != made.file or span.line > made.line]
+    return late[0] if len(late) == 1 else None
+
+
+def _on_one_rank(incident: Incident) -> list[tuple[str, ast.stmt, ast.expr]]:
+    """Statements that change gradients, weights or the optimizer, under a condition that differs between ranks."""
+    found = []
+    for file in user_files(incident):
+        tree = module_ast(file)
+        for node in ast.walk(tree) if tree is not None else ():
+            if isinstance(node, ast.If) and _by_rank(node.test):
+                for statement in [*node.body, *node.orelse]:
+                    if any(isinstance(item, ast.Call) and last_part(item.func) in _CHANGES for item in ast.walk(statement)):
+                        found.append((file, statement, node.test))
+    return found
+
+
+def _by_rank(test: ast.expr) -> bool:
+    words = [item.attr if isinstance(item, ast.Attribute) else item.id for item in ast.walk(test) if isinstance(item, (ast.Attribute, ast.Name))]
+    return any("rank" in word.lower() or word.lower() in ("is_main_process", "is_master", "is_main", "main_process", "master") for word in words)
+
+
+RULE = Rule(
+    code=CODE,
+    name=NAME,
+    summary="the replicas of a DistributedDataParallel module have drifted apart",
+    recognise=recognise,
+    moments=frozenset({"before_step"}),
+    severity="warning",
+    screen=drifting.screen,
+)

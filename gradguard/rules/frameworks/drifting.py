@@ -1,0 +1,56 @@
+"""When the replicas of a DistributedDataParallel module are compared: at some of an optimizer's steps, right before them."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from gradguard import replicas
+from gradguard.evidence.source import module_ast
+from gradguard.rules.base import Moment
+from gradguard.rules.frameworks.calls import last_part, user_files
+from gradguard.rules.incident import Incident
+
+_COLLECTIVES = ("all_reduce", "all_gather", "all_gather_into_tensor", "reduce", "broadcast", "reduce_scatter", "all_reduce_coalesced", "all_gather_object")
+_AVERAGERS = ("LocalSGD", "PeriodicModelAverager", "HierarchicalModelAverager")
+
+
+def screen(memory: dict[str, Any], moment: Moment, facts: dict[str, Any], traced: bool) -> bool:
+    """Whether the ranks have drifted apart; what was found goes to the incident as its `suspicion`."""
+    if not replicas.known:
+        return False
+    if "suspicion" not in facts:
+        facts["suspicion"] = _drift(memory, facts.get("optimizer"))
+    return isinstance(facts["suspicion"], replicas.Drift)
+
+
+def _drift(memory: dict[str, Any], optimizer: Any) -> replicas.Drift | None:
+    exchanges = memory.setdefault("ddp-exchanges", {})
+    exchange = exchanges.get(id(optimizer))
+    if exchange is None or exchange.optimizer() is not optimizer:
+        exchange = exchanges[id(optimizer)] = replicas.Exchange(memory.setdefault("ddp-ordinal", 0), optimizer)
+        memory["ddp-ordinal"] += 1
+    found: replicas.Drift | None = exchange.look() if exchange.due() else None
+    return found
+
+
+def averaged_by_hand(incident: Incident) -> bool:
+    """Whether the program brings the ranks together itself, now and then: local SGD, a loop of `all_reduce` over gradients."""
+    if any(type(value).__name__ in _AVERAGERS for _, value in incident.names.bindings):
+        return True
+    for file in user_files(incident):
+        tree = module_ast(file)
+        for node in ast.walk(tree) if tree is not None else ():
+            if not isinstance(node, ast.Call):
+                continue
+            if last_part(node.func) in _AVERAGERS or last_part(node.func) == "average_parameters":
+                return True
+            if last_part(node.func) in _COLLECTIVES and any(_of_parameters(argument) for argument in node.args):
+                return True
+    return False
+
+
+def _of_parameters(argument: ast.expr) -> bool:
+    read = {item.attr for item in ast.walk(argument) if isinstance(item, ast.Attribute)}
+    read |= {item.id for item in ast.walk(argument) if isinstance(item, ast.Name)}
+    return any(name in ("grad", "data", "p", "w") or "param" in name or "grad" in name or "weight" in name for name in read)
