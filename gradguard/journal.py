@@ -195,6 +195,18 @@ class Prints:
     clock: int
 
 
+class NonfiniteFact(NamedTuple):
+    """A torch call that made a non-finite value of finite operands (level forensic)."""
+
+    clock: int
+    step: int
+    site: CallSite | None
+    func: str
+    nan: int  # elements
+    inf: int
+    total: int
+
+
 @dataclass
 class Journal:
     """All facts of one thread. Lists grow at the right; `clock` orders them across kinds."""
@@ -219,6 +231,8 @@ class Journal:
         self._cuts: OrderedDict[int, tuple[weakref.ref[torch.Tensor], Cut]] = OrderedDict()
         self.data_aliases: OrderedDict[int, weakref.ref[torch.Tensor]] = OrderedDict()
         self.numpy_storages: OrderedDict[int, int] = OrderedDict()  # storage key -> clock at which numpy got hold of it
+        # memory that holds non-finite values -> the call they stem from
+        self.nonfinite: OrderedDict[int, NonfiniteFact] = OrderedDict()
         self.step = 0
         self.backward_count = 0
         self.grad_reads = 0  # how often the user's code read a `.grad`, in traced steps

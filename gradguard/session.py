@@ -25,6 +25,7 @@ from gradguard.errors import GradGuardError, GradGuardWarning
 from gradguard.evidence.frames import FrameView, live_frames
 from gradguard.journal import BackwardFact, Cut, StepFact, current_journal
 from gradguard.probes import attribution
+from gradguard.probes.finite import note_nonfinite
 from gradguard.probes.hub import set_listener
 from gradguard.probes.ops import OpProbe
 from gradguard.rules.base import Moment, Rule
@@ -174,6 +175,7 @@ class Session:
         on = on and not self.faulty and can_trace_ops()
         if on and self.guards:
             self.probe.contents = self.guards[0].settings.trace.contents
+            self.probe.locate = note_nonfinite if self.guards[0].settings.trace.locate_nonfinite else None
         if on and not mode_is_active(self.probe):
             insert_mode(self.probe)
         elif not on:

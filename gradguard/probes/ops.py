@@ -28,7 +28,17 @@ from torch.overrides import TorchFunctionMode
 from gradguard.callsite import USER_FILES, CallSite, user_frame
 from gradguard.journal import Cut, EscapeFact, Journal, ModeFact, Prints, WriteFact
 from gradguard.probes.op_kinds import ADDEND, DATA, DETACH, ESCAPE, GRAD, MODE, PLAIN, REWRAP, SKIP, TOGGLE, WRITE, Kinds
-from gradguard.torch_internals import fingerprint, node_sequence, numpy_reachable, quiet, saved_data, saved_slots, sequence_number, storage_key, version_of
+from gradguard.torch_internals import (
+    fingerprint,
+    node_sequence,
+    numpy_reachable,
+    quiet,
+    saved_data,
+    saved_slots,
+    sequence_number,
+    storage_key,
+    version_of,
+)
 
 _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
@@ -39,6 +49,7 @@ _NO_KWARGS: dict[str, Any] = {}
 _ESCAPES_SEARCHED = 256  # for the number a new tensor is made of; all 4,096 would take milliseconds
 
 Fault = Callable[[BaseException], None]
+Locate = Callable[[Journal, Any, tuple[Any, ...], dict[str, Any] | None, Any], None]
 Failure = Callable[[BaseException, Any, tuple[Any, ...], dict[str, Any]], None]
 
 
@@ -57,6 +68,7 @@ class OpProbe(TorchFunctionMode):
         self.on_failure = on_failure
         self.on_fault = on_fault
         self.contents = "numpy"  # whose contents are compared: "none", "numpy" (what numpy can write) or "all"
+        self.locate: Locate | None = None  # level forensic: looks at every result
         self._append = journal.ops.append
         self._tick = journal.tick
         self.live = True  # False: hands everything through, where it cannot be taken off the stack (within a call it sees)
@@ -87,6 +99,8 @@ class OpProbe(TorchFunctionMode):
             raise
         hush = None
         try:
+            if self.locate is not None:
+                self.locate(self.journal, func, args, kwargs, result)
             if types and types[0] is not _Tensor:  # a subclass with a `__torch_function__` of its own must not see our questions
                 hush = quiet()
                 hush.__enter__()

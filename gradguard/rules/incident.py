@@ -18,7 +18,6 @@ from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.journal import BackwardFact, Journal
 from gradguard.rules.base import Moment
 
-
 _NOTHING: dict[str, Any] = {
     "frame_source": tuple, "error": None, "roots": (), "inputs": (), "args": (), "kwargs": {}, "optimizer": None, "models": ()
 }

@@ -164,6 +164,16 @@ def test_a_short_fit_that_returns_nothing(tmp_path: Path) -> None:
         trainer(pl, tmp_path, guard, limit_train_batches=2).fit(regressor(pl, lambda self, batch, batch_idx: None), loader())
 
 
+def test_a_step_that_returns_nothing_is_told_without_the_callback_as_well(tmp_path: Path) -> None:
+    pl = lightning()
+    from gradguard import gradguard
+
+    fit = trainer(pl, tmp_path, max_epochs=2)
+    with pytest.raises(GradGuardError) as caught, gradguard(level="strict"):
+        fit.fit(regressor(pl, lambda self, batch, batch_idx: None), loader())
+    assert caught.value.diagnosis.code == "GG741"
+
+
 def test_bad_batches_may_be_skipped(tmp_path: Path) -> None:
     pl = lightning()
 
@@ -300,6 +310,7 @@ def test_counts_go_to_the_loggers_and_the_report_to_the_log_folder(tmp_path: Pat
     logger.save()
     rows = list(csv.DictReader((Path(logger.log_dir) / "metrics.csv").open()))
     assert float(rows[-1]["gradguard/diagnoses"]) == 1
+    assert float(rows[-1]["gradguard/traced_batches"]) > 0
     assert (Path(logger.log_dir) / "gradguard.jsonl").read_text().count("\n") == 1
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from gradguard import replicas
 from gradguard.callsite import USER_FILES
@@ -23,15 +24,14 @@ _LEAVES = (ast.Return, ast.Continue, ast.Break)
 
 def replica(incident: Incident) -> Any:
     """The DDP module of an incident: the one in the stack, or the only one there is."""
-    kind = replicas.DistributedDataParallel
     for view in incident.frames:
         owner = view.locals.get("self")
-        if isinstance(owner, kind):
+        if isinstance(owner, DistributedDataParallel):
             return owner
     alive = list(replicas.known)
     if len(alive) == 1:
         return alive[0]
-    named = list({id(value): value for _, value in incident.names.bindings if isinstance(value, kind)}.values())
+    named = list({id(value): value for _, value in incident.names.bindings if isinstance(value, DistributedDataParallel)}.values())
     return named[0] if len(named) == 1 else None
 
 
@@ -75,11 +75,12 @@ def facts(ddp: Any, names: list[str]) -> list[TensorFacts]:
 
 
 def blamed(root: nn.Module, names: set[str]) -> list[str]:
-    """The fewest modules and parameters that hold just these parameters."""
+    """The fewest modules and parameters that hold just these parameters (and, it may be, frozen ones)."""
     found: list[str] = []
 
     def visit(module: nn.Module, path: str) -> None:
-        own = [f"{path}{name}" for name, p in module.named_parameters() if p.requires_grad]
+        held = [(f"{path}{name}", p) for name, p in module.named_parameters()]
+        own = [name for name, p in held if p.requires_grad or name in names]
         if path and own and all(name in names for name in own):
             found.append(path[:-1])
             return
@@ -89,6 +90,21 @@ def blamed(root: nn.Module, names: set[str]) -> list[str]:
 
     visit(root, "")
     return found
+
+
+def frozen_at(incident: Incident) -> SourceSpan | None:
+    """The line, outside of constructors, that freezes parameters; None if there is not just one."""
+    found = []
+    for file in user_files(incident):
+        tree = module_ast(file)
+        for node in ast.walk(tree) if tree is not None else ():
+            called = isinstance(node, ast.Call) and last_part(node.func) == "requires_grad_" and bool(node.args)
+            assigned = isinstance(node, ast.Assign) and any(isinstance(t, ast.Attribute) and t.attr == "requires_grad" for t in node.targets)
+            if called or assigned:
+                span = span_of(file, node, label="freezes parameters that DDP waits for", role="culprit")
+                if not (span.function or "").endswith("__init__"):
+                    found.append(span)
+    return found[0] if len(found) == 1 else None
 
 
 # -- where a submodule is used ----------------------------------------------------------------------------------------
@@ -149,7 +165,8 @@ def _methods(module: nn.Module) -> list[tuple[str, dict[str, ast.FunctionDef]]]:
         tree = module_ast(file)
         for node in ast.walk(tree) if tree is not None else ():
             if isinstance(node, ast.ClassDef) and node.name == cls.__name__:
-                found.append((file, {item.name: item for item in node.body if isinstance(item, ast.FunctionDef) and item.name != "__init__"}))
+                methods = [item for item in node.body if isinstance(item, ast.FunctionDef)]
+                found.append((file, {method.name: method for method in methods if method.name != "__init__"}))
                 break
     return found
 
@@ -158,7 +175,7 @@ def _in_methods(path: str, file: str, methods: dict[str, ast.FunctionDef], attri
     found: list[Use] = []
     for name, method in methods.items():
         for node in ast.walk(method):
-            if not (isinstance(node, ast.Attribute) and node.attr == attribute and isinstance(node.value, ast.Name) and node.value.id == "self"):
+            if not (isinstance(node, ast.Attribute) and node.attr == attribute and dotted(node.value) == "self"):
                 continue
             for place in _run(file, node):
                 test, inverted = _condition(file, place, method)
@@ -218,7 +235,7 @@ def deciding(incident: Incident, use: Use) -> SourceSpan | None:
     if use.condition is None:
         return None
     read = {node.attr for node in ast.walk(use.condition) if isinstance(node, ast.Attribute)}
-    found = []
+    found: list[SourceSpan] = []
     for file in dict.fromkeys([*user_files(incident), use.file]):
         tree = module_ast(file)
         for node in ast.walk(tree) if tree is not None else ():
@@ -226,7 +243,10 @@ def deciding(incident: Incident, use: Use) -> SourceSpan | None:
                 span = span_of(file, node, label="decides whether it runs", role="context")
                 if not (span.function or "").endswith("__init__"):
                     found.append(span)
-    return found[0] if len(found) == 1 else None
+    running = {view.code_name for view in incident.user_frames}
+    near = [span for span in found if (span.function or "").rpartition(".")[2] in running]
+    chosen = near if len(found) > 1 else found
+    return chosen[0] if len(chosen) == 1 else None
 
 
 # -- what expressions in the user's functions stand for ---------------------------------------------------------------

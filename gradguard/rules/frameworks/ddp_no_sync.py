@@ -60,9 +60,13 @@ def recognise(incident: Incident) -> Diagnosis | None:
             return _tell(
                 incident, drift, where,
                 f"every micro-batch of a step runs under `no_sync`: `{name}`'s gradients are never averaged over the ranks",
-                "Under `no_sync` DDP leaves each rank's gradients as they are, and averages what has gathered in the first backward outside of it. "
-                "Here the last micro-batch before the optimizer's step is inside as well.",
-                Fix(title="Leave `no_sync` for the last micro-batch before the step", safety="unsafe", detail="Forward counts: run it outside as well."),
+                "Under `no_sync` DDP leaves each rank's gradients as they are, and averages what has gathered in the first backward "
+                "outside of it. Here the last micro-batch before the optimizer's step is inside as well.",
+                Fix(
+                    title="Leave `no_sync` for the last micro-batch before the step",
+                    safety="unsafe",
+                    detail="DDP decides in forward: run that outside as well.",
+                ),
             )  # fmt: skip
     raw = shared.raw_calls(incident, drift.ddp)
     if not raw:
@@ -72,7 +76,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     return _tell(
         incident, drift, culprit,
         f"`{called}(...)` runs the module inside `{name}` and goes past DDP: its gradients are never averaged over the ranks",
-        "DDP gets ready to average gradients in its own forward. A forward of the wrapped module itself leaves them as each rank computed them.",
+        "DDP gets ready to average gradients in its own forward. A forward of the wrapped module itself leaves them as each rank "
+        "computed them.",
         Fix(title=f"Call `{name}(...)` in training; keep `{called}` for evaluation and saving", safety="unsafe"),
     )  # fmt: skip
 
@@ -88,8 +93,7 @@ def _no_sync(incident: Incident) -> SourceSpan | None:
                 return block.span.model_copy(update={"label": label, "role": "culprit"})
     found = [(file, node) for file, node in calls(incident, "no_sync")]
     if not found:
-        found_by_hand = _switched_by_hand(incident)
-        return found_by_hand
+        return _switched_by_hand(incident)
     return span_of(*found[0], label=label, role="culprit") if len(found) == 1 else None
 
 
@@ -98,7 +102,8 @@ def _switched_by_hand(incident: Incident) -> SourceSpan | None:
     for file in user_files(incident):
         tree = module_ast(file)
         for node in ast.walk(tree) if tree is not None else ():
-            if isinstance(node, ast.Assign) and any(isinstance(t, ast.Attribute) and t.attr == "require_backward_grad_sync" for t in node.targets):
+            targets = node.targets if isinstance(node, ast.Assign) else ()
+            if any(isinstance(t, ast.Attribute) and t.attr == "require_backward_grad_sync" for t in targets):
                 found.append(span_of(file, node, label="switches the averaging off", role="culprit"))
     return found[0] if len(found) == 1 else None
 

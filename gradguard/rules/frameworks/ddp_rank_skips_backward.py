@@ -63,13 +63,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     confidence: Confidence = "likely"
     backward = incident.place
     peer = f"worker {finished[0]} has finished" if finished else "another rank is gone"
-    base = dict(
-        code=CODE,
-        name=NAME,
-        related=[backward.span("waits here for the other ranks", "backward")] if backward is not None else [],
-        confidence=confidence,
-        avoid=["a longer timeout of the process group: the missing backward call never comes"],
-    )
+    related = [backward.span("waits here for the other ranks", "backward")] if backward is not None else []
+    avoid = ["a longer timeout of the process group: the missing backward call never comes"]
     explanation = (
         "Backward of a DistributedDataParallel module averages gradients over all ranks, call by call. A rank that leaves one out pairs "
         "its next batch with the others' last one, and at the end the others wait for a call that never comes."
@@ -77,29 +72,45 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if len(skips) != 1:
         notes = [f"line {node.lineno}: `{_text(file, test)}` can skip backward too" for file, node, test in skips]
         return Diagnosis(
+            code=CODE,
+            name=NAME,
             headline=f"this rank waits in backward, but {peer}: the ranks do not make the same number of backward calls",
             explanation=explanation,
             notes=notes,
-            fixes=[Fix(title="Give every rank the same number of batches (`DistributedSampler`, `drop_last=True`), or use DDP's `join()`", safety="manual")],
-            **base,
+            related=related,
+            fixes=[
+                Fix(
+                    title="Give every rank the same number of batches (`DistributedSampler`, `drop_last=True`), or use DDP's `join()`",
+                    safety="manual",
+                )
+            ],
+            avoid=avoid,
+            confidence=confidence,
         )
     file, node, test = skips[0]
     word = {ast.Continue: "continue", ast.Break: "break", ast.Return: "return"}.get(type(node), "if")
     condition = _text(file, test)
-    how = f"`{word}` skips backward on a rank where `{condition}` holds" if word != "if" else f"backward runs only on a rank where `{condition}` holds"
+    how = f"`{word}` skips backward on a rank where `{condition}` holds"
+    if word == "if":
+        how = f"backward runs only on a rank where `{condition}` holds"
     return Diagnosis(
+        code=CODE,
+        name=NAME,
         headline=f"{how}, and the other ranks wait for it: {peer}",
         culprit=span_of(file, node, label="leaves out a backward call that the other ranks make", role="culprit"),
         explanation=explanation,
         notes=[f"`{condition}` depends on this rank's own batch; the others decide by theirs"],
         fixes=[
             Fix(
-                title=f"Take part in every backward: in place of `{word}` use a loss of zero that depends on the model's output (`0.0 * output.sum()`)",
+                title=f"Take part in every backward: in place of `{word}` use a loss of zero that depends on the model's output",
+                detail="For instance `loss = 0.0 * output.sum()`: its gradients are zero, and the rank takes part in the averaging.",
                 safety="unsafe",
             ),
             Fix(title=f"Decide together: all-reduce `{condition}` over the ranks before the branch", safety="unsafe"),
         ],
-        **base,
+        avoid=avoid,
+        related=related,
+        confidence=confidence,
     )
 
 
@@ -135,7 +146,7 @@ def _skips(place: ResolvedSite) -> list[tuple[str, ast.stmt, ast.expr]]:
 
 
 def _leaves(branch: ast.If) -> list[ast.stmt]:
-    last = [item for item in branch.body if isinstance(item, (ast.Continue, ast.Break, ast.Return))]
+    last: list[ast.stmt] = [item for item in branch.body if isinstance(item, (ast.Continue, ast.Break, ast.Return))]
     return last[:1]
 
 
@@ -146,7 +157,8 @@ def _holds_backward(loop: ast.AST) -> bool:
 
 def _counters(loop: ast.For | ast.While) -> set[str]:
     """Variables that count rounds: they are the same on every rank."""
-    found = {node.target.id for node in ast.walk(loop) if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name) and isinstance(node.value, ast.Constant)}
+    counted = [node for node in ast.walk(loop) if isinstance(node, ast.AugAssign) and isinstance(node.value, ast.Constant)]
+    found = {node.target.id for node in counted if isinstance(node.target, ast.Name)}
     if isinstance(loop, ast.For) and isinstance(loop.iter, ast.Call):
         target = loop.target
         if last_part(loop.iter.func) == "range" and isinstance(target, ast.Name):

@@ -58,7 +58,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     culprit: SourceSpan | None = None
     if found:
         culprit = span_of(*found[0], label="runs a backward of its own inside backward", role="culprit") if len(found) == 1 else None
-        headline = f"{what} reports its gradient twice in one step: reentrant checkpointing (`use_reentrant=True`) runs its block more than once"
+        headline = f"{what} reports its gradient twice in one step: "
+        headline += "reentrant checkpointing (`use_reentrant=True`) runs its block more than once"
         why = "Each reentrant checkpoint runs a backward of its own, and a parameter that several of them use reports once in each."
         fixes = [
             Fix(title="Pass `use_reentrant=False` to `checkpoint`", safety="safe"),
@@ -68,12 +69,14 @@ def recognise(incident: Incident) -> Diagnosis | None:
         file, node, path = outside[0]
         culprit = span_of(file, node, label=f"uses `{path}` past `{name}`'s forward", role="culprit") if len(outside) == 1 else None
         headline = f"{what} reports its gradient twice in one step: `{path}` is used outside of `{name}`'s forward"
-        why = "After forward DDP notes what the output does not depend on as ready; a use of a parameter outside of forward reports it once more."
+        why = "After forward DDP notes what the output does not depend on as ready; "
+        why += "a use of a parameter outside of forward reports it once more."
         fixes = [Fix(title=f"Compute what needs `{path}` inside of forward, and return it", safety="manual")]
     else:
         shared_by = _shared(ddp.module, twice)
         culprit = None if made is None else made.model_copy(update={"role": "culprit"})
-        headline = f"{what} reports its gradient twice in one step" + (f": {short_list(shared_by)} hold it together" if len(shared_by) > 1 else "")
+        together = f": {short_list(shared_by)} are one parameter" if len(shared_by) > 1 else ""
+        headline = f"{what} reports its gradient twice in one step{together}"
         why = "It is used in two forwards before one backward, or by two modules that share it, or runs backward twice after one forward."
         fixes = [Fix(title="Run one forward of the DDP module for each backward, on all inputs at once", safety="manual")]
         if getattr(ddp, "find_unused_parameters", False):
@@ -109,7 +112,7 @@ def _checkpointed(incident: Incident, ddp: Any, twice: list[str]) -> list[tuple[
 
 def _outside(incident: Incident, ddp: Any) -> list[tuple[str, ast.AST, str]]:
     """Expressions in the functions around the failure that read parameters or layers of the wrapped module."""
-    found = []
+    found: list[tuple[str, ast.AST, str]] = []
     parameters = {id(p) for p in ddp.module.parameters()}
     layers = {id(m) for m in ddp.module.modules()} - {id(ddp.module)}
     for file in user_files(incident):

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradguard.diagnosis import Diagnosis, Fix
+from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.names import short_list
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import ddp as shared
@@ -48,14 +48,18 @@ def recognise(incident: Incident) -> Diagnosis | None:
     paths = list(dict.fromkeys(use.path for use in uses))
     made = shared.made(incident, ddp, "promises that every step uses the same parameters (`static_graph=True`)")
     what = short_list(paths, 3) if paths else "the set of parameters that a step uses"
+    culprit: SourceSpan | None
+    related: list[SourceSpan | None]
     joined = "joins the graph" if incident.where == "backward" else "leaves the graph"
     if uses:
         use = uses[0]
-        headline = f"{what} {joined} after the first step, although `static_graph=True` promises DDP that nothing changes: it runs only if `{use.condition_text}`"
+        headline = f"{what} {joined} after the first step, although `static_graph=True` promises DDP that nothing changes: "
+        headline += f"it runs only if `{use.condition_text}`"
         culprit = use.span(f"runs only if `{use.condition_text}`")
         related = [shared.deciding(incident, use), made]
     else:
-        headline = "a step uses other parameters, or uses them more or less often, than the first one, although `static_graph=True` promises DDP that nothing changes"
+        headline = "a step uses other parameters than the first one, or uses them more or less often, although `static_graph=True` "
+        headline += "promises DDP that nothing changes"
         culprit, related = None if made is None else made.model_copy(update={"role": "culprit"}), []
     return Diagnosis(
         code=CODE,
@@ -63,14 +67,20 @@ def recognise(incident: Incident) -> Diagnosis | None:
         headline=headline,
         culprit=culprit,
         related=[span for span in related if span is not None],
-        explanation="With `static_graph=True` DDP learns in the first step which parameters get a gradient and how often, and relies on it from then on.",
+        explanation="With `static_graph=True` DDP learns in the first step which parameters get a gradient and how often, "
+        "and relies on it from then on.",
         fixes=[
             Fix(
                 title="Make the DistributedDataParallel module with `find_unused_parameters=True` in place of `static_graph=True`",
                 safety="manual",
                 detail="It looks in each step which parameters take part.",
             ),
-            Fix(title=f"Run {what} in every step, and multiply its part by zero until it counts" if paths else "Use the same layers as often in every step", safety="unsafe"),
+            Fix(
+                title=f"Run {what} in every step, and multiply its part by zero until it counts"
+                if paths
+                else "Use the same layers as often in every step",
+                safety="unsafe",
+            ),
         ],
         avoid=["wrapping the module anew when the phase changes while keeping the old wrapper alive: both would reduce the same gradients"],
     )

@@ -42,6 +42,7 @@ from gradguard.rules.incident import Incident
 
 CODE, NAME = "GG706", "ddp-unsynchronized"
 _CASTS = ("to", "half", "float", "double", "bfloat16", "type", "cuda", "cpu")
+_MAIN = ("is_main_process", "is_master", "is_main", "main_process", "master")
 _CHANGES = (
     "clip_grad_norm_", "clip_grad_value_", "step", "zero_grad", "load_state_dict", "backward", "copy_", "mul_", "add_", "div_", "fill_",
     "zero_", "normal_", "uniform_", "clamp_",
@@ -59,10 +60,11 @@ def recognise(incident: Incident) -> Diagnosis | None:
     new = [path for path, p in now if id(p) not in then.identities]
     cast = [path for path, p in now if path in then.names and (p.dtype, p.device) != then.dtypes[then.names.index(path)]]
     culprit: SourceSpan | None
+    what = "gradients" if drift.gradients else "parameters"
     if new:
-        what = short_list(shared.blamed(ddp.module, set(new)), 3)
+        blamed = short_list(shared.blamed(ddp.module, set(new)), 3)
         culprit = _assignment(incident, ddp, new)
-        headline = f"{what} came into `{name}` after it was wrapped: DDP does not average its gradients, and the ranks' models drift apart"
+        headline = f"{blamed} came into `{name}` after it was wrapped: DDP does not average its gradients, and the ranks' models drift apart"
         why = "DDP notes the parameters at its construction. Those that are put in later have no hook, and each rank trains its own."
         fix = Fix(title="Change the module first, then wrap it", safety="unsafe")
     elif cast and drift.gradients:
@@ -80,8 +82,9 @@ def recognise(incident: Incident) -> Diagnosis | None:
             done = ast.unparse(node).splitlines()[0]
             headline = f"the ranks' models drift apart: `{done}` happens only where `{condition}`"
         else:
-            headline = f"the ranks' copies of `{name}` are no longer equal: their {'gradients' if drift.gradients else 'parameters'} differ at the step"
-        why = "DDP makes the copies equal once, when the module is wrapped; from then on they are equal only as long as every rank does the same."
+            headline = f"the ranks' copies of `{name}` are no longer equal: their {what} differ at the step"
+        why = "DDP makes the copies equal once, when the module is wrapped; "
+        why += "from then on they are equal only as long as every rank does the same."
         fix = Fix(title="Do on every rank what changes gradients or weights, or before the module is wrapped", safety="unsafe")
     made = shared.made(incident, ddp, "made the copies equal, once")
     return Diagnosis(
@@ -94,7 +97,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
         tensors=shared.facts(ddp, new or drift.names),
         explanation=f"{why} What is saved in the end is the model of one rank.",
         notes=[
-            f"compared at the optimizer's steps {drift.steps[0]} and {drift.steps[-1]}: {'gradients' if drift.gradients else 'parameters'} "
+            f"compared at the optimizer's steps {drift.steps[0]} and {drift.steps[-1]}: {what} "
             f"of ranks {drift.rank} and {drift.other} differ in {short_list(drift.names, 3)}"
         ],
         fixes=[fix],
@@ -141,8 +144,9 @@ def _on_one_rank(incident: Incident) -> list[tuple[str, ast.stmt, ast.expr]]:
 
 
 def _by_rank(test: ast.expr) -> bool:
-    words = [item.attr if isinstance(item, ast.Attribute) else item.id for item in ast.walk(test) if isinstance(item, (ast.Attribute, ast.Name))]
-    return any("rank" in word.lower() or word.lower() in ("is_main_process", "is_master", "is_main", "main_process", "master") for word in words)
+    words = [item.attr for item in ast.walk(test) if isinstance(item, ast.Attribute)]
+    words += [item.id for item in ast.walk(test) if isinstance(item, ast.Name)]
+    return any("rank" in word.lower() or word.lower() in _MAIN for word in words)
 
 
 RULE = Rule(

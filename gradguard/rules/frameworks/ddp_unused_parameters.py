@@ -36,7 +36,6 @@ from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.names import short_list
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import ddp as shared
-from gradguard.rules.frameworks.calls import calls, only
 from gradguard.rules.incident import Incident
 
 CODE, NAME = "GG701", "ddp-unused-parameters"
@@ -73,16 +72,18 @@ def recognise(incident: Incident) -> Diagnosis | None:
         fixes = [Fix(title=f"Use the output of {what} in the loss, or do not compute it", safety="unsafe"), *_optional(ddp)]
     else:
         culprit = None if made is None else made.model_copy(update={"role": "culprit", "label": f"waits for gradients of {what}"})
-        headline = f"{what or 'some parameters'} got no gradient in the step before" + (": no method of its class uses it" if blamed else "")
+        headline = f"{what or 'some parameters'} got no gradient in the step before"
+        headline += ": no method of its class uses it" if blamed else ""
         why = "Nothing that forward computes from these parameters is part of the loss."
-        fixes = [Fix(title=f"Remove {what}, or freeze it with `requires_grad_(False)` before the module is wrapped", safety="unsafe")] if blamed else []
-        fixes += _optional(ddp)
+        fixes = _optional(ddp)
+        if blamed:
+            fixes.insert(0, Fix(title=f"Remove {what}, or freeze it before the module is wrapped", safety="unsafe"))
     return _diagnosis(ddp, unused, headline, culprit, related, why, fixes)
 
 
 def _frozen(incident: Incident, ddp: Any, unused: list[str], frozen: list[str]) -> Diagnosis:
     what = short_list(shared.blamed(ddp.module, set(frozen)) or frozen, 3)
-    culprit = only(list(calls(incident, "requires_grad_")), "freezes parameters that DDP waits for", "culprit")
+    culprit = shared.frozen_at(incident)
     made = shared.made(incident, ddp, "wrapped while the parameters were still trained")
     return _diagnosis(
         ddp, unused, f"{what} was frozen after the module was wrapped: DDP still waits for its gradients", culprit, [made],

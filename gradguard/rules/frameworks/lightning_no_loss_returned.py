@@ -22,10 +22,13 @@ trained.
 Unsafe: the model is trained from now on, which is the purpose.
 
 ## When it speaks, what silences it
-With the Lightning callback, after the first five batches if every one of them returned None. Manual optimization is silent.
+If every batch of the run returned None: with the Lightning callback after the first five or at the end of a shorter fit, else
+at the end. Manual optimization is silent, and so are batches that are skipped now and then.
 """
 
 from __future__ import annotations
+
+from types import CodeType
 
 from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.source import function_def, span_of
@@ -40,7 +43,20 @@ def recognise(incident: Incident) -> Diagnosis | None:
     suspicion = incident.suspicion
     if suspicion is None or suspicion.code != CODE:
         return None
+    if "prepared" in suspicion.data:
+        return suspicion.data["prepared"]  # type: ignore[no-any-return]
     owner, code, batches = (suspicion.data[key] for key in ("owner", "function", "batches"))
+    return told(owner, code, batches)
+
+
+def told(owner: str, code: CodeType, batches: int | None = None) -> Diagnosis:
+    """The diagnosis.
+
+    Args:
+        owner: the module's class.
+        code: of its training_step.
+        batches: how many there were so far, every one without a loss; None at the end of the run.
+    """
     definition = function_def(code)
     culprit = None
     if definition is not None:
@@ -50,11 +66,35 @@ def recognise(incident: Incident) -> Diagnosis | None:
         code=CODE,
         name=NAME,
         severity="warning",
-        headline=f"`training_step` of `{owner}` has returned None for all {batches} batches: nothing is trained",
+        headline=f"`training_step` of `{owner}` has returned None for {_all(batches)}: nothing is trained",
         culprit=culprit,
         explanation="Under automatic optimization Lightning skips backward and the optimizer's step for a batch whose `training_step` returns None.",
         fixes=[Fix(title="Return the loss from `training_step`", safety="unsafe")],
     )
+
+
+def _all(batches: int | None) -> str:
+    if batches is None:
+        return "every batch"
+    return f"all {batches} batches so far" if batches > 1 else "the only batch"
+
+
+def automatic_step(incident: Incident) -> tuple[str, CodeType] | None:
+    """The class and training_step of the module whose automatic optimization is under way around an incident, if one is.
+
+    There an optimizer's step without a backward is Lightning's own doing, and no bug of the loop's.
+    """
+    for view in incident.frames:
+        if not view.frame.f_globals.get("__name__", "").endswith("loops.optimization.automatic"):
+            continue
+        module = getattr(getattr(view.locals.get("self"), "trainer", None), "lightning_module", None)
+        step = getattr(type(module), "training_step", None)
+        while hasattr(step, "__wrapped__"):
+            step = step.__wrapped__
+        code = getattr(step, "__code__", None)
+        if code is not None:
+            return type(module).__name__, code
+    return None
 
 
 RULE = Rule(

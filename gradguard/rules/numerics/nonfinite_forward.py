@@ -25,7 +25,7 @@ Manual: clamping, masking and rescaling change what is computed where it was und
 At the first backward() on a non-finite scalar loss, in every level: the graph is still alive then and tells which op was
 the first. It speaks once until the loss has been finite again. Infinities that were put in on purpose and handled (masked
 attention scores) are no cause. With a GradScaler in use a scaled loss that overflowed is left to it; a loss that is NaN
-before scaling is told when it happens twice in a row. On a GPU an untraced step is looked at a step later, without synchronisation.
+before scaling is told when it happens twice in a row. The line search of LBFGS may try points at which the loss is not finite. On a GPU an untraced step is looked at a step later, without synchronisation.
 `# gradguard: ignore[GG501]` on the op's line silences it.
 """
 
@@ -42,7 +42,7 @@ from gradguard.rules.numerics import raised
 from gradguard.rules.numerics.explosion import diverged
 from gradguard.rules.numerics.forward import describe, investigate
 from gradguard.rules.numerics.outside import poisoned
-from gradguard.rules.numerics.scaling import overflow_of_scaler
+from gradguard.rules.numerics.scaling import overflow_of_scaler, searching_line
 from gradguard.rules.numerics.watching import numbers
 
 
@@ -57,6 +57,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if incident.error is not None:
         return raised.recognise(incident, memory)
     if memory.told is not None:
+        return None
+    if searching_line(incident, memory):
         return None
     root = next((root for root in incident.roots if isinstance(root, torch.Tensor) and not bool(torch.isfinite(root).all())), None)
     if root is None or overflow_of_scaler(incident, memory, root):

@@ -98,8 +98,14 @@ def _data(incident: Incident, memory: Numbers, values: GraphValues, origin: Orig
     culprit, label, notes = used, "it enters the graph here", list[str]()
     related: list[SourceSpan] = []
     search = Search(_lookup_table(incident))
-    if made is not None:
-        culprit, label = made[0], f"`{made[1]}` becomes {made[2]} here, of finite values"
+    seen = incident.journal.nonfinite.get(storage_key(origin.tensor) or 0)
+    seen_at = None if seen is None else resolve(seen.site)
+    if seen is not None and seen_at is not None:
+        culprit, label = seen_at, f"`{seen.func.strip('_')}` made {seen.nan + seen.inf} non-finite values here, of finite ones"
+        made = None
+    elif made is not None:
+        delivered = isinstance(made[0].statement, (ast.For, ast.AsyncFor))
+        culprit, label = made[0], f"`{made[1]}` is delivered with {made[2]} in it" if delivered else f"`{made[1]}` becomes {made[2]} here, of finite values"
         inner = search.statement(made[0])
         if inner is not None and inner.line != made[0].line:
             related.append(made[0].span(label, "made"))
@@ -156,8 +162,6 @@ def source_of_bad(incident: Incident) -> tuple[ResolvedSite, str, str] | None:
             for place in _assigned(view, name):
                 reads = place.statement_names
                 if name in reads or any(_is_bad(_lookup(view, other)) for other in reads):
-                    continue
-                if isinstance(place.statement, (ast.For, ast.AsyncFor)):
                     continue
                 found.append((-depth, place.line, place, name, kinds(health(value))))
     if not found:

@@ -1,4 +1,4 @@
-"""Gradient scaling: overflow is part of how it works."""
+"""Where a non-finite loss is part of how it works: gradient scaling, line search."""
 
 from __future__ import annotations
 
@@ -39,3 +39,18 @@ def overflow_of_scaler(incident: Incident, memory: Numbers, root: torch.Tensor) 
         return True
     memory.unscaled_bad += 1
     return memory.unscaled_bad < 2
+
+
+_LINE_SEARCH = 25  # points that LBFGS tries at most
+
+
+def searching_line(incident: Incident, memory: Numbers) -> bool:
+    """Whether the loss is that of a point which LBFGS only tries: it backs off from points that are not finite."""
+    for view in incident.frames:
+        if view.code_name == "step" and not view.is_user:
+            optimizer = view.locals.get("self")
+            if isinstance(optimizer, torch.optim.Optimizer) and any(base.__name__ == "LBFGS" for base in type(optimizer).__mro__):
+                memory.tried += 1
+                return memory.tried <= _LINE_SEARCH
+    memory.tried = 0
+    return False

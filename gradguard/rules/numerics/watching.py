@@ -88,6 +88,7 @@ class Numbers:
         self.pending: Diagnosis | None = None  # a non-finite gradient that no optimizer has used yet
         self.told: Diagnosis | None = None  # said already, and the run has not recovered since
         self.deferred = Deferred()
+        self.tried = 0  # non-finite losses in a row within a line search
         self.unscaled_bad = 0  # non-finite losses in a row under a GradScaler
         self.step_norms: deque[float] = deque(maxlen=_HISTORY)
         self._was_traced = False
@@ -119,7 +120,7 @@ class Numbers:
             else:
                 self.loss_bad = True
         if not self.loss_bad:
-            self.unscaled_bad = 0
+            self.unscaled_bad = self.tried = 0
         if not self.loss_bad and self.told is not None and plan.losses and self.pending is None:
             self.told = None  # it has recovered: a new one is news again
         if self.loss_bad or call.kind != "backward" or len(roots) != 1:

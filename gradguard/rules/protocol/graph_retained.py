@@ -21,7 +21,7 @@ Safe where the value is only looked at (logging, running statistics): values sta
 
 ## When it speaks, what silences it
 When five or more graphs that are at least 16 steps old live, over a span of 48 steps or more, and their number grows between
-two looks (every sixteenth backward). Graphs kept within a step or for a window of steps are silent.
+two looks (every eighth to 64th backward). Graphs kept within a step or for a window of steps are silent.
 """
 
 from __future__ import annotations

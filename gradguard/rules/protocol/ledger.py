@@ -22,7 +22,7 @@ from gradguard.rules.protocol import verdicts
 from gradguard.rules.protocol.books import Book, Part, Slot, unchanged
 from gradguard.rules.protocol.modes import Modes
 from gradguard.rules.protocol.rates import Schedules
-from gradguard.rules.protocol.retained import Retained
+from gradguard.rules.protocol.retained import Retained, tag_due
 from gradguard.rules.protocol.scaling import accumulated, scale_facts
 from gradguard.rules.protocol.survey import Survey
 from gradguard.rules.protocol.suspicion import Suspicion
@@ -123,7 +123,7 @@ class Ledger:
     def backward_asleep(self) -> bool:
         """Counts a backward call; whether it has to be looked at all the same."""
         now = self.backwards + 1
-        if not now & 63 or now >= self.survey.next_at:
+        if tag_due(now) or now >= self.survey.next_at:
             return True
         self.backwards = now
         return False
@@ -180,7 +180,7 @@ class Ledger:
         self.backwards += 1
         if self.backwards >= self.survey.next_at:
             self.survey.walk(call, roots)
-        if not self.backwards & (7 if self.backwards < 100 else 15 if self.backwards < 300 else 63):
+        if tag_due(self.backwards):
             self.retained.tag(self.steps, self.backwards, roots, self.found)
         part: Part | None = None
         for book in self.books.values():

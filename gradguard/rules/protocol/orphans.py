@@ -34,8 +34,8 @@ def told(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]],
     paths = [each.path for _, each in left]
     everything = len(gone) == len(book.parameters())
     # an optimizer that had only a part of the model from the start: the likelier culprit is a method that puts a new part in place
-    part = _part_replaced_at(incident, owner) if everything else None
-    everything = everything and part is None
+    part = _part_replaced_at(incident, owner)
+    whole = everything and part is None
     model = owner.variable or type(owner.root).__name__
     assigned = next(
         (site for ref, site, _ in reversed(incident.memory["ledger"].assignments) if ref() is owner.root or ref() is owner.module), None
@@ -46,15 +46,15 @@ def told(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]],
         culprit = tell.span(assigned, f"replaces the parameters of `{model}`: `{name}` still has the old ones", "culprit")
         fix = Fix(title=f"Load the model before making `{name}`, or load without `assign=True`", safety="unsafe")
     else:
-        culprit = part or _replaced_at(incident, book, owner, everything)
+        culprit = (None if everything else _replaced_at(incident, book, owner, False)) or part or _replaced_at(incident, book, owner, whole)
         fix = Fix(
             title=f"Make `{name}` after the model has its final parameters"
-            + (" (inside the loop that makes the model)" if everything else ""),
+            + (" (inside the loop that makes the model)" if whole else ""),
             safety="unsafe",
         )
     if culprit is None and made is not None:
         culprit = made.model_copy(update={"role": "culprit"})
-    what = f"`{model}`" if everything else tell.listed(paths, len(paths))
+    what = f"`{model}`" if whole else tell.listed(paths, len(paths))
     return Diagnosis(
         code=CODE,
         name=NAME,

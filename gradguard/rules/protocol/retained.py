@@ -1,6 +1,6 @@
 """Whether the graphs of old steps live on.
 
-Every sixteenth backward call hangs a small object on some nodes of its graph (`Node.metadata`, official) and keeps a weak
+Now and then a backward call hangs a small object on some nodes of its graph (`Node.metadata`, official) and keeps a weak
 reference to it: as long as any of those nodes lives, so does the object. Nothing is kept alive, and no memory is searched
 until old graphs are seen to pile up.
 """
@@ -18,6 +18,11 @@ TAGGED = 12  # of them tagged
 ENOUGH = 5  # old graphs alive, and growing
 OLD = 16  # steps
 KEY = "gradguard"
+
+
+def tag_due(backward: int) -> bool:
+    """Whether this backward call's graph is tagged: one in eight of the first, one in 64 later."""
+    return not backward & (7 if backward < 128 else 15 if backward < 320 else 63)
 
 
 class Tag:

@@ -31,11 +31,15 @@ frozen do not count.
 
 from __future__ import annotations
 
+import weakref
+
 from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.source import resolve
 from gradguard.rules.base import Rule
+from gradguard.rules.frameworks import lightning_no_loss_returned
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
+from gradguard.rules.protocol.books import Prepared
 
 CODE, NAME = "GG606", "step-without-backward"
 
@@ -52,6 +56,12 @@ def recognise(incident: Incident) -> Diagnosis | None:
     step = resolve(book.step_site)
     if kind == "no backward":
         if any(p.grad is not None for p in parameters):
+            return None
+        skipped = lightning_no_loss_returned.automatic_step(incident)
+        if skipped is not None:  # a batch without a loss is skipped by design; it is a bug if there never is one, which the end will tell
+            ledger = weakref.ref(incident.memory["ledger"])
+            told = lightning_no_loss_returned.told(*skipped)
+            book.prepared.append(Prepared(told.code, told, lambda: (alive := ledger()) is not None and not alive.backwards))
             return None
         return Diagnosis(
             code=CODE,

@@ -43,18 +43,33 @@ def recognise(incident: Incident) -> Diagnosis | None:
     shared = [p for p in other.parameters() if id(p) in mine]
     first, second = tell.optimizer_name(book if later is other else other, incident), tell.optimizer_name(later, incident)
     names = tell.parameter_names(shared, incident.names)
-    culprit = tell.span(later.made, f"`{first}` has {'these' if len(shared) > 1 else 'this'} already", "culprit") or tell.span(later.step_site, f"applies what `{first}` has applied already", "culprit")
+    culprit = tell.span(later.made, f"`{first}` has {'these' if len(shared) > 1 else 'this'} already", "culprit") or tell.span(
+        later.step_site, f"applies what `{first}` has applied already", "culprit"
+    )
     earlier = book if later is other else other
     return Diagnosis(
-        code=CODE, name=NAME, severity="warning",
+        code=CODE,
+        name=NAME,
+        severity="warning",
         headline=f"`{first}` and `{second}` both update {tell.listed(names, len(shared))}, from the same gradient",
         culprit=culprit,
-        related=tell.spans(tell.span(earlier.made, f"`{first}` is made here", "declared"), tell.span(earlier.step_site, "first step on the gradient", "context"),
-                           tell.span(later.step_site, "second step on it", "context")),
+        related=tell.spans(
+            tell.span(earlier.made, f"`{first}` is made here", "declared"),
+            tell.span(earlier.step_site, "first step on the gradient", "context"),
+            tell.span(later.step_site, "second step on it", "context"),
+        ),
         tensors=tell.facts(shared, incident.names),
-        explanation="At each step both optimizers applied the same backward's gradient to these parameters: they are updated twice, with two sets of running averages.",
+        explanation="At each step both optimizers applied the same backward's gradient to these parameters: they are updated twice, with "
+        "two sets of running averages.",
         fixes=[Fix(title="Give each parameter to one optimizer (parameter groups can have rates of their own)", safety="unsafe")],
-    )  # fmt: skip
+    )
 
 
-RULE = Rule(code=CODE, name=NAME, summary="two optimizers update the same parameter from the same gradient", recognise=recognise, moments=frozenset({"suspicion"}), severity="warning")
+RULE = Rule(
+    code=CODE,
+    name=NAME,
+    summary="two optimizers update the same parameter from the same gradient",
+    recognise=recognise,
+    moments=frozenset({"suspicion"}),
+    severity="warning",
+)

@@ -63,13 +63,25 @@ def _told(incident: Incident, book: Book, first: torch.Tensor, second: torch.Ten
     culprit = _tied_at(incident, names)
     name = tell.optimizer_name(book, incident)
     return Diagnosis(
-        code=CODE, name=NAME, severity="warning",
+        code=CODE,
+        name=NAME,
+        severity="warning",
         headline=f"{shown} are two parameters in one memory: `{name}` updates it twice, with gradients that are never added up",
-        culprit=culprit, related=tell.spans(tell.span(book.made, f"`{name}` gets both", "declared")), tensors=tell.facts([first, second], incident.names),
-        explanation="Each has a gradient and running averages of its own; each step writes both updates into the same values. Tied weights are one Parameter object in two modules.",
-        fixes=[Fix(title=f"Assign the parameter itself, without `.data`: `{names[1]} = {names[0]}`" if len(names) == 2 else "Assign the parameter itself", safety="unsafe",
-                   detail="Before the optimizer is made.")],
-    )  # fmt: skip
+        culprit=culprit,
+        related=tell.spans(tell.span(book.made, f"`{name}` gets both", "declared")),
+        tensors=tell.facts([first, second], incident.names),
+        explanation="Each has a gradient and running averages of its own; each step writes both updates into the same values. Tied "
+        "weights are one Parameter object in two modules.",
+        fixes=[
+            Fix(
+                title=f"Assign the parameter itself, without `.data`: `{names[1]} = {names[0]}`"
+                if len(names) == 2
+                else "Assign the parameter itself",
+                safety="unsafe",
+                detail="Before the optimizer is made.",
+            )
+        ],
+    )
 
 
 def _tied_at(incident: Incident, names: list[str]) -> SourceSpan | None:
@@ -82,10 +94,17 @@ def _tied_at(incident: Incident, names: list[str]) -> SourceSpan | None:
                 continue
             target, value = ast.unparse(node.targets[0]), ast.unparse(node.value)
             base = target.removesuffix(".data")
-            if base.split(".")[-1] in ends and any(f".{end}" in value for end in ends) and (not owners or any(owner in target or owner in value for owner in owners)) and base != value:
+            if (
+                base.split(".")[-1] in ends
+                and any(f".{end}" in value for end in ends)
+                and (not owners or any(owner in target or owner in value for owner in owners))
+                and base != value
+            ):
                 place = at_line(source.filename, node.lineno)
                 return None if place is None else place.statement_span("puts two parameters on the same memory", "culprit")
     return None
 
 
-RULE = Rule(code=CODE, name=NAME, summary="two parameters in one memory", recognise=recognise, moments=frozenset({"suspicion"}), severity="warning")
+RULE = Rule(
+    code=CODE, name=NAME, summary="two parameters in one memory", recognise=recognise, moments=frozenset({"suspicion"}), severity="warning"
+)

@@ -1,0 +1,68 @@
+"""Level forensic: looks at the result of every torch call for NaN and infinity, and notes the call that made the first.
+
+Also where there is no gradient and so no graph to ask later: data preparation, targets, statistics, masks. What is computed
+from a non-finite value inherits the memory of where it came from, by storage, as cut paths do.
+
+The look is a sum (a NaN or infinity among the terms shows in it), counted exactly only where the sum is not finite.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import torch
+
+from gradguard.callsite import CallSite, user_frame
+from gradguard.journal import Journal, NonfiniteFact
+from gradguard.torch_internals import quiet, storage_key
+
+_MOST = 1_024
+
+
+def note_nonfinite(journal: Journal, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any) -> None:
+    """Notes in the journal whether this call made, or carries on, non-finite values. Never raises."""
+    for out in result if type(result) in (tuple, list) else (result,):
+        if isinstance(out, torch.Tensor):
+            try:
+                with quiet(), torch.no_grad():
+                    _look(journal, func, args, kwargs, out)
+            except Exception:  # tensors of odd kinds do not answer
+                continue
+
+
+def _look(journal: Journal, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: torch.Tensor) -> None:
+    if not out.is_floating_point() or not out.numel() or out.layout != torch.strided:
+        return
+    key = storage_key(out)
+    if key is None:
+        return
+    if math.isfinite(out.detach().sum().item()) or bool(torch.isfinite(out).all()):
+        journal.nonfinite.pop(key, None)  # this memory is another tensor's now
+        return
+    origin = _inherited(journal, args, kwargs)
+    if origin is None:
+        frame = user_frame(sys._getframe(3))
+        nan = int(torch.isnan(out).sum())
+        bad = int((~torch.isfinite(out)).sum())
+        name = str(getattr(func, "__name__", func))
+        site = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
+        origin = NonfiniteFact(journal.tick(), journal.step, site, name, nan, bad - nan, out.numel())
+    journal.nonfinite[key] = origin
+    if len(journal.nonfinite) > _MOST:
+        journal.nonfinite.popitem(last=False)
+
+
+def _inherited(journal: Journal, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> NonfiniteFact | None:
+    """The memory of the operands, the oldest; infinities given as plain numbers are this call's own doing."""
+    found: list[NonfiniteFact] = []
+    pending: list[Any] = [*args, *(kwargs or {}).values()]
+    for value in pending:
+        if isinstance(value, torch.Tensor):
+            fact = journal.nonfinite.get(storage_key(value) or 0)
+            if fact is not None and value.is_floating_point() and not bool(torch.isfinite(value).all()):
+                found.append(fact)
+        elif type(value) in (tuple, list):
+            pending.extend(item for item in value[:64] if isinstance(item, torch.Tensor))
+    return min(found, key=lambda fact: fact.clock) if found else None

@@ -1,0 +1,85 @@
+"""The callback for transformers' Trainer, on a tiny model made from its config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gradguard.errors import GradGuardError
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+pytestmark = pytest.mark.filterwarnings("ignore:(?s)(?!.*GG).*")
+
+
+def model() -> Any:
+    torch.manual_seed(0)
+    config = transformers.DistilBertConfig(
+        vocab_size=20, dim=8, n_layers=1, n_heads=2, hidden_dim=16, max_position_embeddings=8, num_labels=2
+    )
+    return transformers.DistilBertForSequenceClassification(config)
+
+
+def rows(key: str = "labels", n: int = 24) -> list[dict[str, Any]]:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 20, (n, 6), generator=generator)
+    return [{"input_ids": row, key: int(row.sum() % 2)} for row in ids]
+
+
+def trainer(folder: Path, trained: Any, data: list[dict[str, Any]], *callbacks: Any, **options: Any) -> Any:
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder), per_device_train_batch_size=4, num_train_epochs=1, report_to=[], use_cpu=True, disable_tqdm=True,
+        save_strategy="no", logging_strategy="no", seed=1, **options,
+    )  # fmt: skip
+    return transformers.Trainer(model=trained, args=arguments, train_dataset=data, eval_dataset=data, callbacks=list(callbacks))
+
+
+def callback(**settings: Any) -> Any:
+    from gradguard.integrations.transformers import GradGuardCallback
+
+    return GradGuardCallback(**settings)
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2, "eval_strategy": "epoch"}], ids=["plain", "accumulated"])
+def test_training_ends_with_the_same_weights(options: dict[str, Any], tmp_path: Path) -> None:
+    ends = []
+    for callbacks in ([], [callback(level="strict")]):
+        trained = model()
+        trainer(tmp_path, trained, rows(), *callbacks, **options).train()
+        ends.append([p.detach().clone() for p in trained.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+    assert callbacks[0].diagnoses == []
+    assert callbacks[0].guard.run.depth.steps >= 3
+
+
+def test_a_failing_step_is_diagnosed(tmp_path: Path) -> None:
+    trained = model()
+
+    def write(module: Any, args: Any, output: Any) -> Any:
+        output += 1  # ReLU's backward needs its output
+        return output
+
+    trained.pre_classifier.register_forward_hook(lambda module, args, output: torch.exp(output))
+    trained.dropout.register_forward_pre_hook(lambda module, args: (args[0].add_(1),))
+    trained.pre_classifier.register_forward_hook(lambda module, args, output: torch.sigmoid(output).add_(1))
+    with pytest.raises(GradGuardError) as caught:
+        trainer(tmp_path, trained, rows(), callback()).train()
+    assert caught.value.diagnosis.code == "GG101"
+    assert caught.value.diagnosis.culprit is not None
+    assert caught.value.diagnosis.culprit.file == __file__
+
+
+def test_labels_under_another_name(tmp_path: Path) -> None:
+    with pytest.raises(GradGuardError) as caught:
+        trainer(tmp_path, model(), rows("target"), callback(), remove_unused_columns=True).train()
+    found = caught.value.diagnosis
+    assert found.name == "transformers-no-loss"
+
+
+def test_level_off(tmp_path: Path) -> None:
+    made = callback(level="off")
+    trainer(tmp_path, model(), rows(), made).train()
+    assert made.diagnoses == []

@@ -1,0 +1,230 @@
+"""DistributedDataParallel over gloo: in one process where that is enough to fail, in two where ranks must differ."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from gradguard import GradGuardError, gradguard
+from gradguard.diagnosis import Diagnosis
+
+pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
+
+
+@pytest.fixture(autouse=True)
+def group(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1, timeout=timedelta(seconds=20))
+    torch.manual_seed(0)
+    yield
+    dist.destroy_process_group()
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 4)
+        self.extra = nn.Linear(4, 4)
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(3)])
+        self.spare = nn.Parameter(torch.ones(4))
+        self.spare.requires_grad_(False)
+        self.on = False
+        self.depth = 3
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.body(x)
+        for i, layer in enumerate(self.layers):
+            if i >= self.depth:
+                continue
+            x = layer(x)
+        if self.on:
+            x = self.extra(x)
+        return x
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            x = checkpoint(self.block, x, use_reentrant=True)
+        return x
+
+
+def diagnosis(run: Callable[[], None]) -> Diagnosis:
+    with pytest.raises(GradGuardError) as caught, gradguard(level="standard"):
+        run()
+    return caught.value.diagnosis
+
+
+def test_unused_submodule_is_named_with_its_condition() -> None:
+    def run() -> None:
+        ddp = DistributedDataParallel(Net())
+        for _ in range(2):
+            ddp(torch.randn(2, 4)).sum().backward()
+
+    found = diagnosis(run)
+    assert (found.code, found.rank) == ("GG701", 0)
+    assert found.culprit is not None and found.culprit.text == "self.extra(x)"
+    assert "`extra`" in found.headline and "self.on" in found.headline
+    assert [fact.name for fact in found.tensors] == ["extra.weight", "extra.bias"]
+    assert any(span.text == "DistributedDataParallel(Net())" for span in found.related)
+
+
+def test_unused_layer_of_a_list() -> None:
+    def run() -> None:
+        net = Net()
+        net.depth, net.on = 2, True
+        ddp = DistributedDataParallel(net)
+        for _ in range(2):
+            ddp(torch.randn(2, 4)).sum().backward()
+
+    found = diagnosis(run)
+    assert found.code == "GG701" and "layers.2" in found.headline
+    assert found.culprit is not None and found.culprit.text == "layer(x)"
+
+
+def test_frozen_after_wrapping() -> None:
+    def run() -> None:
+        net = Net()
+        net.on = True
+        ddp = DistributedDataParallel(net)
+        net.body.requires_grad_(False)
+        for _ in range(2):
+            ddp(torch.randn(2, 4)).sum().backward()
+
+    found = diagnosis(run)
+    assert found.code == "GG701" and "frozen after" in found.headline
+    assert found.culprit is not None and found.culprit.text == "net.body.requires_grad_(False)"
+
+
+def test_static_graph_that_changes() -> None:
+    def run() -> None:
+        net = Net()
+        ddp = DistributedDataParallel(net, static_graph=True)
+        for step in range(4):
+            net.on = step > 1
+            ddp(torch.randn(2, 4)).sum().backward()
+
+    found = diagnosis(run)
+    assert found.code == "GG704" and "`extra`" in found.headline
+    assert found.culprit is not None and found.culprit.text == "self.extra(x)"
+    assert [span.text for span in found.related] == ["net.on = step > 1", "DistributedDataParallel(net, static_graph=True)"]
+
+
+def test_reentrant_checkpoints_of_one_block() -> None:
+    def run() -> None:
+        ddp = DistributedDataParallel(Twice())
+        for _ in range(2):
+            ddp(torch.randn(2, 4, requires_grad=True)).sum().backward()
+
+    found = diagnosis(run)
+    assert found.code == "GG702" and "block" in found.headline
+    assert found.culprit is not None and found.culprit.text == "checkpoint(self.block, x, use_reentrant=True)"
+
+
+def test_parameter_used_outside_of_forward() -> None:
+    def run() -> None:
+        net = Net()
+        ddp = DistributedDataParallel(net, find_unused_parameters=True)
+        for _ in range(2):
+            loss = ddp(torch.randn(2, 4)).sum() + net.extra.weight.norm()
+            loss.backward()
+
+    found = diagnosis(run)
+    assert found.code == "GG702"
+    assert found.culprit is not None and found.culprit.text == "net.extra.weight"
+
+
+def test_sound_training_is_silent(recwarn: pytest.WarningsRecorder) -> None:
+    net = Net()
+    ddp = DistributedDataParallel(net, find_unused_parameters=True)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    with gradguard(level="standard") as guard:
+        for step in range(6):
+            net.on = step % 2 == 0
+            ddp(torch.randn(2, 4)).pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert not guard.diagnoses
+
+
+PROGRAM = '''
+import os
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+
+def work(rank, folder):
+    dist.init_process_group("gloo", init_method=f"file://{{folder}}/meet", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    net = nn.Linear(4, 1)
+    ddp = DDP(net)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    torch.manual_seed(1 + rank)
+    for step in range(8):
+        x = torch.randn(4, 4)
+{body}
+        optimizer.step()
+        optimizer.zero_grad()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    mp.spawn(work, args=(os.path.dirname(os.path.abspath(__file__)),), nprocs=2)
+'''
+
+BODIES = {
+    "no_sync": ("GG703", "ddp.no_sync()", "with ddp.no_sync():\n    ddp(x).pow(2).mean().backward()"),
+    "module": ("GG703", "ddp.module(x)", "ddp.module(x).pow(2).mean().backward()"),
+    "one_rank": (
+        "GG706",
+        "nn.utils.clip_grad_norm_(net.parameters(), 0.01)",
+        "ddp(x).pow(2).mean().backward()\nif rank == 0:\n    nn.utils.clip_grad_norm_(net.parameters(), 0.01)",
+    ),
+    "skips": ("GG705", "continue", "loss = ddp(x).pow(2).mean()\nif x.sum() < 0:\n    continue\nloss.backward()"),
+    "sound": (None, None, "ddp(x).pow(2).mean().backward()"),
+    "by_hand": (
+        None,
+        None,
+        "with ddp.no_sync():\n    ddp(x).pow(2).mean().backward()\nfor p in net.parameters():\n    dist.all_reduce(p.grad)",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", list(BODIES))
+def test_two_ranks(kind: str, tmp_path: Path) -> None:
+    code, text, body = BODIES[kind]
+    lines = "\n".join("        " + line for line in body.splitlines())
+    program, report = tmp_path / "train.py", tmp_path / "report.jsonl"
+    program.write_text(dedent(PROGRAM).format(body=lines))
+    command = [sys.executable, "-m", "gradguard", "run", "--report", str(report), str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    said = [json.loads(line) for line in report.read_text().splitlines()] if report.exists() else []
+    if code is None:
+        assert done.returncode == 0 and not said, done.stderr
+        return
+    assert [each["code"] for each in said] == [code], done.stderr
+    assert said[0]["culprit"]["text"] == text
+    assert said[0]["rank"] in (0, 1)
+    if code == "GG705":
+        assert done.returncode and "ddp-rank-skips-backward" in done.stderr and "ProcessRaisedException" in done.stderr
+    else:
+        assert done.returncode == 0
