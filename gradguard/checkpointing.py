@@ -45,7 +45,7 @@ def begins(session: Session, function: Any, frame: FrameType) -> None:
             if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter) and version_of(value) is not None
         ]
     if held:
-        memory = session.guards[0].run.memory.setdefault("checkpoints", [])
+        memory = session.run.memory.setdefault("checkpoints", [])
         memory.append((step_protocol.site_of(frame), held))
         del memory[:-_MOST]
 

@@ -32,6 +32,7 @@ from gradguard.settings import Settings, load_settings
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+_LOOP = 10  # steps within one `with`: even a GAN does not step that often in one
 
 
 class Guard:
@@ -133,7 +134,9 @@ class Guard:
             return self
         patches.install(children.install, replicas.install)
         session = current_session()
-        self._open.append((session, self._run_in(session)))
+        run = self._run_in(session)
+        run.entries += 1
+        self._open.append((session, run))
         session.open(self)
         self._entered_at = session.step
         return self
@@ -147,9 +150,11 @@ class Guard:
         try:
             if error is None:
                 # a guard around a single step is left a thousand times: only one around a loop has seen a run end
-                if len(session.guards) == 1 and (session.step > self._entered_at or self.run.ledger.spans_a_loop()):
+                run = opened[1]
+                steps = session.step - self._entered_at
+                if len(session.guards) == 1 and (steps >= _LOOP or (steps and run.entries == 1) or run.ledger.spans_a_loop()):
                     session.closing(sys._getframe(1))
-                    self.run.tell_repeats()
+                    run.tell_repeats()
             elif isinstance(error, Exception) and not isinstance(error, GradGuardError):
                 session.explain(self, "error", "escape", lambda: traceback_frames(tb), error=error)
         except (GradGuardError, Warning):
@@ -360,6 +365,7 @@ class Guard:
         run = self.run
         session = current_session()
         session.guards.append(self)
+        session.forget_run()
         self._open.append((session, run))
         run.ledger.opened_at = run.ledger.opened_backwards = 0  # a guard entered anew in each step has seen a whole run nevertheless
         try:
@@ -367,6 +373,7 @@ class Guard:
         finally:
             self._open.pop()
             session.guards.pop()
+            session.forget_run()
             run.finish()
 
     def explaining(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -113,6 +113,7 @@ class Drift:
         gradients: whether the gradients differ at the optimizer's step, and not just the parameters.
         rank, other: the ranks compared.
         steps: the optimizer's steps at which they differed.
+        told: whether a rule has explained it.
     """
 
     ddp: Any
@@ -121,6 +122,7 @@ class Drift:
     rank: int
     other: int
     steps: tuple[int, ...]
+    told: bool = False
 
 
 class Exchange:

@@ -43,6 +43,7 @@ class Run:
         self.memory: dict[str, Any] = {"ledger": self.ledger}
         self._told = 0  # repeats that were summed up already
         self._finished = False
+        self.entries = 0  # how often a guard of this run was entered
         self.files: set[str] = set()  # the user's files met, for ignore comments that silence nothing
         # only weakly: atexit must not keep a run, and with it a rule's memory, for the life of the process
         ref = weakref.ref(self)

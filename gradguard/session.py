@@ -11,6 +11,7 @@ import logging
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from itertools import islice
@@ -55,10 +56,9 @@ class Session:
     """See the module's docstring. Implements `gradguard.probes.hub.Listener`."""
 
     def __init__(self) -> None:
-        import weakref
-
         self.journal = current_journal()
         self.guards: list[Guard] = []
+        self._run: Run | None = None  # of guards[0]; asked some twenty times a step
         self._runs: dict[CallSite | None, Run] = {}
         self.tracing = False
         self.step = 0
@@ -88,6 +88,18 @@ class Session:
     # -- opening, closing, tracing ------------------------------------------------------------------------------------
 
     @property
+    def run(self) -> Run:
+        """The run of the outermost guard, whose settings and memory count for the steps."""
+        run = self._run
+        if run is None:
+            run = self._run = self.guards[0].run
+        return run
+
+    def forget_run(self) -> None:
+        """The stack of guards has changed."""
+        self._run = None
+
+    @property
     def guard(self) -> Guard:
         return self.guards[-1]
 
@@ -104,6 +116,7 @@ class Session:
         """A guard is entered in this thread: a step boundary."""
         self.guards.append(guard)
         if len(self.guards) == 1:
+            self._run = None
             set_listener(self)
             try:
                 attribution.keep()
@@ -128,6 +141,7 @@ class Session:
         for i in range(len(self.guards) - 1, -1, -1):  # the same guard may stand there twice
             if self.guards[i] is guard:
                 del self.guards[i]
+                self._run = None
                 break
         if not self.guards:
             set_listener(None)
@@ -148,14 +162,14 @@ class Session:
             entered: the boundary is a guard being entered. Where nothing was run backward since the last boundary (the
                 optimizer's step at the end of the `with` before), it is the same one.
         """
-        if entered and self.step and not self._backwards and self._entered_run is self.guards[0].run:
+        if entered and self.step and not self._backwards and self._entered_run is self.run:
             self.trace(self._traces)
             return
-        self._entered_run = self.guards[0].run
+        self._entered_run = self.run
         self.step += 1
         self.journal.step = self.step
         self._backwards = 0
-        on = self._traces = self.guards[0].run.depth.next_step()
+        on = self._traces = self.run.depth.next_step()
         if on != self.tracing or (on and not self._on) or (self._stale and not self._depth):
             self.trace(on)
 
@@ -204,7 +218,8 @@ class Session:
 
     def run_backward(self, kind: str, original: Callable[..., Any], frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         __tracebackhide__ = True
-        call = None
+        call = run = None
+        roots: tuple[Any, ...] = ()
         if self.tracing and not self._on and not self._depth:  # an optimizer's step() raised: its post hook never came
             self.trace(True)
         try:
@@ -212,7 +227,10 @@ class Session:
                 call = self._record_backward(kind, frame, args, kwargs)
             if not self._depth and kind == "backward":
                 step_protocol.before_backward(self, frame)
-            self.moment("before_backward", kind, frame, roots=_tensors(args, kwargs, 0, ("tensors", "outputs")), call=call)
+            run = self.run
+            if run.silent_rules("before_backward", self.tracing):
+                roots = _tensors(args, kwargs, 0, ("tensors", "outputs"))
+                self.moment("before_backward", kind, frame, roots=roots, call=call)
         except (GradGuardError, GradGuardWarning):
             raise
         except Exception as fault:
@@ -246,7 +264,9 @@ class Session:
                 self._backwards += 1
                 if self._backwards > _BACKWARDS_PER_STEP:  # a loop without optimizers still has steps
                     self.begin_step()
-            self.moment("after_backward", kind, frame, roots=_tensors(args, kwargs, 0, ("tensors", "outputs")), call=call)
+            if run is not None and run.silent_rules("after_backward", self.tracing):
+                roots = roots or _tensors(args, kwargs, 0, ("tensors", "outputs"))
+                self.moment("after_backward", kind, frame, roots=roots, call=call)
         except (GradGuardError, GradGuardWarning):
             raise
         except Exception as fault:
@@ -326,7 +346,7 @@ class Session:
     def before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
             with quiet():
-                self.guards[0].run.ledger.before_step(optimizer)
+                self.run.ledger.before_step(optimizer)
             self.moment("before_step", "optimizer", sys._getframe(2), optimizer=optimizer, args=args, kwargs=kwargs)
             if self.tracing and not _has_closure(args, kwargs):
                 # most torch calls of a small model's step are its optimizer's own (TORCH_FACTS 29), and none of them is a clue
@@ -338,8 +358,6 @@ class Session:
             self.fault(fault)
 
     def after_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        import weakref
-
         try:
             caller = user_frame(sys._getframe(2))
             journal = self.journal
@@ -378,7 +396,7 @@ class Session:
 
     def protocol(self, happening: str, frame: FrameType, *facts: Any) -> None:
         """Something that the ledger of the step protocol keeps account of."""
-        if happening == "zeroed" and self.guards[0].run.ledger.asleep:
+        if happening == "zeroed" and self.run.ledger.asleep:
             return
         try:
             step_protocol.tell(self, happening, frame, *facts, step_protocol.site_of(frame))
@@ -389,7 +407,7 @@ class Session:
 
     def wants_forwards(self) -> bool:
         """Whether forwards without grad shall be reported."""
-        return self.guards[0].run.ledger.modes.wants_forwards()
+        return self.run.ledger.modes.wants_forwards()
 
     # -- incidents ----------------------------------------------------------------------------------------------------
 
@@ -454,13 +472,13 @@ class Session:
             traced=self.tracing,
             step=self.step,
             models=tuple(self.guard.models),
-            memory=self.guards[0].run.memory,
+            memory=self.run.memory,
             **facts,
         )
 
     def moment(self, moment: Moment, where: str, frame: FrameType, **facts: Any) -> None:
         """Lets the rules that look at this moment look."""
-        run = self.guards[0].run
+        run = self.run
         rules = run.silent_rules(moment, self.tracing)
         if not rules:
             return

@@ -30,7 +30,7 @@ def tell(session: Session, happening: str, frame: FrameType | None, *facts: Any)
     Raises:
         GradGuardError, GradGuardWarning: a rule has found something and the policy raises.
     """
-    ledger = session.guards[0].run.ledger
+    ledger = session.run.ledger
     try:
         if session.tracing or others_watch():
             with quiet():
@@ -51,21 +51,21 @@ def tell(session: Session, happening: str, frame: FrameType | None, *facts: Any)
 
 def before_backward(session: Session, frame: FrameType) -> None:
     """The user's code calls backward()."""
-    ledger = session.guards[0].run.ledger
+    ledger = session.run.ledger
     if not ledger.asleep or ledger.ended:
         tell(session, "before_backward", frame)
 
 
 def after_backward(session: Session, frame: FrameType, call: BackwardFact, roots: tuple[Any, ...]) -> None:
     """backward() has returned."""
-    ledger = session.guards[0].run.ledger
+    ledger = session.run.ledger
     if not ledger.asleep or ledger.backward_asleep():
         tell(session, "after_backward", frame, call, roots)
 
 
 def after_step(session: Session, frame: FrameType, optimizer: Any, site: CallSite | None) -> None:
     """An optimizer has stepped."""
-    ledger = session.guards[0].run.ledger
+    ledger = session.run.ledger
     if not ledger.asleep:
         tell(session, "after_step", frame, optimizer, site)
     elif ledger.step_asleep(optimizer, site):
@@ -92,7 +92,7 @@ def end_census(session: Session, ledger: Ledger) -> None:
 
 def suspect(session: Session, suspicion: Suspicion, frame: FrameType | None) -> None:
     """Asks the one rule whose business this is."""
-    run = session.guards[0].run
+    run = session.run
     if not suspicion.data.get("survey"):  # a look that every healthy program gets
         run.depth.incident()  # the next steps are traced
     rules = tuple(rule for rule in run.silent_rules("suspicion", True) if rule.code == suspicion.code)

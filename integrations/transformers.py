@@ -1,12 +1,14 @@
 """gradguard for transformers' `Trainer`: `Trainer(..., callbacks=[GradGuardCallback()])`.
 
-Training steps run under the guard, evaluation and prediction do not. The callback hooks offered by `TrainerCallback` lie
-around forward and backward of a step, so a failing step is diagnosed where it arises.
+Training steps run under the guard, evaluation and prediction do not. A step that fails untraced is run again, traced
+(`Guard.step` says what a second run may and may not do).
 """
 
 from __future__ import annotations
 
 import os
+import sys
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from gradguard.diagnosis import Diagnosis
@@ -43,6 +45,7 @@ class GradGuardCallback(_Base):
     ) -> None:
         self.guard = Guard(level=level, config=config, report=report, **settings)
         self._entered = False
+        self._trainer: Any = None
 
     @property
     def diagnoses(self) -> list[Diagnosis]:
@@ -51,15 +54,34 @@ class GradGuardCallback(_Base):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **kwargs: Any) -> None:
         """Learns the model; the optimizer comes wrapped by accelerate and is met when it steps."""
+        self._end()  # of a training that an error ended: there is no hook for that
         if model is not None:
             self.guard.models[:] = [model]
+        if self.guard.level != "off":
+            self._wrap(_calling_trainer(sys._getframe(1)))
+
+    def _wrap(self, trainer: Any) -> None:
+        """Puts the guard around forward and backward of the Trainer: an error is explained where it arises, and ends the guarding."""
+        if trainer is None or "training_step" in vars(trainer):
+            return
+        original = trainer.training_step
+
+        def training_step(*args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            try:
+                return self.guard.step(self.guard.explaining, original, *args, **kwargs) if self._entered else original(*args, **kwargs)
+            except BaseException:
+                self._end()
+                raise
+
+        trainer.training_step = training_step
+        self._trainer = trainer
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """An optimizer step's first micro-batch begins."""
-        self._enter()
-
-    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Between micro-batches the guard stays open."""
+        """An optimizer step's first micro-batch begins; the guard stays open until its last."""
+        if not self._entered and self.guard.level != "off":
+            self.guard.__enter__()
+            self._entered = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The optimizer has stepped."""
@@ -67,16 +89,31 @@ class GradGuardCallback(_Base):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Bugs that only a whole run shows are said now."""
-        self._leave()
+        self._end()
         if self.guard.level != "off":
             self.guard.close()
 
-    def _enter(self) -> None:
-        if not self._entered and self.guard.level != "off":
-            self.guard.__enter__()
-            self._entered = True
+    def _end(self) -> None:
+        self._leave()
+        if self._trainer is not None:
+            vars(self._trainer).pop("training_step", None)
+            self._trainer = None
 
     def _leave(self) -> None:
         if self._entered:
             self._entered = False
             self.guard.leave()
+
+
+def _calling_trainer(frame: FrameType | None) -> Any:
+    """The Trainer whose training begins: callbacks are not handed it, but it stands a few frames out."""
+    from transformers import Trainer
+
+    for _ in range(8):
+        if frame is None:
+            break
+        candidate = frame.f_locals.get("self")
+        if isinstance(candidate, Trainer):
+            return candidate
+        frame = frame.f_back
+    return None

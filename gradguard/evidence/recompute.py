@@ -123,13 +123,13 @@ def node_kind(node: Any) -> str:
 def _add(a: Operands) -> torch.Tensor:
     if a.count() < 2:
         raise Unknown
-    return a[0] + a.attr("alpha") * a[1]
+    return torch.add(a[0], a[1], alpha=a.attr("alpha"))
 
 
 def _sub(a: Operands) -> torch.Tensor:
     if a.count() < 2:
         raise Unknown
-    return a[0] - a.attr("alpha") * a[1]
+    return torch.sub(a[0], a[1], alpha=a.attr("alpha"))
 
 
 def _sum(a: Operands) -> torch.Tensor:
@@ -163,7 +163,7 @@ def _slice(a: Operands) -> torch.Tensor:
 
 
 def _linear(a: Operands) -> torch.Tensor:
-    return a.attr("beta") * a[0] + a.attr("alpha") * (a.either(1, "mat1") @ a.either(2, "mat2"))
+    return torch.addmm(a[0], a.either(1, "mat1"), a.either(2, "mat2"), beta=a.attr("beta"), alpha=a.attr("alpha"))
 
 
 def _layer_norm(a: Operands) -> torch.Tensor:
@@ -202,33 +202,69 @@ def _split(a: Operands) -> torch.Tensor:
 
 
 FORMULAS: dict[str, Formula] = {
-    "Add": _add, "Sub": _sub,
+    "Add": _add,
+    "Sub": _sub,
     "Mul": lambda a: a.either(0, "self") * a.either(1, "other"),
     "Div": lambda a: a.either(0, "self") / a.either(1, "other"),
     "Neg": lambda a: -a[0],
     "Abs": lambda a: a[0].abs(),
-    "Log": lambda a: a[0].log(), "Log2": lambda a: a[0].log2(), "Log10": lambda a: a[0].log10(), "Log1P": lambda a: a[0].log1p(),
-    "Exp": lambda a: a[0].exp(), "Exp2": lambda a: a[0].exp2(), "Expm1": lambda a: a[0].expm1(),
-    "Sqrt": lambda a: a[0].sqrt(), "Rsqrt": lambda a: a[0].rsqrt(), "Reciprocal": lambda a: a[0].reciprocal(),
+    "Log": lambda a: a[0].log(),
+    "Log2": lambda a: a[0].log2(),
+    "Log10": lambda a: a[0].log10(),
+    "Log1P": lambda a: a[0].log1p(),
+    "Exp": lambda a: a[0].exp(),
+    "Exp2": lambda a: a[0].exp2(),
+    "Expm1": lambda a: a[0].expm1(),
+    "Sqrt": lambda a: a[0].sqrt(),
+    "Rsqrt": lambda a: a[0].rsqrt(),
+    "Reciprocal": lambda a: a[0].reciprocal(),
     "Pow": lambda a: a.either(0, "self") ** (a.either(1, "exponent") if a.count() > 1 else a.attr("exponent")),
-    "Sin": lambda a: a[0].sin(), "Cos": lambda a: a[0].cos(), "Tan": lambda a: a[0].tan(),
-    "Asin": lambda a: a[0].asin(), "Acos": lambda a: a[0].acos(), "Atan": lambda a: a[0].atan(), "Atan2": lambda a: torch.atan2(a.either(0, "self"), a.either(1, "other")),
-    "Acosh": lambda a: a[0].acosh(), "Atanh": lambda a: a[0].atanh(), "Cosh": lambda a: a[0].cosh(), "Sinh": lambda a: a[0].sinh(),
-    "Erf": lambda a: a[0].erf(), "Erfinv": lambda a: a[0].erfinv(), "Logit": lambda a: torch.logit(a[0], getattr(a.node, "_saved_eps", None)),
-    "Lgamma": lambda a: a[0].lgamma(), "Digamma": lambda a: a[0].digamma(),
+    "Sin": lambda a: a[0].sin(),
+    "Cos": lambda a: a[0].cos(),
+    "Tan": lambda a: a[0].tan(),
+    "Asin": lambda a: a[0].asin(),
+    "Acos": lambda a: a[0].acos(),
+    "Atan": lambda a: a[0].atan(),
+    "Atan2": lambda a: torch.atan2(a.either(0, "self"), a.either(1, "other")),
+    "Acosh": lambda a: a[0].acosh(),
+    "Atanh": lambda a: a[0].atanh(),
+    "Cosh": lambda a: a[0].cosh(),
+    "Sinh": lambda a: a[0].sinh(),
+    "Erf": lambda a: a[0].erf(),
+    "Erfinv": lambda a: a[0].erfinv(),
+    "Logit": lambda a: torch.logit(a[0], getattr(a.node, "_saved_eps", None)),
+    "Lgamma": lambda a: a[0].lgamma(),
+    "Digamma": lambda a: a[0].digamma(),
     "Xlogy": lambda a: torch.xlogy(a.either(0, "self"), a.either(1, "other")),
-    "Sigmoid": lambda a: a[0].sigmoid(), "Tanh": lambda a: a[0].tanh(), "Relu": lambda a: a[0].relu(),
+    "Sigmoid": lambda a: a[0].sigmoid(),
+    "Tanh": lambda a: a[0].tanh(),
+    "Relu": lambda a: a[0].relu(),
     "Softplus": lambda a: F.softplus(a[0], a.attr("beta"), a.attr("threshold")),
-    "LogSigmoid": lambda a: F.logsigmoid(a[0]), "Silu": lambda a: F.silu(a[0]), "Gelu": lambda a: F.gelu(a[0]),
+    "LogSigmoid": lambda a: F.logsigmoid(a[0]),
+    "Silu": lambda a: F.silu(a[0]),
+    "Gelu": lambda a: F.gelu(a[0]),
     "LeakyRelu": lambda a: F.leaky_relu(a[0], a.attr("negative_slope")),
-    "Softmax": lambda a: a[0].softmax(a.attr("dim")), "LogSoftmax": lambda a: a[0].log_softmax(a.attr("dim")),
-    "Sum": _sum, "Mean": _mean, "Clamp": _clamp, "ClampMin": _clamp, "ClampMax": _clamp,
+    "Softmax": lambda a: a[0].softmax(a.attr("dim")),
+    "LogSoftmax": lambda a: a[0].log_softmax(a.attr("dim")),
+    "Sum": _sum,
+    "Mean": _mean,
+    "Clamp": _clamp,
+    "ClampMin": _clamp,
+    "ClampMax": _clamp,
     "Minimum": lambda a: torch.minimum(a.either(0, "self"), a.either(1, "other")),
     "Maximum": lambda a: torch.maximum(a.either(0, "self"), a.either(1, "other")),
     "Cumsum": lambda a: a[0].cumsum(a.attr("dim")),
     "Cumprod": lambda a: a[0].cumprod(a.attr("dim")),
-    "Std": lambda a: a[0].std(getattr(a.node, "_saved_dim", None), correction=getattr(a.node, "_saved_correction", None), keepdim=a.attr("keepdim")),
-    "Var": lambda a: a[0].var(getattr(a.node, "_saved_dim", None), correction=getattr(a.node, "_saved_correction", None), keepdim=a.attr("keepdim")),
+    "Std": (
+        lambda a: a[0].std(
+            getattr(a.node, "_saved_dim", None), correction=getattr(a.node, "_saved_correction", None), keepdim=a.attr("keepdim")
+        )
+    ),
+    "Var": (
+        lambda a: a[0].var(
+            getattr(a.node, "_saved_dim", None), correction=getattr(a.node, "_saved_correction", None), keepdim=a.attr("keepdim")
+        )
+    ),
     "Logsumexp": lambda a: a[0].logsumexp(a.attr("dim"), a.attr("keepdim")),
     "LinalgVectorNorm": lambda a: torch.linalg.vector_norm(a[0], a.attr("ord"), getattr(a.node, "_saved_dim", None), a.attr("keepdim")),
     "Mm": lambda a: a.either(0, "self") @ a.either(1, "mat2"),
@@ -241,21 +277,36 @@ FORMULAS: dict[str, Formula] = {
     "L1Loss": lambda a: _reduced(a, (a.either(0, "self") - a.either(1, "target")).abs()),
     "NllLoss": _nll,
     "BinaryCrossEntropyWithLogits": _bce_logits,
-    "T": lambda a: a[0].t(), "Transpose": lambda a: a[0].transpose(a.attr("dim0"), a.attr("dim1")),
+    "T": lambda a: a[0].t(),
+    "Transpose": lambda a: a[0].transpose(a.attr("dim0"), a.attr("dim1")),
     "Permute": lambda a: a[0].permute(a.attr("dims")),
-    "View": lambda a: a[0].reshape(a.shape), "UnsafeView": lambda a: a[0].reshape(a.shape), "ReshapeAlias": lambda a: a[0].reshape(a.shape),
-    "Expand": lambda a: a[0].expand(a.shape), "Squeeze": lambda a: a[0].reshape(a.shape), "Unsqueeze": lambda a: a[0].reshape(a.shape),
-    "Clone": lambda a: a[0], "Contiguous": lambda a: a[0], "Alias": lambda a: a[0],
+    "View": lambda a: a[0].reshape(a.shape),
+    "UnsafeView": lambda a: a[0].reshape(a.shape),
+    "ReshapeAlias": lambda a: a[0].reshape(a.shape),
+    "Expand": lambda a: a[0].expand(a.shape),
+    "Squeeze": lambda a: a[0].reshape(a.shape),
+    "Unsqueeze": lambda a: a[0].reshape(a.shape),
+    "Clone": lambda a: a[0],
+    "Contiguous": lambda a: a[0],
+    "Alias": lambda a: a[0],
     "ToCopy": lambda a: a[0].to(a.dtype),
-    "Select": lambda a: a[0].select(a.attr("dim"), a.attr("index")), "Slice": _slice, "Index": _index,
+    "Select": lambda a: a[0].select(a.attr("dim"), a.attr("index")),
+    "Slice": _slice,
+    "Index": _index,
     "IndexSelect": lambda a: a[0].index_select(a.attr("dim"), a.saved("index")),
     "Gather": lambda a: a[0].gather(a.attr("dim"), a.saved("index")),
     "Embedding": lambda a: F.embedding(a.saved("indices"), a[0]),
     "NativeDropout": lambda a: a[0] * a.saved("result1") / (1 - a.attr("p")),
-    "Cat": _cat, "Stack": lambda a: torch.stack([a[i] for i in range(a.count())], dim=a.attr("dim")),
-    "Where": _where, "Split": _split, "SplitWithSizes": _split, "Unbind": lambda a: torch.unbind(a[0], a.attr("dim"))[a.output],
-    "Tril": lambda a: a[0].tril(a.attr("diagonal")), "Triu": lambda a: a[0].triu(a.attr("diagonal")),
+    "Cat": _cat,
+    "Stack": lambda a: torch.stack([a[i] for i in range(a.count())], dim=a.attr("dim")),
+    "Where": _where,
+    "Split": _split,
+    "SplitWithSizes": _split,
+    "Unbind": lambda a: torch.unbind(a[0], a.attr("dim"))[a.output],
+    "Tril": lambda a: a[0].tril(a.attr("diagonal")),
+    "Triu": lambda a: a[0].triu(a.attr("diagonal")),
     "Max": lambda a: a[0].max() if a.node.__class__.__name__ == "MaxBackward1" else a[0].max(a.attr("dim"), a.attr("keepdim"))[0],
     "Min": lambda a: a[0].min() if a.node.__class__.__name__ == "MinBackward1" else a[0].min(a.attr("dim"), a.attr("keepdim"))[0],
-    "Amax": lambda a: a[0].amax(a.attr("dim"), a.attr("keepdim")), "Amin": lambda a: a[0].amin(a.attr("dim"), a.attr("keepdim")),
-}  # fmt: skip
+    "Amax": lambda a: a[0].amax(a.attr("dim"), a.attr("keepdim")),
+    "Amin": lambda a: a[0].amin(a.attr("dim"), a.attr("keepdim")),
+}

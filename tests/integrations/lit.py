@@ -31,7 +31,7 @@ def loader(samples: int = 64, batch: int = 8) -> DataLoader[Any]:
 def regressor(pl: ModuleType, step: Any = None, **members: Any) -> Any:
     """A LightningModule with an encoder and a head; `step` and `members` replace methods."""
 
-    def init(self: Any) -> None:
+    def __init__(self: Any) -> None:
         pl.LightningModule.__init__(self)
         self.encoder = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.2))
         self.head = nn.Linear(8, 1)
@@ -52,7 +52,7 @@ def regressor(pl: ModuleType, step: Any = None, **members: Any) -> Any:
     def configure_optimizers(self: Any) -> Any:
         return torch.optim.Adam(self.parameters(), lr=1e-2)
 
-    names = {"__init__": init, "forward": forward, "training_step": step or training_step, "validation_step": validation_step}
+    names = {"__init__": __init__, "forward": forward, "training_step": step or training_step, "validation_step": validation_step}
     torch.manual_seed(0)
     return type("Regressor", (pl.LightningModule,), {**names, "configure_optimizers": configure_optimizers, **members})()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -39,8 +41,6 @@ def test_a_loop_left_early_leaves_no_guard_open() -> None:
     for _ in guarded_steps(batches(), guard=guard):
         assert current_session().guards == [guard]
         break
-    import gc
-
     gc.collect()
     assert current_session().guards == []
 

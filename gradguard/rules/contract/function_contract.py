@@ -266,6 +266,7 @@ RULE = Rule(
     recognise=recognise,
     priority=55,
     moments=frozenset({"error", "before_backward", "after_backward"}),
+    screen=kept_on_ctx.screen,
     messages=(
         "this view was created inside a custom function",
         "expected variable or none (got",

@@ -108,6 +108,12 @@ class _State:
     said: set[tuple[type, str]] = field(default_factory=set)
 
 
+def screen(memory: dict[str, Any], moment: str, facts: dict[str, Any], traced: bool) -> bool:
+    """Whether anything here can matter: a gradient that is made to be differentiated again, or one made so before."""
+    call = facts.get("call")
+    return _KEY in memory or (call is not None and call.create_graph)
+
+
 def watch(incident: Incident) -> Diagnosis | None:
     """At each backward call: remembers recorded passes, and speaks when a recorded gradient is differentiated."""
     call = incident.call

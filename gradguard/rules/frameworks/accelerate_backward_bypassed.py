@@ -84,5 +84,6 @@ RULE = Rule(
     summary="loss.backward() in place of accelerator.backward(loss)",
     recognise=recognise,
     moments=frozenset({"before_backward"}),
+    screen=lambda memory, moment, facts, traced: "accelerate.state" in sys.modules,
     severity="warning",
 )

@@ -102,4 +102,6 @@ RULE = Rule(
     recognise=recognise,
     moments=frozenset({"error", "before_backward"}),
     messages=_SAYS,
+    traced_only=True,
+    screen=lambda memory, moment, facts, traced: "checkpoints" in memory,
 )

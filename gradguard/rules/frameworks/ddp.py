@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 from torch import nn
@@ -99,7 +100,8 @@ def frozen_at(incident: Incident) -> SourceSpan | None:
         tree = module_ast(file)
         for node in ast.walk(tree) if tree is not None else ():
             called = isinstance(node, ast.Call) and last_part(node.func) == "requires_grad_" and bool(node.args)
-            assigned = isinstance(node, ast.Assign) and any(isinstance(t, ast.Attribute) and t.attr == "requires_grad" for t in node.targets)
+            targets = node.targets if isinstance(node, ast.Assign) else ()
+            assigned = any(isinstance(target, ast.Attribute) and target.attr == "requires_grad" for target in targets)
             if called or assigned:
                 span = span_of(file, node, label="freezes parameters that DDP waits for", role="culprit")
                 if not (span.function or "").endswith("__init__"):
@@ -243,10 +245,15 @@ def deciding(incident: Incident, use: Use) -> SourceSpan | None:
                 span = span_of(file, node, label="decides whether it runs", role="context")
                 if not (span.function or "").endswith("__init__"):
                     found.append(span)
-    running = {view.code_name for view in incident.user_frames}
-    near = [span for span in found if (span.function or "").rpartition(".")[2] in running]
+    running = [view.frame.f_code for view in incident.user_frames if not view.is_module_level]
+    near = [span for span in found if any(_within(span, code) for code in running)]
     chosen = near if len(found) > 1 else found
     return chosen[0] if len(chosen) == 1 else None
+
+
+def _within(span: SourceSpan, code: CodeType) -> bool:
+    lines = [line for _, _, line in code.co_lines() if line is not None]
+    return span.file == code.co_filename and min(lines) <= span.line <= max(lines)
 
 
 # -- what expressions in the user's functions stand for ---------------------------------------------------------------

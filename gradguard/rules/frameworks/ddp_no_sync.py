@@ -109,6 +109,7 @@ def _switched_by_hand(incident: Incident) -> SourceSpan | None:
 
 
 def _tell(incident: Incident, drift: Drift, culprit: SourceSpan | None, headline: str, why: str, fix: Fix) -> Diagnosis:
+    drift.told = True
     step = incident.place
     related = [] if step is None else [step.span("steps with this rank's own gradients")]
     made = shared.made(incident, drift.ddp, "wrapped here")
@@ -122,8 +123,8 @@ def _tell(incident: Incident, drift: Drift, culprit: SourceSpan | None, headline
         tensors=shared.facts(drift.ddp, drift.names),
         explanation=f"{why} The ranks' models drift apart.",
         notes=[
-            f"compared at the optimizer's steps {drift.steps[0]} and {drift.steps[-1]}: the gradients of ranks {drift.rank} and {drift.other} "
-            f"differ in {short_list(drift.names, 3)}"
+            f"compared at the optimizer's steps {drift.steps[0]} and {drift.steps[-1]}: "
+            f"the gradients of ranks {drift.rank} and {drift.other} differ in {short_list(drift.names, 3)}"
         ],
         fixes=[fix],
     )

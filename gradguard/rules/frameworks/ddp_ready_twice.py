@@ -29,6 +29,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+import torch.utils.checkpoint
 from torch import nn
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
@@ -107,7 +108,18 @@ def _checkpointed(incident: Incident, ddp: Any, twice: list[str]) -> list[tuple[
                     found.append((file, node))
     parts = {part for name in twice for part in name.split(".")}
     nearer = [(file, node) for file, node in found if parts & {n.attr for n in ast.walk(node.args[0]) if isinstance(n, ast.Attribute)}]
-    return nearer or found
+    return nearer or (found if _reentrant(incident.error) else [])
+
+
+def _reentrant(error: BaseException | None) -> bool:
+    """Whether the exception passed a backward that a checkpoint ran inside of backward."""
+    tb = None if error is None else error.__traceback__
+    while tb is not None:
+        code = tb.tb_frame.f_code
+        if code.co_name == "backward" and code.co_filename == torch.utils.checkpoint.__file__:
+            return True
+        tb = tb.tb_next
+    return False
 
 
 def _outside(incident: Incident, ddp: Any) -> list[tuple[str, ast.AST, str]]:

@@ -52,7 +52,7 @@ _CHANGES = (
 def recognise(incident: Incident) -> Diagnosis | None:
     """What the replicas differ in, and what made them."""
     drift = incident.suspicion
-    if not isinstance(drift, Drift) or drifting.averaged_by_hand(incident):
+    if not isinstance(drift, Drift) or drift.told or drifting.averaged_by_hand(incident):
         return None
     ddp, name = drift.ddp, shared.name_of(incident, drift.ddp)
     then = replicas.described(ddp)
@@ -64,7 +64,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if new:
         blamed = short_list(shared.blamed(ddp.module, set(new)), 3)
         culprit = _assignment(incident, ddp, new)
-        headline = f"{blamed} came into `{name}` after it was wrapped: DDP does not average its gradients, and the ranks' models drift apart"
+        headline = f"{blamed} came into `{name}` after it was wrapped: DDP does not average its gradients, and the ranks drift apart"
         why = "DDP notes the parameters at its construction. Those that are put in later have no hook, and each rank trains its own."
         fix = Fix(title="Change the module first, then wrap it", safety="unsafe")
     elif cast and drift.gradients:

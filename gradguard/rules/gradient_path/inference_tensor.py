@@ -40,6 +40,7 @@ import torch
 
 from gradguard.callsite import CallSite
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.evidence.bindings import dotted
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.rules.base import Rule
 from gradguard.rules.gradient_path import follow, lost_path, patching, switches
@@ -47,6 +48,7 @@ from gradguard.rules.gradient_path.places import same_place, short, site_at
 from gradguard.rules.gradient_path.scopes import UNKNOWN, Scope, entry_by_name, entry_of, evaluate
 from gradguard.rules.gradient_path.switches import Switch
 from gradguard.rules.incident import Incident
+from gradguard.torch_internals import storage_key
 
 MESSAGES = (
     "inference tensors cannot be saved for backward",
@@ -103,6 +105,14 @@ def _diagnose(incident: Incident, tensor: torch.Tensor | None) -> Diagnosis:
             update={"label": f"what {subject} makes are inference tensors, which autograd can never use", "role": "culprit"}
         )
         where = f" under `{text}`" + (f" in `{switch.owner}`" if switch.owner else "")
+    kept = _kept(incident, tensor) if culprit is None and tensor is not None else None
+    if kept is not None:
+        place, owner, attribute, path = kept
+        of = f" of `{path}`" if path else f" of `{owner}`"
+        culprit = place.statement_span(
+            f"ran in inference mode when first called: `{attribute}`{of} has kept inference tensors since", "culprit"
+        )
+        where = f" in inference mode and is kept in `self.{attribute}`{of}"
     if made is not None and not (culprit is not None and made.line == culprit.line):
         related.append(made.span(f"{what} comes from there", "made"))
     if incident.place is not None and not same_place(made, incident.place):
@@ -116,7 +126,7 @@ def _diagnose(incident: Incident, tensor: torch.Tensor | None) -> Diagnosis:
         f"was made{where or ' in inference mode'}"
     )
     fixes = [
-        _no_grad_instead(switch),
+        _no_grad_instead(switch) if kept is None else _build_outside(incident, kept[2]),
         Fix(title=f"Or take an ordinary copy outside inference mode: `{name or 'x'}.clone()`", safety="safe"),
     ]
     return Diagnosis(
@@ -125,9 +135,63 @@ def _diagnose(incident: Incident, tensor: torch.Tensor | None) -> Diagnosis:
         explanation=f"Inference mode makes tensors without version counters. Autograd cannot check them, so {what} may not be "
                     f"{use}, however long ago it was made. "
                     "`torch.no_grad()` records no graph either, and makes ordinary tensors.",
-        fixes=fixes, confidence="certain" if switch is not None else "likely",
-        notes=[] if switch is not None else ["Where inference mode was entered was not seen; look for `inference_mode` in what made it."],
+        fixes=fixes, confidence="certain" if switch is not None or kept is not None else "likely",
+        notes=[] if switch is not None or kept is not None else ["Where inference mode was entered was not seen; look for `inference_mode` in what made it."],
     )  # fmt: skip
+
+
+def _kept(incident: Incident, tensor: torch.Tensor) -> tuple[ResolvedSite, str, str, str | None] | None:
+    """An attribute of an object around the failing call that holds the tensor, or what it is a view of, and the statement that stores it.
+
+    Returns:
+        The statement, the object's class, the attribute, and the object's path where it is a module.
+    """
+    base = getattr(tensor, "_base", None) if not tensor.is_inference() else None
+    key = storage_key(tensor)
+    for view in incident.user_frames[:8]:
+        owner = view.locals.get("self")
+        held = getattr(owner, "__dict__", None)
+        if not isinstance(held, dict):
+            continue
+        everything = {**held, **held.get("_buffers", {})} if isinstance(held.get("_buffers"), dict) else held
+        for attribute, value in list(everything.items()):
+            if not isinstance(value, torch.Tensor) or not _is_inference(value):
+                continue
+            if value is not tensor and value is not base and (key is None or storage_key(value) != key):
+                continue
+            stores = _stores(view.frame.f_code.co_filename, type(owner).__name__, attribute)
+            if len(stores) == 1:
+                paths = (path for _, root in incident.names.modules for path, module in root.named_modules() if module is owner and path)
+                path = next(paths, None)
+                return stores[0], type(owner).__name__, attribute, path
+    return None
+
+
+def _stores(file: str, owner: str, attribute: str) -> list[ResolvedSite]:
+    """The statements of a class, its constructor aside, that give `self.attribute` a value other than None."""
+    from gradguard.evidence.syntax import load
+
+    source = load(file)
+    found = []
+    for node in ast.walk(source.tree) if source is not None and source.tree is not None else ():
+        if not isinstance(node, ast.ClassDef) or node.name != owner:
+            continue
+        for method in node.body:
+            if not isinstance(method, ast.FunctionDef) or method.name == "__init__":
+                continue
+            for statement in ast.walk(method):
+                if not isinstance(statement, ast.Assign) or (isinstance(statement.value, ast.Constant) and statement.value.value is None):
+                    continue
+                targets = [inner for target in statement.targets for inner in (target.elts if isinstance(target, ast.Tuple) else [target])]
+                if any(dotted(target) == f"self.{attribute}" for target in targets):
+                    found.append(site_at(source, statement))
+    return found
+
+
+def _build_outside(incident: Incident, attribute: str) -> Fix:
+    title = f"Make `self.{attribute}` where inference mode cannot reach, such as in `__init__`"
+    lightning = any("lightning" in view.frame.f_code.co_filename for view in incident.frames)
+    return Fix(title=title + (", or evaluate with `Trainer(inference_mode=False)`" if lightning else ""), safety="unsafe")
 
 
 def _no_grad_instead(switch: Switch | None) -> Fix:

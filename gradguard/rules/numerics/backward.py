@@ -19,20 +19,40 @@ from gradguard.rules.numerics.watching import Numbers
 from gradguard.torch_internals import node_sequence
 
 _CURES = {
-    "Sqrt": [Fix(title="add a small number under the root: `(x + 1e-12).sqrt()`, or clamp: `x.clamp(min=1e-12).sqrt()`"),
-             Fix(title="use `torch.linalg.vector_norm`, whose gradient at 0 is defined as 0, where this is the length of a vector")],
+    "Sqrt": [
+        Fix(title="add a small number under the root: `(x + 1e-12).sqrt()`, or clamp: `x.clamp(min=1e-12).sqrt()`"),
+        Fix(title="use `torch.linalg.vector_norm`, whose gradient at 0 is defined as 0, where this is the length of a vector"),
+    ],
     "Rsqrt": [Fix(title="add a small number inside: `(x + eps).rsqrt()`")],
     "Pow": [Fix(title="clamp the base inside the power: `x.clamp(min=1e-8) ** p`")],
-    "Log": [Fix(title="clamp the argument inside the log: `x.clamp(min=1e-8).log()`"), Fix(title="stay in log space (`log_softmax`, `logsigmoid`, `logsumexp`)")],
-    "Acos": [Fix(title="clamp the cosine just inside: `x.clamp(-1 + 1e-7, 1 - 1e-7)`", detail="A clamp at exactly ±1 is not enough: the slope there is still infinite."),
-             Fix(title="use `torch.atan2(sin, cos)`, which has no such edge")],
+    "Log": [
+        Fix(title="clamp the argument inside the log: `x.clamp(min=1e-8).log()`"),
+        Fix(title="stay in log space (`log_softmax`, `logsigmoid`, `logsumexp`)"),
+    ],
+    "Acos": [
+        Fix(
+            title="clamp the cosine just inside: `x.clamp(-1 + 1e-7, 1 - 1e-7)`",
+            detail="A clamp at exactly ±1 is not enough: the slope there is still infinite.",
+        ),
+        Fix(title="use `torch.atan2(sin, cos)`, which has no such edge"),
+    ],
     "Div": [Fix(title="keep the divisor away from 0 before dividing: `x / d.clamp(min=eps)`, or divide by `torch.where(ok, d, 1.0)`")],
     "Exp": [Fix(title="bound the argument before exp: `torch.where(ok, x, 0.0).exp()` or `x.clamp(max=...)`")],
-    "LinalgSvd": [Fix(title="break the degeneracy: start from a slightly perturbed matrix in place of an identity (`nn.init.eye_`), orthogonal or zero initialisation",
-                      detail="Where only the product matters, a parametrisation that needs no decomposition (`W = A @ B`) avoids it altogether."),
-                  Fix(title="add a small random perturbation before the decomposition, or backpropagate through the singular values only")],
-    "LinalgEigh": [Fix(title="break the degeneracy: add a small distinct diagonal before `eigh`"), Fix(title="backpropagate through the eigenvalues only, or use a loss that needs no eigenvectors")],
-}  # fmt: skip
+    "LinalgSvd": [
+        Fix(
+            title=(
+                "break the degeneracy: start from a slightly perturbed matrix in place of an identity (`nn.init.eye_`), orthogonal or zero"
+                " initialisation"
+            ),
+            detail="Where only the product matters, a parametrisation that needs no decomposition (`W = A @ B`) avoids it altogether.",
+        ),
+        Fix(title="add a small random perturbation before the decomposition, or backpropagate through the singular values only"),
+    ],
+    "LinalgEigh": [
+        Fix(title="break the degeneracy: add a small distinct diagonal before `eigh`"),
+        Fix(title="backpropagate through the eigenvalues only, or use a loss that needs no eigenvectors"),
+    ],
+}
 _CURES["Asin"] = _CURES["Acos"]
 _CURES["Log2"] = _CURES["Log10"] = _CURES["Log1P"] = _CURES["Xlogy"] = _CURES["Log"]
 _CURES["PowTensor"] = _CURES["Pow"]
@@ -67,7 +87,9 @@ def _suspects(held: list[Held], bad: set[int]) -> list[tuple[Held, int, int]]:
     found = []
     for item in sorted(held, key=lambda item: -node_sequence(item.node)):
         count, total = item.count()
-        if count and (item.kind in _FORWARD or any(is_accumulate(node) and id(getattr(node, "variable", None)) in bad for node in _below([item.node]))):
+        if count and (
+            item.kind in _FORWARD or any(is_accumulate(node) and id(getattr(node, "variable", None)) in bad for node in _below([item.node]))
+        ):
             found.append((item, count, total))
     return found
 
@@ -83,7 +105,9 @@ _FORWARD = {  # kinds whose value itself was NaN: only the loss did not show it
 }
 
 
-def _hidden(incident: Incident, held: Held, count: int, total: int, places: Places, nodes: list[Any], bad: list[torch.Tensor], notes: list[str]) -> Diagnosis:
+def _hidden(
+    incident: Incident, held: Held, count: int, total: int, places: Places, nodes: list[Any], bad: list[torch.Tensor], notes: list[str]
+) -> Diagnosis:
     """A NaN of the forward pass that was masked out of the loss and came back in the gradient."""
     place = places.of(held.node, search=True)
     text = expression(place, held.node)
@@ -95,21 +119,43 @@ def _hidden(incident: Incident, held: Held, count: int, total: int, places: Plac
             related.append(made.span("its argument is made here", "made"))
     if incident.place is not None:
         related.append(incident.place.span("this backward made the gradient NaN", "backward"))
-    fixes = [Fix(title="mask with a large finite negative number (`torch.finfo(scores.dtype).min`) in place of -inf, or keep one entry of every row unmasked"),
-             Fix(title="use `F.scaled_dot_product_attention`, which gives zeros for such rows")]
+    fixes = [
+        Fix(
+            title=(
+                "mask with a large finite negative number (`torch.finfo(scores.dtype).min`) in place of -inf, or keep one entry of every"
+                " row unmasked"
+            )
+        ),
+        Fix(title="use `F.scaled_dot_product_attention`, which gives zeros for such rows"),
+    ]
     return Diagnosis(
-        code="GG501", name="nonfinite-forward", severity="warning",
-        headline=f"`{text}` gives NaN in {elements(count, total)}" + (f" (in `{place.function}`)" if place is not None else "") + ": the loss does not show it, the gradient does.",
-        culprit=None if place is None else place.span(says, "culprit"), related=related, tensors=[_fact(incident, leaf) for leaf in bad[:4]],
-        explanation=f"{says[0].upper()}{says[1:]}: NaN. What is masked or left out afterwards keeps the loss finite, but the backward still multiplies by the NaN: {_names(incident, bad)} got a gradient that is NaN.",
-        notes=notes, fixes=fixes if held.kind != "Std" else [Fix(title="pass `correction=0`, or leave groups of one out")],
+        code="GG501",
+        name="nonfinite-forward",
+        severity="warning",
+        headline=f"`{text}` gives NaN in {elements(count, total)}"
+        + (f" (in `{place.function}`)" if place is not None else "")
+        + ": the loss does not show it, the gradient does.",
+        culprit=None if place is None else place.span(says, "culprit"),
+        related=related,
+        tensors=[_fact(incident, leaf) for leaf in bad[:4]],
+        explanation=(
+            f"{says[0].upper()}{says[1:]}: NaN. What is masked or left out afterwards keeps the loss finite, but the backward still"
+            f" multiplies by the NaN: {_names(incident, bad)} got a gradient that is NaN."
+        ),
+        notes=notes,
+        fixes=fixes if held.kind != "Std" else [Fix(title="pass `correction=0`, or leave groups of one out")],
         avoid=["setting the result to 0 afterwards (`masked_fill`, `nan_to_num`, a mask as factor): the gradient is NaN all the same"],
         confidence="certain" if place is not None and not places.notes else "likely",
-    )  # fmt: skip
+    )
 
 
 def _known(
-    incident: Incident, memory: Numbers, nodes: list[Any], suspects: list[tuple[Held, int, int]], bad: list[torch.Tensor], leaves: list[torch.Tensor]
+    incident: Incident,
+    memory: Numbers,
+    nodes: list[Any],
+    suspects: list[tuple[Held, int, int]],
+    bad: list[torch.Tensor],
+    leaves: list[torch.Tensor],
 ) -> Diagnosis:
     held, count, total = suspects[0]
     places = Places(incident, memory, nodes)
@@ -122,7 +168,10 @@ def _known(
     choice = None if selecting is None else places.of(selecting)
     trap = ""
     if selecting is not None and node_kind(selecting) in ("Where", "WhereSelf"):
-        trap = " `torch.where` keeps those elements out of the result but not out of the backward: the branch that is not taken still gets a gradient of 0, and 0·inf is NaN."
+        trap = (
+            " `torch.where` keeps those elements out of the result but not out of the backward: the branch that is not taken still gets a"
+            " gradient of 0, and 0·inf is NaN."
+        )
     elif selecting is not None and node_kind(selecting) == "MaskedFill":
         trap = " Masking the result afterwards does not help: the masked elements get a gradient of 0, and 0·inf is NaN."
     related: list[SourceSpan] = []
@@ -139,16 +188,37 @@ def _known(
     module = module_at(place, incident)
     fixes = list(_CURES.get(held.kind, [Fix(title="keep the argument away from the point where the derivative is infinite")]))
     if trap and fixes:
-        fixes.insert(0, Fix(title=f"make the unsafe argument safe *inside* the branch: `safe = torch.where(ok, x, 1.0)`, then {_word(held)} of `safe`, then the outer selection"))
+        fixes.insert(
+            0,
+            Fix(
+                title=(
+                    f"make the unsafe argument safe *inside* the branch: `safe = torch.where(ok, x, 1.0)`, then {_word(held)} of `safe`,"
+                    " then the outer selection"
+                )
+            ),
+        )
     return Diagnosis(
-        code="GG502", name="nonfinite-backward", severity="warning",
-        headline=f"The loss is finite and its gradient is not: the derivative of `{text}` is not finite in {elements(count, total)}{where_in}.",
-        culprit=None if place is None else place.span(says, "culprit"), related=related, tensors=[_fact(incident, leaf) for leaf in bad[:4]],
-        explanation=f"{says[0].upper()}{says[1:]}; it does so in {elements(count, total)} here.{trap} From there on backward the gradient is NaN or inf: {spoilt} got one.",
-        notes=([f"in the module `{module}`"] if module is not None else []) + places.notes + [_untouched(incident, bad, leaves)], fixes=fixes,
-        avoid=["`clip_grad_norm_`: it divides by a norm that is NaN and spreads it to every parameter", "`nan_to_num` on the result of the op: its input still gets the infinite slope"],
+        code="GG502",
+        name="nonfinite-backward",
+        severity="warning",
+        headline=(
+            f"The loss is finite and its gradient is not: the derivative of `{text}` is not finite in {elements(count, total)}{where_in}."
+        ),
+        culprit=None if place is None else place.span(says, "culprit"),
+        related=related,
+        tensors=[_fact(incident, leaf) for leaf in bad[:4]],
+        explanation=(
+            f"{says[0].upper()}{says[1:]}; it does so in {elements(count, total)} here.{trap} From there on backward the gradient is NaN or"
+            f" inf: {spoilt} got one."
+        ),
+        notes=([f"in the module `{module}`"] if module is not None else []) + places.notes + [_untouched(incident, bad, leaves)],
+        fixes=fixes,
+        avoid=[
+            "`clip_grad_norm_`: it divides by a norm that is NaN and spreads it to every parameter",
+            "`nan_to_num` on the result of the op: its input still gets the infinite slope",
+        ],
         confidence="certain" if place is not None and not places.notes else "likely",
-    )  # fmt: skip
+    )
 
 
 def _word(held: Held) -> str:
@@ -176,7 +246,11 @@ def _selector(nodes: list[Any], node: Any) -> Any:
 
 def _unknown(incident: Incident, memory: Numbers, nodes: list[Any], bad: list[torch.Tensor], leaves: list[torch.Tensor]) -> Diagnosis:
     places = Places(incident, memory, nodes)
-    candidates = [node for node in nodes if not is_accumulate(node) and node_kind(node) in RISKS and node_kind(node) not in ("Softmax", "LogSoftmax", "Exp")]
+    candidates = [
+        node
+        for node in nodes
+        if not is_accumulate(node) and node_kind(node) in RISKS and node_kind(node) not in ("Softmax", "LogSoftmax", "Exp")
+    ]
     bad_ids = {id(leaf) for leaf in bad}
     good_ids = {id(leaf) for leaf in leaves if id(leaf) not in bad_ids and leaf.grad is not None}
     fitting = []
@@ -206,12 +280,25 @@ def _unknown(incident: Incident, memory: Numbers, nodes: list[Any], bad: list[to
         why += " float16 gradients overflow beyond 65504."
         fixes.insert(0, Fix(title="scale the loss with `torch.amp.GradScaler`, or train in bfloat16"))
     return Diagnosis(
-        code="GG502", name="nonfinite-backward", severity="warning",
-        headline=f"The loss is finite and its gradient is not: {spoilt} got NaN or infinite gradients."
-        if culprit is None else f"The loss is finite and its gradient is not; `{expression(culprit, None)}` is the only op on the way whose derivative can be infinite.",
-        culprit=None if culprit is None else culprit.span(label, "culprit"), related=related, tensors=[_fact(incident, leaf) for leaf in bad[:4]],
-        explanation=why, notes=[*places.notes, _untouched(incident, bad, leaves)], fixes=fixes, confidence="likely",
-    )  # fmt: skip
+        code="GG502",
+        name="nonfinite-backward",
+        severity="warning",
+        headline=(
+            f"The loss is finite and its gradient is not: {spoilt} got NaN or infinite gradients."
+            if culprit is None
+            else (
+                f"The loss is finite and its gradient is not; `{expression(culprit, None)}` is the only op on the way whose derivative can"
+                " be infinite."
+            )
+        ),
+        culprit=None if culprit is None else culprit.span(label, "culprit"),
+        related=related,
+        tensors=[_fact(incident, leaf) for leaf in bad[:4]],
+        explanation=why,
+        notes=[*places.notes, _untouched(incident, bad, leaves)],
+        fixes=fixes,
+        confidence="likely",
+    )
 
 
 def _label(incident: Incident, leaf: torch.Tensor) -> str:
@@ -230,5 +317,10 @@ def _untouched(incident: Incident, bad: list[torch.Tensor], leaves: list[torch.T
 
 
 def _fact(incident: Incident, leaf: torch.Tensor) -> TensorFacts:
-    return TensorFacts(name=_label(incident, leaf), kind="parameter", shape=list(leaf.shape), dtype=str(leaf.dtype).removeprefix("torch."), requires_grad=True)
-
+    return TensorFacts(
+        name=_label(incident, leaf),
+        kind="parameter",
+        shape=list(leaf.shape),
+        dtype=str(leaf.dtype).removeprefix("torch."),
+        requires_grad=True,
+    )

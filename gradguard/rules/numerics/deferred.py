@@ -37,7 +37,7 @@ class Deferred:
                 if self._here is None:
                     self._here = torch.empty(1, dtype=torch.bool, pin_memory=True)
                 self._here.copy_(self._flag, non_blocking=True)
-                self._event = torch.cuda.Event()
+                self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 self._event.record(torch.cuda.current_stream(root.device))
         except Exception:  # a capture of a CUDA graph is under way, or no page-locked memory is to be had
             self._broken = True

@@ -27,7 +27,7 @@ Manual: the learning rate and the clipping norm are yours to choose.
 ## When it speaks, what silences it
 When the loss is no longer finite and had grown a million times or more over four or more steps in a row, or when the last
 gradient was fifty times or more the usual one; also when a loss that is still finite has grown 10^12 times over eight or more steps in a
-row. `# gradguard: ignore[GG503]` on the optimizer's line silences it.
+row and has driven weights beyond a million. `# gradguard: ignore[GG503]` on the optimizer's line silences it.
 """
 
 from __future__ import annotations
@@ -66,6 +66,11 @@ def recognise(incident: Incident) -> Diagnosis | None:
 
 
 RULE = Rule(
-    code="GG503", name="exploding-gradient", summary="training diverges: the loss or the gradient grows by orders of magnitude up to overflow", recognise=recognise,
-    moments=frozenset({"before_backward"}), severity="warning", screen=screen,
-)  # fmt: skip
+    code="GG503",
+    name="exploding-gradient",
+    summary="training diverges: the loss or the gradient grows by orders of magnitude up to overflow",
+    recognise=recognise,
+    moments=frozenset({"before_backward"}),
+    severity="warning",
+    screen=screen,
+)

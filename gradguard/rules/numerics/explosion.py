@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import Any
 
@@ -21,12 +22,44 @@ from gradguard.rules.numerics.watching import Numbers
 _RUN = 4  # steps in a row in which the loss grew
 _GROWTH = 1e6  # over such a run
 _FAST, _HUGE = 1e4, 1e4  # over two steps or more, with weights of such a size
+_OUT_OF_RANGE = 1e6  # no trained weight is as large
 _JUMP = 50.0  # gradient norm of the last step against the median before
-_OVERFLOWING = frozenset({
-    "Mm", "Bmm", "Addmm", "Mul", "Add", "Sub", "Pow", "Sum", "Mean", "MseLoss", "L1Loss", "SmoothL1Loss", "HuberLoss", "Convolution", "Relu", "LeakyRelu", "Exp", "NllLoss",
-    "LogSoftmax", "Mv", "Dot", "Tanh", "Sigmoid", "BinaryCrossEntropyWithLogits", "NativeLayerNorm", "NativeBatchNorm", "Cumsum", "Silu", "Gelu", "Softplus", "Div",
-    "LinalgVectorNorm",
-})  # fmt: skip
+_OVERFLOWING = frozenset(
+    {
+        "Mm",
+        "Bmm",
+        "Addmm",
+        "Mul",
+        "Add",
+        "Sub",
+        "Pow",
+        "Sum",
+        "Mean",
+        "MseLoss",
+        "L1Loss",
+        "SmoothL1Loss",
+        "HuberLoss",
+        "Convolution",
+        "Relu",
+        "LeakyRelu",
+        "Exp",
+        "NllLoss",
+        "LogSoftmax",
+        "Mv",
+        "Dot",
+        "Tanh",
+        "Sigmoid",
+        "BinaryCrossEntropyWithLogits",
+        "NativeLayerNorm",
+        "NativeBatchNorm",
+        "Cumsum",
+        "Silu",
+        "Gelu",
+        "Softplus",
+        "Div",
+        "LinalgVectorNorm",
+    }
+)
 
 
 def growth(losses: list[float]) -> tuple[int, float]:
@@ -40,11 +73,15 @@ def growth(losses: list[float]) -> tuple[int, float]:
     return len(losses) - 1 - start, abs(losses[-1]) / first if first > 0 else float("inf")
 
 
-def diverged(incident: Incident, memory: Numbers, values: GraphValues, origin: Origin | None, root: torch.Tensor | None) -> Diagnosis | None:
+def diverged(
+    incident: Incident, memory: Numbers, values: GraphValues, origin: Origin | None, root: torch.Tensor | None
+) -> Diagnosis | None:
     """The diagnosis of a run that exploded: the loss grew step by step, or the last gradient was far larger than all before."""
     plan = memory.plan
     kind = "" if origin is None or origin.kind != "op" else node_kind(origin.node)
-    if origin is not None and (origin.kind == "constant" or (origin.kind == "op" and (kind not in _OVERFLOWING or origin.injected is not None))):
+    if origin is not None and (
+        origin.kind == "constant" or (origin.kind == "op" and (kind not in _OVERFLOWING or origin.injected is not None))
+    ):
         return None
     losses, norms = list(plan.losses), list(plan.norms)
     steps, factor = growth(losses)
@@ -54,6 +91,8 @@ def diverged(incident: Incident, memory: Numbers, values: GraphValues, origin: O
     leaves = [node.variable for node in values.nodes if is_accumulate(node)]
     largest = _largest(incident, leaves)
     huge = bool(largest) and largest[0][1] >= _HUGE and steps >= 2 and factor >= _FAST
+    if not memory.loss_bad and incident.error is None and (not largest or largest[0][1] < _OUT_OF_RANGE):
+        return None  # a loss that is still finite may be large for its own reasons; weights of such a size have none
     slow = huge or (steps >= _RUN and factor >= _GROWTH)
     if not slow and (jump < _JUMP or (origin is not None and origin.kind == "op" and not _weights_made_it(incident, values))):
         return None
@@ -72,7 +111,11 @@ def diverged(incident: Incident, memory: Numbers, values: GraphValues, origin: O
     for place, label, role in (
         (made, f"`{name}` is made here, with {rate(optimizer)}", "declared"),
         (stepped, "every step takes the weights further", "changed"),
-        (None if origin is None or origin.kind != "op" else places.of(origin.node), "here the values left what the dtype can hold", "context"),
+        (
+            None if origin is None or origin.kind != "op" else places.of(origin.node),
+            "here the values left what the dtype can hold",
+            "context",
+        ),
         (incident.place, "backward is called on the loss here", "backward"),
     ):
         if place is not None and (culprit is None or (place.file, place.line) != (culprit.file, culprit.line)):
@@ -80,28 +123,62 @@ def diverged(incident: Incident, memory: Numbers, values: GraphValues, origin: O
     figures = "; ".join(f"`{label}` reaches {number(size)}" for label, size in largest)
     trail = ", ".join(number(value) for value in losses[-6:])
     if slow:
-        headline = f"Training diverges: the loss grew {number(factor)} times over the last {steps} steps and is no longer finite; `{name}` steps too far ({rate(optimizer)})."
-        why = (f"The last losses were {trail}: every step of `{name}` ({rate(optimizer)}) overshoots by more than it corrects, so the weights grow without bound until "
-               f"they leave what the dtype can hold. The op that overflowed first is not to blame.")
-        fixes = [Fix(title=f"lower the learning rate of `{name}` (now {rate(optimizer)}) by a factor of 10 or more"),
-                 Fix(title="bring inputs and features to a common scale (zero mean, unit variance)", detail="the largest step that is stable shrinks with the square of the largest feature"),
-                 Fix(title="clip the gradient before the step: `torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)`")]
+        now = "and goes on growing" if math.isfinite(losses[-1]) and not memory.loss_bad else "and is no longer finite"
+        headline = (
+            f"Training diverges: the loss grew {number(factor)} times over the last {steps} steps {now}; `{name}` steps too far"
+            f" ({rate(optimizer)})."
+        )
+        why = (
+            f"The last losses were {trail}: every step of `{name}` ({rate(optimizer)}) overshoots by more than it corrects, so the weights"
+            " grow without bound until they leave what the dtype can hold. The op that overflowed first is not to blame."
+        )
+        fixes = [
+            Fix(title=f"lower the learning rate of `{name}` (now {rate(optimizer)}) by a factor of 10 or more"),
+            Fix(
+                title="bring inputs and features to a common scale (zero mean, unit variance)",
+                detail="the largest step that is stable shrinks with the square of the largest feature",
+            ),
+            Fix(title="clip the gradient before the step: `torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)`"),
+        ]
         label = f"{rate(optimizer)} is far too large here" if culprit is made else "each step overshoots"
     else:
-        headline = (f"The gradient exploded: its norm was {number(jump)} times larger than usual in the last step, `{name}` applied it unclipped, and the loss is no longer finite.")
-        why = (f"The gradient norm followed here was about {number(usual)} and then {number(norms[-1])}. Where a signal passes the same weights many times (a recurrent net over many steps, a deep stack), "
-               f"its gradient can grow by orders of magnitude from one step to the next; applied as it is it throws the weights far off.")
-        fixes = [Fix(title="clip the gradient norm between backward and step: `torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)`"),
-                 Fix(title=f"lower the learning rate of `{name}` (now {rate(optimizer)})"),
-                 Fix(title="shorten the chain: truncated back-propagation, gating (LSTM, GRU), normalisation or residual connections")]
+        headline = (
+            f"The gradient exploded: its norm was {number(jump)} times larger than usual in the last step, `{name}` applied it unclipped,"
+            " and the loss is no longer finite."
+        )
+        why = (
+            f"The gradient norm followed here was about {number(usual)} and then {number(norms[-1])}. Where a signal passes the same"
+            " weights many times (a recurrent net over many steps, a deep stack), its gradient can grow by orders of magnitude from one"
+            " step to the next; applied as it is it throws the weights far off."
+        )
+        fixes = [
+            Fix(title="clip the gradient norm between backward and step: `torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)`"),
+            Fix(title=f"lower the learning rate of `{name}` (now {rate(optimizer)})"),
+            Fix(title="shorten the chain: truncated back-propagation, gating (LSTM, GRU), normalisation or residual connections"),
+        ]
         label = "the exploded gradient is applied here, unclipped"
-    origin_word = "" if origin is None or origin.kind != "op" else f"the first value that is not finite came from `{expression(places.of(origin.node), origin.node)}`"
+    origin_word = (
+        ""
+        if origin is None or origin.kind != "op"
+        else f"the first value that is not finite came from `{expression(places.of(origin.node), origin.node)}`"
+    )
     return Diagnosis(
-        code="GG503", name="exploding-gradient", severity="warning", headline=headline, culprit=None if culprit is None else culprit.span(label, "culprit"), related=related,
-        tensors=[TensorFacts(name=label_, kind="parameter") for label_, _ in largest], explanation=why,
-        notes=[note for note in (f"largest weights now: {figures}" if figures else "", f"the last losses: {trail}" if trail else "", origin_word) if note],
-        fixes=fixes, confidence="likely",
-    )  # fmt: skip
+        code="GG503",
+        name="exploding-gradient",
+        severity="warning",
+        headline=headline,
+        culprit=None if culprit is None else culprit.span(label, "culprit"),
+        related=related,
+        tensors=[TensorFacts(name=label_, kind="parameter") for label_, _ in largest],
+        explanation=why,
+        notes=[
+            note
+            for note in (f"largest weights now: {figures}" if figures else "", f"the last losses: {trail}" if trail else "", origin_word)
+            if note
+        ],
+        fixes=fixes,
+        confidence="likely",
+    )
 
 
 def _weights_made_it(incident: Incident, values: GraphValues) -> bool:

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from gradguard.diagnosis import Diagnosis, Fix, Severity, SourceSpan, TensorFacts
+from gradguard.diagnosis import Diagnosis, Severity, SourceSpan, TensorFacts
 from gradguard.evidence.recompute import node_kind
 from gradguard.evidence.source import ResolvedSite
-from gradguard.evidence.values import GraphValues, Health, health
+from gradguard.evidence.values import GraphValues, health
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.origin import Origin, find_origin
 from gradguard.rules.numerics.places import Places, expression, module_at
@@ -29,7 +29,15 @@ def investigate(incident: Incident, memory: Numbers, root: torch.Tensor) -> tupl
     return values, find_origin(values, root)
 
 
-def describe(incident: Incident, memory: Numbers, root: torch.Tensor, values: GraphValues, origin: Origin, subject: str, severity: Severity = "warning") -> Diagnosis:
+def describe(
+    incident: Incident,
+    memory: Numbers,
+    root: torch.Tensor,
+    values: GraphValues,
+    origin: Origin,
+    subject: str,
+    severity: Severity = "warning",
+) -> Diagnosis:
     """An op that made the first non-finite value.
 
     Args:
@@ -51,12 +59,19 @@ def describe(incident: Incident, memory: Numbers, root: torch.Tensor, values: Gr
     if not origin.sure and place is not None:
         notes.append("not every operand could be read from the graph; an earlier op may have made the value")
     return Diagnosis(
-        code="GG501", name="nonfinite-forward", severity=severity,
+        code="GG501",
+        name="nonfinite-forward",
+        severity=severity,
         headline=f"{subject[0].upper()}{subject[1:]} is {kinds(found)}: `{text}` {trap.what}{where}.",
         culprit=None if place is None else place.span(f"first {kinds(origin.health)}: {trap.what}", "culprit"),
-        related=related, tensors=facts, explanation=_why(trap.why, origin, values, place, incident), notes=notes, fixes=trap.fixes, avoid=trap.avoid,
+        related=related,
+        tensors=facts,
+        explanation=_why(trap.why, origin, values, place, incident),
+        notes=notes,
+        fixes=trap.fixes,
+        avoid=trap.avoid,
         confidence="certain" if place is not None and origin.sure and not places.notes else "likely",
-    )  # fmt: skip
+    )
 
 
 def _where(place: ResolvedSite | None) -> str:
@@ -66,7 +81,11 @@ def _where(place: ResolvedSite | None) -> str:
 
 
 def _why(why: str, origin: Origin, values: GraphValues, place: ResolvedSite | None, incident: Incident) -> str:
-    passes = "" if incident.error is not None else "Every gradient that comes out of such a loss is NaN, and one optimizer step with it makes the weights NaN for good."
+    passes = (
+        ""
+        if incident.error is not None
+        else "Every gradient that comes out of such a loss is NaN, and one optimizer step with it makes the weights NaN for good."
+    )
     ranges = [f"`{name}` is {text}" for name, text in _operands(values, origin, place)]
     figures = f" Here {', '.join(ranges)}." if ranges else ""
     return f"{why}{figures} {passes}".rstrip()
@@ -92,13 +111,22 @@ def _facts(incident: Incident, values: GraphValues, origin: Origin, place: Resol
         state = incident.names.state(leaf) if leaf is not None else _parameter_behind(incident, values, source.node)
         names = [] if place is None else place.inner_names
         name = state.full if state is not None else names[position] if len(names) > position else None
-        facts.append(TensorFacts(
-            name=name, kind="parameter" if state is not None and not state.is_buffer else "tensor", shape=list(tensor.shape),
-            dtype=str(tensor.dtype).removeprefix("torch."), device=str(tensor.device), requires_grad=True))  # fmt: skip
+        facts.append(
+            TensorFacts(
+                name=name,
+                kind="parameter" if state is not None and not state.is_buffer else "tensor",
+                shape=list(tensor.shape),
+                dtype=str(tensor.dtype).removeprefix("torch."),
+                device=str(tensor.device),
+                requires_grad=True,
+            )
+        )
     return facts
 
 
-_VIEWS = frozenset({"Select", "Slice", "Unbind", "View", "T", "Transpose", "Permute", "Unsqueeze", "Squeeze", "Expand", "Index", "Split", "Alias"})
+_VIEWS = frozenset(
+    {"Select", "Slice", "Unbind", "View", "T", "Transpose", "Permute", "Unsqueeze", "Squeeze", "Expand", "Index", "Split", "Alias"}
+)
 
 
 def _parameter_behind(incident: Incident, values: GraphValues, node: Any) -> Any:
@@ -148,7 +176,9 @@ def _inputs(incident: Incident, values: GraphValues, origin: Origin) -> list[str
                 finite = tensor[torch.isfinite(tensor)]
                 if finite.numel() and float(finite.abs().max()) >= _LARGE:
                     name = _called(incident, tensor)
-                    notes.append(f"the data that goes in, {name or 'an input'} of shape {tuple(tensor.shape)}, ranges over {value_range(tensor)}")
+                    notes.append(
+                        f"the data that goes in, {name or 'an input'} of shape {tuple(tensor.shape)}, ranges over {value_range(tensor)}"
+                    )
         for source in values.inputs.get(node, []):
             if source.node is not None and source.node not in seen and source.leaf is None:
                 seen.add(source.node)

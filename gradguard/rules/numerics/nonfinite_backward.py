@@ -72,6 +72,11 @@ def recognise(incident: Incident) -> Diagnosis | None:
 
 
 RULE = Rule(
-    code="GG502", name="nonfinite-backward", summary="the gradient is NaN or infinite though the loss is finite: names the op whose derivative broke", recognise=recognise,
-    moments=frozenset({"before_backward", "after_backward", "before_step"}), severity="warning", screen=screen,
-)  # fmt: skip
+    code="GG502",
+    name="nonfinite-backward",
+    summary="the gradient is NaN or infinite though the loss is finite: names the op whose derivative broke",
+    recognise=recognise,
+    moments=frozenset({"before_backward", "after_backward", "before_step"}),
+    severity="warning",
+    screen=screen,
+)

@@ -25,7 +25,8 @@ Manual: clamping, masking and rescaling change what is computed where it was und
 At the first backward() on a non-finite scalar loss, in every level: the graph is still alive then and tells which op was
 the first. It speaks once until the loss has been finite again. Infinities that were put in on purpose and handled (masked
 attention scores) are no cause. With a GradScaler in use a scaled loss that overflowed is left to it; a loss that is NaN
-before scaling is told when it happens twice in a row. The line search of LBFGS may try points at which the loss is not finite. On a GPU an untraced step is looked at a step later, without synchronisation.
+before scaling is told when it happens twice in a row. The line search of LBFGS may try points at which the loss is not
+finite. On a GPU an untraced step is looked at a step later, without synchronisation.
 `# gradguard: ignore[GG501]` on the op's line silences it.
 """
 
@@ -66,7 +67,11 @@ def recognise(incident: Incident) -> Diagnosis | None:
     values, origin = investigate(incident, memory, root)
     found = diverged(incident, memory, values, origin, root)
     if found is None and origin is not None:
-        found = poisoned(incident, memory, root, values, origin, "the loss") if origin.kind != "op" else describe(incident, memory, root, values, origin, "the loss")
+        found = (
+            poisoned(incident, memory, root, values, origin, "the loss")
+            if origin.kind != "op"
+            else describe(incident, memory, root, values, origin, "the loss")
+        )
     if found is not None:
         memory.told = found
         memory.pending = None
@@ -74,6 +79,13 @@ def recognise(incident: Incident) -> Diagnosis | None:
 
 
 RULE = Rule(
-    code="GG501", name="nonfinite-forward", summary="the loss is NaN or infinite: names the op that made the first such value", recognise=recognise,
-    moments=frozenset({"error", "before_backward"}), severity="warning", screen=screen, priority=-10, messages=raised.MESSAGES,
-)  # fmt: skip
+    code="GG501",
+    name="nonfinite-forward",
+    summary="the loss is NaN or infinite: names the op that made the first such value",
+    recognise=recognise,
+    moments=frozenset({"error", "before_backward"}),
+    severity="warning",
+    screen=screen,
+    priority=-10,
+    messages=raised.MESSAGES,
+)

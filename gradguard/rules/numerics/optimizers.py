@@ -6,8 +6,8 @@ import ast
 from typing import Any
 
 from gradguard.callsite import CallSite
-from gradguard.evidence.source import ResolvedSite, at_line, function_def, module_ast, resolve
 from gradguard.evidence.bindings import assignments_to
+from gradguard.evidence.source import ResolvedSite, at_line, function_def, module_ast, resolve
 from gradguard.journal import StepFact
 from gradguard.rules.incident import Incident
 

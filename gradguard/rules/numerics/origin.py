@@ -18,10 +18,30 @@ from gradguard.evidence.values import GraphValues, Health, Input, health, plain
 from gradguard.torch_internals import node_sequence
 
 # Ops that may put a constant into their result which the graph does not keep.
-INJECTING = frozenset({
-    "MaskedFill", "Where", "WhereSelf", "Add", "Sub", "Rsub", "IndexPut", "IndexFill", "CopySlices", "MaskedScatter", "Scatter", "ConstantPadNd", "Clamp", "ClampMin",
-    "ClampMax", "Minimum", "Maximum", "Stack", "Cat", "CopyBackwards",
-})  # fmt: skip
+INJECTING = frozenset(
+    {
+        "MaskedFill",
+        "Where",
+        "WhereSelf",
+        "Add",
+        "Sub",
+        "Rsub",
+        "IndexPut",
+        "IndexFill",
+        "CopySlices",
+        "MaskedScatter",
+        "Scatter",
+        "ConstantPadNd",
+        "Clamp",
+        "ClampMin",
+        "ClampMax",
+        "Minimum",
+        "Maximum",
+        "Stack",
+        "Cat",
+        "CopyBackwards",
+    }
+)
 _NOT_INJECTING_ALONE = frozenset({"Clamp", "ClampMin", "ClampMax"})
 
 # An infinite constant is meant as a mask where it is added or filled in, never where it is a factor.
@@ -160,9 +180,17 @@ def find_origin(values: GraphValues, root: Any) -> Origin | None:
     search = _Search(values)
     search.run()
     edge = search.edges.get((root.grad_fn, root.output_nr)) if isinstance(root, torch.Tensor) else None
-    if edge is not None and edge.state == "injected":  # it was put in on purpose, or came with a constant, and nothing kept it from the root
+    if (
+        edge is not None and edge.state == "injected"
+    ):  # it was put in on purpose, or came with a constant, and nothing kept it from the root
         value = values.output(edge.injected)
-        return Origin("constant", edge.injected, health(root if value is None else value), tensor=root.detach() if value is None else value, slot="injected")
+        return Origin(
+            "constant",
+            edge.injected,
+            health(root if value is None else value),
+            tensor=root.detach() if value is None else value,
+            slot="injected",
+        )
     if edge is None or not edge.origins:
         found = [item for item in search.edges.values() if item.origins] if edge is None else []
         merged = _merged(found)

@@ -22,13 +22,26 @@ from gradguard.rules.numerics.watching import Numbers
 from gradguard.torch_internals import storage_key
 
 
-def poisoned(incident: Incident, memory: Numbers, root: torch.Tensor, values: GraphValues, origin: Origin, subject: str, severity: Severity = "warning") -> Diagnosis | None:
+def poisoned(
+    incident: Incident,
+    memory: Numbers,
+    root: torch.Tensor,
+    values: GraphValues,
+    origin: Origin,
+    subject: str,
+    severity: Severity = "warning",
+) -> Diagnosis | None:
     """A leaf or constant of the graph that was not finite before the forward pass began."""
     if origin.tensor is None:
         return None
     earlier = memory.pending or memory.told
     if earlier is not None:
-        return earlier.model_copy(update={"severity": severity, "notes": [*earlier.notes, f"by now {subject} is {kinds(health(root))}: the weights have been reached"]})
+        return earlier.model_copy(
+            update={
+                "severity": severity,
+                "notes": [*earlier.notes, f"by now {subject} is {kinds(health(root))}: the weights have been reached"],
+            }
+        )
     state = incident.names.state(origin.tensor)
     if origin.kind == "leaf" and (state is not None or isinstance(origin.tensor, torch.nn.Parameter)):
         return _weights(incident, origin, state.full if state is not None else "a parameter", root, subject, severity)
@@ -39,7 +52,10 @@ def _weights(incident: Incident, origin: Origin, name: str, root: torch.Tensor, 
     found = last_step(incident, [origin.tensor])
     stepped = None if found is None else resolve(found[0].site)
     related: list[SourceSpan] = []
-    why = f"`{name}` holds {kinds(origin.health)} in {elements(origin.health.bad, origin.health.total)}: whatever it takes part in is not finite either. "
+    why = (
+        f"`{name}` holds {kinds(origin.health)} in {elements(origin.health.bad, origin.health.total)}: whatever it takes part in is not"
+        " finite either. "
+    )
     fixes = [Fix(title="load the weights of a checkpoint from before, and run with `level: strict`, which names what spoils them")]
     culprit = stepped
     label = "this step spoilt the weights"
@@ -57,16 +73,32 @@ def _weights(incident: Incident, origin: Origin, name: str, root: torch.Tensor, 
             related.append(made.span(f"the optimizer is made here, with {rate(optimizer)}", "declared"))
     else:
         why += "No optimizer step of this run can have done it: it was so when training began."
-        fixes = [Fix(title=f"look at how `{name}` is initialised or loaded: `torch.isfinite(p).all()` for every parameter before training starts")]
+        fixes = [
+            Fix(
+                title=f"look at how `{name}` is initialised or loaded: `torch.isfinite(p).all()` for every parameter before training starts"
+            )
+        ]
     if stepped is not None and stepped is not culprit:
         related.append(stepped.span("the weights are updated here", "changed"))
     if incident.place is not None:
         related.append(incident.place.span("it is noticed here", "backward"))
     return Diagnosis(
-        code="GG502", name="nonfinite-backward", severity=severity, headline=f"{subject[0].upper()}{subject[1:]} is {kinds(health(root))} because the parameter `{name}` already is, before the forward pass.",
-        culprit=None if culprit is None else culprit.span(label, "culprit"), related=related,
-        tensors=[TensorFacts(name=name, kind="parameter", shape=list(origin.health and origin.tensor.shape if origin.tensor is not None else []))], explanation=why, fixes=fixes, confidence="likely",
-    )  # fmt: skip
+        code="GG502",
+        name="nonfinite-backward",
+        severity=severity,
+        headline=(
+            f"{subject[0].upper()}{subject[1:]} is {kinds(health(root))} because the parameter `{name}` already is, before the forward"
+            " pass."
+        ),
+        culprit=None if culprit is None else culprit.span(label, "culprit"),
+        related=related,
+        tensors=[
+            TensorFacts(name=name, kind="parameter", shape=list(origin.health and origin.tensor.shape if origin.tensor is not None else []))
+        ],
+        explanation=why,
+        fixes=fixes,
+        confidence="likely",
+    )
 
 
 def _update_fault(optimizer: Any, parameter: Any) -> tuple[str | None, str]:
@@ -78,8 +110,10 @@ def _update_fault(optimizer: Any, parameter: Any) -> tuple[str | None, str]:
         dtype = parameter.dtype
         if isinstance(eps, (int, float)) and torch.tensor(float(eps), dtype=dtype).item() == 0.0:
             word = "is 0" if eps == 0 else f"({eps:g}) rounds to 0 in {str(dtype).removeprefix('torch.')}"
-            return (f"`eps` of this {type(optimizer).__name__} {word}, so a gradient of 0 gives an update of 0/0 = NaN.",
-                    "give `eps` a value that the parameters' dtype can hold (`eps=1e-4` in float16), or keep the weights in float32")
+            return (
+                f"`eps` of this {type(optimizer).__name__} {word}, so a gradient of 0 gives an update of 0/0 = NaN.",
+                "give `eps` a value that the parameters' dtype can hold (`eps=1e-4` in float16), or keep the weights in float32",
+            )
         if isinstance(lr, float) and not abs(lr) < float("inf"):
             return f"The learning rate is {lr}.", "correct the schedule that made the learning rate not finite"
     return None, ""
@@ -88,7 +122,9 @@ def _update_fault(optimizer: Any, parameter: Any) -> tuple[str | None, str]:
 # -- data -------------------------------------------------------------------------------------------------------------
 
 
-def _data(incident: Incident, memory: Numbers, values: GraphValues, origin: Origin, root: torch.Tensor, subject: str, severity: Severity) -> Diagnosis:
+def _data(
+    incident: Incident, memory: Numbers, values: GraphValues, origin: Origin, root: torch.Tensor, subject: str, severity: Severity
+) -> Diagnosis:
     assert origin.tensor is not None
     names = incident.names.of_storage(storage_key(origin.tensor))
     name = names[0] if names else None
@@ -105,51 +141,107 @@ def _data(incident: Incident, memory: Numbers, values: GraphValues, origin: Orig
         made = None
     elif made is not None:
         delivered = isinstance(made[0].statement, (ast.For, ast.AsyncFor))
-        culprit, label = made[0], f"`{made[1]}` is delivered with {made[2]} in it" if delivered else f"`{made[1]}` becomes {made[2]} here, of finite values"
+        culprit, label = (
+            made[0],
+            (f"`{made[1]}` is delivered with {made[2]} in it" if delivered else f"`{made[1]}` becomes {made[2]} here, of finite values"),
+        )
         inner = search.statement(made[0])
         if inner is not None and inner.line != made[0].line:
             related.append(made[0].span(label, "made"))
             culprit, label = inner, "this can divide by zero or leave its domain"
-            notes.append("no gradient is recorded here, so the line was found in the source: it is the one on the way that can make a non-finite value of finite ones")
+            notes.append(
+                "no gradient is recorded here, so the line was found in the source: it is the one on the way that can make a non-finite"
+                " value of finite ones"
+            )
     elif used is not None:
         behind = search.behind(used)
         if behind is not None:
             culprit, label = behind, "this can divide by zero or leave its domain"
-            notes.append("no gradient is recorded here, so the line was found in the source: it is the one on the way that can make a non-finite value of finite ones")
+            notes.append(
+                "no gradient is recorded here, so the line was found in the source: it is the one on the way that can make a non-finite"
+                " value of finite ones"
+            )
         else:
             notes.append("where it became so was not seen: no line of the functions running now made it of finite values")
     if used is not None and used is not culprit and (culprit is None or culprit.line != used.line):
         related.append(used.span("it enters the graph here", "context"))
     if incident.place is not None:
-        related.append(incident.place.span("backward is called on the loss here" if incident.error is None else "the error surfaced here", "backward"))
+        related.append(
+            incident.place.span("backward is called on the loss here" if incident.error is None else "the error surfaced here", "backward")
+        )
     if origin.slot == "injected":
         return _injected(incident, origin, root, subject, severity, culprit, culprit is used, related, notes)
     what = f"`{made[1] if made is not None else name}`" if made is not None or name else "a value that is not part of the graph"
     found = origin.health
     return Diagnosis(
-        code="GG501", name="nonfinite-forward", severity=severity,
-        headline=f"{subject[0].upper()}{subject[1:]} is {kinds(health(root))} because {what} is: {kinds(found)} in {elements(found.bad, found.total)}, before the model computes anything of it.",
-        culprit=None if culprit is None else culprit.span(label, "culprit"), related=related,
+        code="GG501",
+        name="nonfinite-forward",
+        severity=severity,
+        headline=(
+            f"{subject[0].upper()}{subject[1:]} is {kinds(health(root))} because {what} is: {kinds(found)} in"
+            f" {elements(found.bad, found.total)}, before the model computes anything of it."
+        ),
+        culprit=None if culprit is None else culprit.span(label, "culprit"),
+        related=related,
         tensors=[TensorFacts(name=name, shape=list(origin.tensor.shape), dtype=str(origin.tensor.dtype).removeprefix("torch."))],
-        explanation="The graph's operands were finite except for this one, which came in from outside: data, a target, a weight or a statistic computed without gradient.",
-        notes=notes, confidence="likely" if made is None else "certain",
-        fixes=[Fix(title="clean it where it is made: check `torch.isfinite(x).all()` after loading and normalising; divide by `std.clamp(min=1e-6)`, since a constant column has a deviation of 0")],
-    )  # fmt: skip
+        explanation=(
+            "The graph's operands were finite except for this one, which came in from outside: data, a target, a weight or a statistic"
+            " computed without gradient."
+        ),
+        notes=notes,
+        confidence="likely" if made is None else "certain",
+        fixes=[
+            Fix(
+                title=(
+                    "clean it where it is made: check `torch.isfinite(x).all()` after loading and normalising; divide by"
+                    " `std.clamp(min=1e-6)`, since a constant column has a deviation of 0"
+                )
+            )
+        ],
+    )
 
 
-def _injected(incident: Incident, origin: Origin, root: torch.Tensor, subject: str, severity: Severity, culprit: ResolvedSite | None, direct: bool,
-              related: list[SourceSpan], notes: list[str]) -> Diagnosis:
+def _injected(
+    incident: Incident,
+    origin: Origin,
+    root: torch.Tensor,
+    subject: str,
+    severity: Severity,
+    culprit: ResolvedSite | None,
+    direct: bool,
+    related: list[SourceSpan],
+    notes: list[str],
+) -> Diagnosis:
     """An infinity that a constant operand (a mask, a logarithm computed without gradient) brought in and nothing removed."""
     text = "an op" if culprit is None else f"`{expression(culprit, origin.node)}`"
     return Diagnosis(
-        code="GG501", name="nonfinite-forward", severity=severity,
+        code="GG501",
+        name="nonfinite-forward",
+        severity=severity,
         headline=f"{subject[0].upper()}{subject[1:]} is {kinds(health(root))}: {text} brings infinities in, and they reach it.",
-        culprit=None if culprit is None else culprit.span("infinities come in here" if direct else "this can divide by zero or leave its domain", "culprit"), related=related,
-        explanation="An operand that is no part of the graph holds infinities. Where they are meant as a mask they must not be picked by what comes after (a masked class that is a target, an entry that is summed); "
-                    "where they come from log(0) or a division by 0, that is the bug.",
-        notes=[note for note in notes if "was not seen" not in note], confidence="likely",
-        fixes=[Fix(title="clamp before the log or the division: `x.clamp(min=1e-8)`" if not direct else "use a large finite number in place of the infinity, or keep masked entries out of the loss")],
-    )  # fmt: skip
+        culprit=(
+            None
+            if culprit is None
+            else culprit.span("infinities come in here" if direct else "this can divide by zero or leave its domain", "culprit")
+        ),
+        related=related,
+        explanation=(
+            "An operand that is no part of the graph holds infinities. Where they are meant as a mask they must not be picked by what comes"
+            " after (a masked class that is a target, an entry that is summed); where they come from log(0) or a division by 0, that is the"
+            " bug."
+        ),
+        notes=[note for note in notes if "was not seen" not in note],
+        confidence="likely",
+        fixes=[
+            Fix(
+                title=(
+                    "clamp before the log or the division: `x.clamp(min=1e-8)`"
+                    if not direct
+                    else "use a large finite number in place of the infinity, or keep masked entries out of the loss"
+                )
+            )
+        ],
+    )
 
 
 def source_of_bad(incident: Incident) -> tuple[ResolvedSite, str, str] | None:

@@ -13,18 +13,39 @@ from gradguard.evidence.syntax import load
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.watching import Numbers
 
-UNSEEN = "this step was not traced and no traced step was like it; the line was looked for in the source, where only one fits (`level: strict` traces every step)"
-NOT_FOUND = "this step was not traced and no traced step was like it, so the line is not known; `level: strict` (or GRADGUARD_LEVEL=strict) traces every step and names it"
+UNSEEN = (
+    "this step was not traced and no traced step was like it; the line was looked for in the source, where only one fits (`level: strict`"
+    " traces every step)"
+)
+NOT_FOUND = (
+    "this step was not traced and no traced step was like it, so the line is not known; `level: strict` (or GRADGUARD_LEVEL=strict) traces"
+    " every step and names it"
+)
 
 _OPERATORS: dict[str, type[ast.operator]] = {
-    "Div": ast.Div, "Mul": ast.Mult, "Pow": ast.Pow, "Mm": ast.MatMult, "Bmm": ast.MatMult, "Add": ast.Add, "Sub": ast.Sub,
-}  # fmt: skip
+    "Div": ast.Div,
+    "Mul": ast.Mult,
+    "Pow": ast.Pow,
+    "Mm": ast.MatMult,
+    "Bmm": ast.MatMult,
+    "Add": ast.Add,
+    "Sub": ast.Sub,
+}
 _ALIASES = {
-    "Acos": ("acos", "arccos"), "Asin": ("asin", "arcsin"), "Pow": ("pow", "square"), "LinalgSvd": ("svd", "pinv"), "LinalgEigh": ("eigh", "symeig"), "Div": ("div", "true_divide"),
-    "LinalgVectorNorm": ("norm", "vector_norm"), "LogSoftmax": ("log_softmax", "cross_entropy"), "Std": ("std", "std_mean"), "Var": ("var", "var_mean"),
-    "NllLoss": ("nll_loss", "cross_entropy"), "Mm": ("matmul", "mm"), "Bmm": ("matmul", "bmm", "einsum"),
-}  # fmt: skip
-_WHOLE = {"Mean": "mean", "Exp": "exp", "Log": "log"}
+    "Acos": ("acos", "arccos"),
+    "Asin": ("asin", "arcsin"),
+    "Pow": ("pow", "square"),
+    "LinalgSvd": ("svd", "pinv"),
+    "LinalgEigh": ("eigh", "symeig"),
+    "Div": ("div", "true_divide"),
+    "LinalgVectorNorm": ("norm", "vector_norm"),
+    "LogSoftmax": ("log_softmax", "cross_entropy"),
+    "Std": ("std", "std_mean"),
+    "Var": ("var", "var_mean"),
+    "NllLoss": ("nll_loss", "cross_entropy"),
+    "Mm": ("matmul", "mm"),
+    "Bmm": ("matmul", "bmm", "einsum"),
+}
 
 
 class Places:
@@ -60,10 +81,17 @@ class Places:
             source = load(filename)
             for item in ast.walk(source.tree) if source is not None and source.tree is not None else ():
                 if isinstance(item, ast.Call):
-                    called = item.func.attr if isinstance(item.func, ast.Attribute) else item.func.id if isinstance(item.func, ast.Name) else ""
+                    called = (
+                        item.func.attr if isinstance(item.func, ast.Attribute) else item.func.id if isinstance(item.func, ast.Name) else ""
+                    )
                     if called in names or called.rstrip("_") in names:
                         found.append((filename, item.lineno))
-                elif isinstance(item, ast.BinOp) and kind in _OPERATORS and isinstance(item.op, _OPERATORS[kind]) and kind not in ("Add", "Sub", "Mul"):
+                elif (
+                    isinstance(item, ast.BinOp)
+                    and kind in _OPERATORS
+                    and isinstance(item.op, _OPERATORS[kind])
+                    and kind not in ("Add", "Sub", "Mul")
+                ):
                     found.append((filename, item.lineno))
         if len(set(found)) != 1:
             return None

@@ -17,9 +17,20 @@ from gradguard.rules.numerics.ranges import kinds
 from gradguard.rules.numerics.watching import Numbers
 
 MESSAGES = (
-    "nan", "non-finite", "nonfinite", "not finite", "inf", "all elements of input should be between 0 and 1", "found invalid values", "failed to converge",
-    "probability tensor contains", "invalid multinomial", "input is not positive-definite", "singular", "should be between 0 and 1",
-)  # fmt: skip
+    "nan",
+    "non-finite",
+    "nonfinite",
+    "not finite",
+    "inf",
+    "all elements of input should be between 0 and 1",
+    "found invalid values",
+    "failed to converge",
+    "probability tensor contains",
+    "invalid multinomial",
+    "input is not positive-definite",
+    "singular",
+    "should be between 0 and 1",
+)
 
 
 def recognise(incident: Incident, memory: Numbers) -> Diagnosis | None:
@@ -40,8 +51,11 @@ def recognise(incident: Incident, memory: Numbers) -> Diagnosis | None:
             return None
     result = diverged(incident, memory, values, origin, root)
     if result is None:
-        result = describe(incident, memory, root, values, origin, subject, "error") if origin.kind == "op" else poisoned(
-            incident, memory, root, values, origin, subject, "error")
+        result = (
+            describe(incident, memory, root, values, origin, subject, "error")
+            if origin.kind == "op"
+            else poisoned(incident, memory, root, values, origin, subject, "error")
+        )
     return None if result is None else result.model_copy(update={"severity": "error"})
 
 
@@ -57,7 +71,13 @@ def _bad_tensors(incident: Incident) -> Iterator[tuple[str | None, torch.Tensor]
 
     def look(value: Any) -> None:
         for item in value if isinstance(value, (tuple, list)) else value.values() if isinstance(value, dict) else (value,):
-            if isinstance(item, torch.Tensor) and plain(item) is not None and item.is_floating_point() and all(item is not other for other in seen) and not health(item).finite:
+            if (
+                isinstance(item, torch.Tensor)
+                and plain(item) is not None
+                and item.is_floating_point()
+                and all(item is not other for other in seen)
+                and not health(item).finite
+            ):
                 seen.append(item)
 
     look(incident.args)

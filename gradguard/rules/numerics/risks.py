@@ -93,26 +93,40 @@ RISKS: dict[str, Risk] = {
     "Div": Risk(("other",), _at("other", 0.0), "the quotient's slope is infinite where the divisor is 0"),
     "Exp": Risk(("result",), _not_finite("result"), "exp overflows there, and 0 times infinity is NaN"),
     "Expm1": Risk(("result",), _not_finite("result"), "expm1 overflows there, and 0 times infinity is NaN"),
-    "Cosh": Risk(("self",), lambda saved, plain: ~torch.isfinite(saved["self"].sinh()), "cosh overflows there, and 0 times infinity is NaN"),
-    "Sinh": Risk(("self",), lambda saved, plain: ~torch.isfinite(saved["self"].cosh()), "sinh overflows there, and 0 times infinity is NaN"),
+    "Cosh": Risk(
+        ("self",), lambda saved, plain: ~torch.isfinite(saved["self"].sinh()), "cosh overflows there, and 0 times infinity is NaN"
+    ),
+    "Sinh": Risk(
+        ("self",), lambda saved, plain: ~torch.isfinite(saved["self"].cosh()), "sinh overflows there, and 0 times infinity is NaN"
+    ),
     "Softmax": Risk(("result",), lambda saved, plain: torch.isnan(saved["result"]), "softmax of nothing but -inf is NaN"),
     "LogSoftmax": Risk(("result",), lambda saved, plain: torch.isnan(saved["result"]), "log_softmax of nothing but -inf is NaN"),
     "Logsumexp": Risk(("result",), _not_finite("result"), "logsumexp of nothing but -inf has no slope"),
     "Hypot": Risk(("result",), _at("result", 0.0), "hypot has no slope at (0, 0)"),
-    "Lgamma": Risk(("self",), lambda saved, plain: (saved["self"] <= 0) & (saved["self"] == saved["self"].round()), "lgamma is infinite at 0 and below"),
-    "Digamma": Risk(("self",), lambda saved, plain: (saved["self"] <= 0) & (saved["self"] == saved["self"].round()), "digamma is infinite at 0 and below"),
+    "Lgamma": Risk(
+        ("self",), lambda saved, plain: (saved["self"] <= 0) & (saved["self"] == saved["self"].round()), "lgamma is infinite at 0 and below"
+    ),
+    "Digamma": Risk(
+        ("self",),
+        lambda saved, plain: (saved["self"] <= 0) & (saved["self"] == saved["self"].round()),
+        "digamma is infinite at 0 and below",
+    ),
     "Std": Risk(("result",), lambda saved, plain: torch.isnan(saved["result"]), "the deviation of a single value is 0/0"),
     "Var": Risk(("self",), lambda saved, plain: ~torch.isfinite(saved["self"]), "the values are not finite"),
-    "LinalgSvd": Risk(("S",), lambda saved, plain: _equal_neighbours(saved["S"]),
-                      "the derivative of singular vectors divides by differences of singular values, and some of these are equal"),
-    "LinalgEigh": Risk(("eigenvalues",), lambda saved, plain: _equal_neighbours(saved["eigenvalues"]),
-                       "the derivative of eigenvectors divides by differences of eigenvalues, and some of these are equal"),
+    "LinalgSvd": Risk(
+        ("S",),
+        lambda saved, plain: _equal_neighbours(saved["S"]),
+        "the derivative of singular vectors divides by differences of singular values, and some of these are equal",
+    ),
+    "LinalgEigh": Risk(
+        ("eigenvalues",),
+        lambda saved, plain: _equal_neighbours(saved["eigenvalues"]),
+        "the derivative of eigenvectors divides by differences of eigenvalues, and some of these are equal",
+    ),
     "Cumprod": Risk(("result",), _not_finite("result"), "the product overflows there"),
     "Prod": Risk(("result",), _not_finite("result"), "the product overflows there"),
     "CtcLoss": Risk(("result0",), _not_finite("result0"), "the target cannot be aligned with the input, its loss is infinite"),
-    "Mul": Risk((), lambda saved, plain: torch.zeros((), dtype=torch.bool), ""),
-}  # fmt: skip
-del RISKS["Mul"]  # what it multiplies was made by one of the others
+}
 
 
 @dataclass
@@ -162,7 +176,13 @@ def hold(node: Any) -> Held | None:
         return None
     if not saved:
         return None
-    if kind == "Div" and saved["other"].dim() == 0 and not saved["other"].requires_grad and saved["other"].device.type == "cpu" and float(saved["other"]) != 0:
+    if (
+        kind == "Div"
+        and saved["other"].dim() == 0
+        and not saved["other"].requires_grad
+        and saved["other"].device.type == "cpu"
+        and float(saved["other"]) != 0
+    ):
         return None
     return Held(node, kind, saved, plain)
 

@@ -72,12 +72,20 @@ _SLOPES: dict[str, tuple[Callable[[GraphValues, Any], torch.Tensor | None], str]
     "Exp": (_exp, "the exponential underflows: its outputs are all 0"),
 }
 _CURES = {
-    "Sigmoid": [Fix(title="remove the sigmoid and compute the loss on the raw score (`binary_cross_entropy_with_logits`, least squares, hinge)"),
-                Fix(title="keep the scores small: normalise the inputs, lower the learning rate, or scale the last layer down")],
-    "Tanh": [Fix(title="keep the arguments small: normalise the inputs, initialise the layer before smaller"), Fix(title="use an activation that does not saturate on both sides")],
-    "Relu": [Fix(title="lower the learning rate or the bias of the layer before; a ReLU that is never positive does not recover"), Fix(title="use `LeakyReLU` or `GELU`, which keep a slope")],
+    "Sigmoid": [
+        Fix(title="remove the sigmoid and compute the loss on the raw score (`binary_cross_entropy_with_logits`, least squares, hinge)"),
+        Fix(title="keep the scores small: normalise the inputs, lower the learning rate, or scale the last layer down"),
+    ],
+    "Tanh": [
+        Fix(title="keep the arguments small: normalise the inputs, initialise the layer before smaller"),
+        Fix(title="use an activation that does not saturate on both sides"),
+    ],
+    "Relu": [
+        Fix(title="lower the learning rate or the bias of the layer before; a ReLU that is never positive does not recover"),
+        Fix(title="use `LeakyReLU` or `GELU`, which keep a slope"),
+    ],
     "Softmax": [Fix(title="use `log_softmax` with a loss on logits, or divide the scores by a temperature")],
-}  # fmt: skip
+}
 
 
 def saturated(incident: Incident, memory: Numbers) -> Diagnosis | None:
@@ -120,7 +128,10 @@ def saturated(incident: Incident, memory: Numbers) -> Diagnosis | None:
             elsewhere += [name for name in more if name not in names]
     text = expression(place, nodes[0])
     size = _size(plan)
-    headline = f"No gradient gets through `{text}`: {says}, and {short_list(names, 3)} {'have' if len(names) > 1 else 'has'} not learned for {plan.zeros} backward calls."
+    headline = (
+        f"No gradient gets through `{text}`: {says}, and {short_list(names, 3)} {'have' if len(names) > 1 else 'has'} not learned for"
+        f" {plan.zeros} backward calls."
+    )
     trail = ", ".join(number(value) for value in list(plan.losses)[-3:])
     module = module_at(place, incident)
     notes = [f"in the module `{module}`"] if module is not None else []
@@ -128,12 +139,21 @@ def saturated(incident: Incident, memory: Numbers) -> Diagnosis | None:
         notes.append(f"the same holds for {short_list(elsewhere, 4)}")
     notes += [f"the gradient norm followed here: {size}", f"the last losses: {trail}", *places.notes]
     return Diagnosis(
-        code="GG504", name="vanishing-gradient", severity="warning", headline=headline, culprit=None if place is None else place.span(says, "culprit"), related=related,
+        code="GG504",
+        name="vanishing-gradient",
+        severity="warning",
+        headline=headline,
+        culprit=None if place is None else place.span(says, "culprit"),
+        related=related,
         tensors=[TensorFacts(name=name, kind="parameter") for name in names[:4]],
-        explanation=f"{says[0].upper()}{says[1:]}, for the whole batch, so its largest derivative is {number(max(closed.values()))}. Everything before it gets a gradient of (next to) nothing and stays as it is, "
-                    f"while the loss stays at {trail}.",
-        notes=notes, fixes=list(_CURES.get(node_kind(nodes[0]), [Fix(title="keep the argument in the range in which the op has a slope")])), confidence="certain" if place is not None and not places.notes else "likely",
-    )  # fmt: skip
+        explanation=(
+            f"{says[0].upper()}{says[1:]}, for the whole batch, so its largest derivative is {number(max(closed.values()))}. Everything"
+            f" before it gets a gradient of (next to) nothing and stays as it is, while the loss stays at {trail}."
+        ),
+        notes=notes,
+        fixes=list(_CURES.get(node_kind(nodes[0]), [Fix(title="keep the argument in the range in which the op has a slope")])),
+        confidence="certain" if place is not None and not places.notes else "likely",
+    )
 
 
 _SQUASHING = {"Sigmoid": "at most a quarter", "Tanh": "at most all, and far less away from 0", "Softmax": "at most a quarter"}
@@ -158,16 +178,31 @@ def _squashed(incident: Incident, memory: Numbers, values: GraphValues, leaf: to
     name = _name(incident, leaf)
     related = [incident.place.span("its gradient fades on the way", "backward")] if incident.place is not None else []
     trail = ", ".join(number(value) for value in list(plan.losses)[-3:])
-    figures = f"the gradient norm of `{name}` is {number(plan.dead_norm)}" + (f"; `{_name(incident, near)}`, next to the loss, gets {number(memory.norm(near, True) or 0.0)}" if near is not None else "")
+    figures = f"the gradient norm of `{name}` is {number(plan.dead_norm)}" + (
+        f"; `{_name(incident, near)}`, next to the loss, gets {number(memory.norm(near, True) or 0.0)}" if near is not None else ""
+    )
     return Diagnosis(
-        code="GG504", name="vanishing-gradient", severity="warning",
-        headline=f"The gradient fades to nothing before it reaches `{name}`: it passes {len(chain)} activations ({kind.lower()}) in a row, for {plan.zeros} backward calls now.",
-        culprit=None if place is None else place.span(f"the first of {len(chain)} {kind.lower()} activations in a row", "culprit"), related=related,
+        code="GG504",
+        name="vanishing-gradient",
+        severity="warning",
+        headline=(
+            f"The gradient fades to nothing before it reaches `{name}`: it passes {len(chain)} activations ({kind.lower()}) in a row, for"
+            f" {plan.zeros} backward calls now."
+        ),
+        culprit=None if place is None else place.span(f"the first of {len(chain)} {kind.lower()} activations in a row", "culprit"),
+        related=related,
         tensors=[TensorFacts(name=name, kind="parameter", shape=list(leaf.shape))],
-        explanation=f"A {kind.lower()} lets {_SQUASHING[kind]} of the gradient through; {len(chain)} of them in a row leave less than a billionth. The layers before them stay as they were initialised; the loss stays at {trail}.",
-        notes=[figures, *places.notes], confidence="likely",
-        fixes=[Fix(title="use activations with a slope of 1 (ReLU, GELU, SiLU) between the layers"), Fix(title="add residual connections or normalisation between the layers")],
-    )  # fmt: skip
+        explanation=(
+            f"A {kind.lower()} lets {_SQUASHING[kind]} of the gradient through; {len(chain)} of them in a row leave less than a billionth."
+            f" The layers before them stay as they were initialised; the loss stays at {trail}."
+        ),
+        notes=[figures, *places.notes],
+        confidence="likely",
+        fixes=[
+            Fix(title="use activations with a slope of 1 (ReLU, GELU, SiLU) between the layers"),
+            Fix(title="add residual connections or normalisation between the layers"),
+        ],
+    )
 
 
 def _size(plan: Plan) -> str:

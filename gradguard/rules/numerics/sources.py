@@ -12,15 +12,37 @@ from collections.abc import Iterator
 from types import FunctionType, MethodType
 from typing import Any
 
+from gradguard.callsite import USER_FILES
 from gradguard.evidence.bindings import assignments_to, dotted, names_read
 from gradguard.evidence.source import ResolvedSite, at_line, function_def
 from gradguard.evidence.syntax import FUNCTIONS, Source, load
-from gradguard.callsite import USER_FILES
 
-_CALLS = frozenset({
-    "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "std", "var", "acos", "arccos", "asin", "arcsin", "div", "divide", "true_divide", "softmax", "log_softmax",
-    "atanh", "arctanh", "logit", "exp",
-})  # fmt: skip
+_CALLS = frozenset(
+    {
+        "log",
+        "log2",
+        "log10",
+        "log1p",
+        "sqrt",
+        "rsqrt",
+        "reciprocal",
+        "std",
+        "var",
+        "acos",
+        "arccos",
+        "asin",
+        "arcsin",
+        "div",
+        "divide",
+        "true_divide",
+        "softmax",
+        "log_softmax",
+        "atanh",
+        "arctanh",
+        "logit",
+        "exp",
+    }
+)
 _SAFE_DIVISORS = frozenset({"clamp", "clamp_min", "clip", "len", "numel", "size", "maximum", "max", "sqrt", "float"})
 _DEPTH = 4
 
@@ -46,7 +68,11 @@ def _safe_divisor(node: ast.AST) -> bool:
     if isinstance(node, ast.Constant):
         return True
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return isinstance(node.left, (ast.Constant, ast.Name, ast.Attribute)) and "eps" in ast.dump(node.left).lower() or isinstance(node.right, ast.Constant) or "eps" in ast.dump(node.right).lower()
+        return (
+            (isinstance(node.left, (ast.Constant, ast.Name, ast.Attribute)) and "eps" in ast.dump(node.left).lower())
+            or isinstance(node.right, ast.Constant)
+            or "eps" in ast.dump(node.right).lower()
+        )
     if isinstance(node, ast.Call):
         name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
         return name in _SAFE_DIVISORS

@@ -60,6 +60,11 @@ def recognise(incident: Incident) -> Diagnosis | None:
 
 
 RULE = Rule(
-    code="GG504", name="vanishing-gradient", summary="a saturated op lets no gradient through to whole layers, for many steps", recognise=recognise,
-    moments=frozenset({"before_backward"}), severity="warning", screen=screen,
-)  # fmt: skip
+    code="GG504",
+    name="vanishing-gradient",
+    summary="a saturated op lets no gradient through to whole layers, for many steps",
+    recognise=recognise,
+    moments=frozenset({"before_backward"}),
+    severity="warning",
+    screen=screen,
+)

@@ -25,9 +25,9 @@ from gradguard.callsite import CallSite
 from gradguard.diagnosis import Diagnosis
 from gradguard.evidence.footprint import Footprints
 from gradguard.evidence.graph import is_accumulate
+from gradguard.evidence.recompute import node_kind
 from gradguard.rules.numerics.deferred import Deferred
 from gradguard.rules.numerics.risks import RISKS, Held, hold
-from gradguard.evidence.recompute import node_kind
 
 _WALKS = 2  # of a backward call's graph, before its paths are trusted
 _MOST_SITES = 16

@@ -117,17 +117,17 @@ def _part_replaced_at(incident: Incident, owner: Owner) -> SourceSpan | None:
     if len(parts) - (parts[0] == owner.variable) < 2:
         return None
     attribute = parts[-2]
-    found: list[tuple[str, int]] = []
+    found: set[tuple[str, int]] = set()
     for source in user_sources(incident):
         for scope in _scopes(source) if source.tree is not None else ():
             if isinstance(scope, ast.Module) or getattr(scope, "name", None) == "__init__":
                 continue
-            found += [
+            found |= {
                 (source.filename, node.lineno)
                 for node in ast.walk(scope)
                 if isinstance(node, ast.Assign) and any(dotted(target) == f"self.{attribute}" for target in node.targets)
-            ]
-    place = at_line(*found[0]) if len(found) == 1 else None
+            }
+    place = at_line(*found.pop()) if len(found) == 1 else None
     return (
         None
         if place is None

@@ -96,13 +96,23 @@ def _values(tensor: torch.Tensor | None) -> list[float]:
         return []
 
 
+def innermost(optimizer: Any) -> Any:
+    """The optimizer that updates, behind those that frameworks wrap around it."""
+    for _ in range(4):
+        inner = next((value for value in getattr(optimizer, "__dict__", {}).values() if isinstance(value, torch.optim.Optimizer)), None)
+        if inner is None or inner is optimizer:
+            break
+        optimizer = inner
+    return optimizer
+
+
 class Schedule:
     """One learning-rate scheduler."""
 
     def __init__(self, scheduler: Any) -> None:
         self.ref = weakref.ref(scheduler)
         self.type_name = type(scheduler).__name__
-        self.optimizer = weakref.ref(scheduler.optimizer) if getattr(scheduler, "optimizer", None) is not None else None
+        self.optimizer = weakref.ref(innermost(scheduler.optimizer)) if getattr(scheduler, "optimizer", None) is not None else None
         self.made: CallSite | None = None
         self.site: CallSite | None = None
         self.calls = 0
@@ -144,6 +154,7 @@ class Schedules:
         optimizer = getattr(scheduler, "optimizer", None)
         if ledger is None or optimizer is None:
             return
+        optimizer = innermost(optimizer)
         schedule = self._schedule(scheduler)
         schedule.site = site
         schedule.calls += 1

@@ -27,8 +27,8 @@ def wasted(ledger: Ledger, parts: set[Part], site: CallSite | None, owner: Any) 
             counts[1] += 1  # and nobody looked at the gradients in between
         if counts[0] in (3, 12, 48):
             ledger.found.append(Suspicion(""))
-        if counts[1] >= 2 and counts[0] >= 3:
-            book = ledger.books.get(id(owner)) or next((b for b in ledger.books.values() if b.last_part is part), None)
+        book = ledger.books.get(id(owner)) or next((b for b in ledger.books.values() if b.last_part is part), None)
+        if counts[1] >= 2 and counts[0] >= 3 and book is not None and book.steps:  # one that never steps is another rule's business
             ledger.found.append(Suspicion("GG602", book, {"part": part, "zero": site, "count": counts[0], "owner": weakref.ref(owner)}))
             counts[1] = -40  # said; look again much later
 

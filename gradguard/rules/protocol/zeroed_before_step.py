@@ -42,8 +42,6 @@ def recognise(incident: Incident) -> Diagnosis | None:
     """The zero_grad() that clears too early, the backward whose work is lost, and what only that backward trains."""
     data, book = incident.suspicion.data, incident.suspicion.book
     part = data.get("part")
-    if book is not None and not book.steps:
-        return None  # an optimizer that never steps is another matter
     if part is None or any("Scaler" in type(value).__name__ for _, value in incident.names.bindings):
         return None
     zero, backward = resolve(data["zero"]), resolve(part.call.site)
