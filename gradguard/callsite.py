@@ -51,7 +51,7 @@ class _UserFiles(dict[str, bool]):
 
 
 def _is_user_file(filename: str) -> bool:
-    if filename.startswith("<frozen ") or filename.startswith("<__array_function__"):
+    if filename.startswith(("<frozen ", "<__array_function__")):
         return False
     if filename.startswith("<"):
         # "<stdin>", "<string>", "<ipython-input-...>" are typed by people; torch.fx and dataclasses name theirs so as well

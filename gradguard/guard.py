@@ -198,7 +198,7 @@ class Guard:
             session = current_session()
             if session.tracing:
                 return function(*args, **kwargs)
-            before = RandomState()
+            before = RandomState(fresh=False)
             self._held = []
             try:
                 return function(*args, **kwargs)

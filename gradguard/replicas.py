@@ -20,7 +20,6 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from gradguard.callsite import CallSite, user_frame
-from gradguard.probes.hub import listener
 
 Replace = Callable[[Any, str, Callable[[Any], Any]], None]
 _SAMPLED = 12  # parameters of one replica in a fingerprint
@@ -63,9 +62,8 @@ def _made(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def guarded(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        if listener() is not None:
-            caller = user_frame(sys._getframe(1))
-            known[self] = describe(self, None if caller is None else CallSite(caller.f_code, caller.f_lasti))
+        caller = user_frame(sys._getframe(1))
+        known[self] = describe(self, None if caller is None else CallSite(caller.f_code, caller.f_lasti))
 
     return guarded
 

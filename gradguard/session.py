@@ -488,7 +488,9 @@ class Session:
         else:
             self._look(rules, run.memory, moment, where, frame, facts)
 
-    def _look(self, rules: tuple[Rule, ...], memory: dict[str, Any], moment: Moment, where: str, frame: FrameType, facts: dict[str, Any]) -> None:
+    def _look(
+        self, rules: tuple[Rule, ...], memory: dict[str, Any], moment: Moment, where: str, frame: FrameType, facts: dict[str, Any]
+    ) -> None:
         asked = tuple([rule for rule in rules if rule.screen is None or rule.screen(memory, moment, facts, self.tracing)])
         if asked:
             incident = self.incident(moment, where, lambda: live_frames(frame), **facts)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from gradguard import GradGuardError, gradguard
+from gradguard.replay import RandomState
 
 
 def untraced(**settings: Any) -> Any:
@@ -191,6 +192,20 @@ def test_an_interrupt_passes() -> None:
         guard.step(step)
     with pytest.raises(GradGuardError), guard:
         Training().step()
+
+
+def test_every_generator_is_restored() -> None:
+    numpy = pytest.importorskip("numpy")
+
+    def draw() -> list[float]:
+        return [torch.rand(()).item(), random.random(), float(numpy.random.rand())]
+
+    for fresh in (True, False, False):
+        before = RandomState(fresh)
+        drawn = draw()
+        assert draw() != drawn
+        before.restore()
+        assert draw() == drawn
 
 
 def test_values_come_back() -> None:

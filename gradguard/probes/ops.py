@@ -447,7 +447,15 @@ class OpProbe(TorchFunctionMode):
         if mark is not None:
             self.journal.prints.append(
                 Prints(
-                    storage, before, after, tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, version, mark,
+                    storage,
+                    before,
+                    after,
+                    tensor.storage_offset(),
+                    tuple(tensor.shape),
+                    tuple(tensor.stride()),
+                    tensor.dtype,
+                    version,
+                    mark,
                     self._tick(),
                 )
             )
@@ -579,7 +587,7 @@ def _versions(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[tupl
         for target in (args[0] if args else None, kwargs.get("out") if kwargs else None):
             if isinstance(target, _Tensor):
                 found.append((target, _version(target)))
-            elif type(target) in (list, tuple):
+            elif isinstance(target, (list, tuple)):
                 found.extend((item, _version(item)) for item in target if isinstance(item, _Tensor))
     except Exception:  # inference tensors have no version
         return None

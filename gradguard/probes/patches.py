@@ -38,7 +38,7 @@ def install(*more: Callable[[Callable[..., None]], None]) -> None:
     if _installed:
         return
     with _lock:
-        if _installed:
+        if _replaced:  # another thread was faster
             return
         _replace(torch.autograd, "backward", _backward("backward"))
         _replace(torch.autograd, "grad", _backward("grad"))

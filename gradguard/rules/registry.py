@@ -11,7 +11,6 @@ import gradguard.rules as _package
 from gradguard.errors import UnknownRuleError
 from gradguard.rules.base import Moment, Rule
 
-
 broken: list[tuple[str, Exception]] = []  # rule files that could not be loaded; a test holds that there are none
 
 

@@ -59,7 +59,8 @@ def regressor(pl: ModuleType, step: Any = None, **members: Any) -> Any:
 
 def trainer(pl: ModuleType, folder: Path, *callbacks: Any, **options: Any) -> Any:
     """A quiet CPU trainer."""
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False, "logger": False, "accelerator": "cpu"}
+    quiet: dict[str, Any] = dict.fromkeys(("enable_progress_bar", "enable_model_summary", "enable_checkpointing", "logger"), False)
+    quiet["accelerator"] = "cpu"
     return pl.Trainer(**{**quiet, "max_epochs": 1, "default_root_dir": str(folder), "callbacks": list(callbacks), **options})
 
 

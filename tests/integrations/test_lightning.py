@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import csv
-import io
 import json
 import pickle
 import traceback
@@ -239,7 +238,13 @@ def test_the_fit_ends_with_the_same_weights_bit_for_bit(package: str, level: str
 
 @pytest.mark.parametrize(
     "options",
-    [{"fast_dev_run": True}, {"accumulate_grad_batches": 3}, {"precision": "bf16-mixed"}, {"gradient_clip_val": 0.5}, {"inference_mode": False}],
+    [
+        {"fast_dev_run": True},
+        {"accumulate_grad_batches": 3},
+        {"precision": "bf16-mixed"},
+        {"gradient_clip_val": 0.5},
+        {"inference_mode": False},
+    ],
     ids=lambda options: next(iter(options)),
 )
 def test_trainer_options_are_sound(options: dict[str, Any], tmp_path: Path) -> None:
@@ -247,7 +252,6 @@ def test_trainer_options_are_sound(options: dict[str, Any], tmp_path: Path) -> N
     ends = []
     for callbacks in ([], [callback(level="strict")]):
         model = regressor(pl)
-        options = {key: value for key, value in options.items()}
         trainer(pl, tmp_path, *callbacks, **options).fit(model, loader(), loader())
         ends.append(weights(model))
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
@@ -383,5 +387,3 @@ def test_a_compiled_module(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
     assert callbacks[0].diagnoses == []
 
-
-_ = io

@@ -63,9 +63,11 @@ def recognise(incident: Incident) -> Diagnosis | None:
         code=CODE,
         name=NAME,
         severity="warning",
-        headline=f"`{root}.backward()` goes past `{accelerator}.backward`: over {steps} accumulation steps the gradients become {steps} times too large",
+        headline=f"`{root}.backward()` goes past `{accelerator}.backward`: "
+        f"over {steps} accumulation steps the gradients become {steps} times too large",
         culprit=place.span(f"`{accelerator}.backward({root})` would divide by {steps}", "culprit"),
-        explanation=f"`{accelerator}.backward` divides the loss by `gradient_accumulation_steps` ({steps}) and scales it for mixed precision. "
+        explanation=f"`{accelerator}.backward` divides the loss by `gradient_accumulation_steps` ({steps}) "
+        "and scales it for mixed precision. "
         "The direct call does neither, so that the sum of the micro-batches' gradients is stepped with, not their mean.",
         fixes=[Fix(title=f"Call `{accelerator}.backward({root})`", safety="unsafe")],
         avoid=[f"dividing the loss by {steps} by hand as well: `{accelerator}.backward` does it"],

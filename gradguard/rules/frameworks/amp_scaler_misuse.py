@@ -40,7 +40,10 @@ _CASES = {
     ),
     "no inf checks were recorded for this optimizer": (
         "finds no gradient: no parameter of this optimizer got one from a scaled backward",
-        "The scaler looks for infinities in the gradients of the optimizer's parameters, and there are none. The backward did not reach them.",
+        (
+            "The scaler looks for infinities in the gradients of the optimizer's "
+            "parameters, and there are none. The backward did not reach them."
+        ),
         "See to it that the loss depends on this optimizer's parameters, and call `{scaler}.scale(loss).backward()` before",
     ),
     "no inf checks were recorded prior to update": (
@@ -55,7 +58,10 @@ _CASES = {
     ),
     "attempting to unscale fp16 gradients": (
         "finds float16 gradients: the parameters themselves are float16",
-        "A GradScaler is for float32 parameters under autocast. Parameters cast to float16 have gradients that lose what scaling would save.",
+        (
+            "A GradScaler is for float32 parameters under autocast. Parameters "
+            "cast to float16 have gradients that lose what scaling would save."
+        ),
         "Keep the parameters in float32 (no `.half()`), and run forward under `torch.autocast`",
     ),
 }

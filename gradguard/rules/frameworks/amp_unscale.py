@@ -50,18 +50,29 @@ def _refused(incident: Incident) -> Diagnosis | None:
         return None
     late = _LATE in incident.message
     receiver = (place.callee or "scaler.unscale_").rpartition(".")[0] or "scaler"
-    what = f"`{receiver}.unscale_` comes after `{receiver}.step()`" if late else f"`{receiver}.unscale_` is called a second time before `{receiver}.update()`"
-    guarded = " It stands outside of the condition that guards the step: with accumulation it runs for every micro-batch." if not late else ""
+    what = (
+        f"`{receiver}.unscale_` comes after `{receiver}.step()`"
+        if late
+        else (f"`{receiver}.unscale_` is called a second time before `{receiver}.update()`")
+    )
+    guarded = (
+        (" It stands outside of the condition that guards the step: with accumulation it runs for every micro-batch.") if not late else ""
+    )
     return Diagnosis(
         code=CODE,
         name=NAME,
         headline=f"{what}: the gradients would be unscaled twice" if not late else f"{what}: the step has used them already",
         culprit=place.span("unscales gradients that are unscaled already" if not late else "comes too late", "culprit"),
-        explanation="The scaler divides all gradients of an optimizer by its scale once between two `update()` calls, either here or in `step()`."
+        explanation=(
+            "The scaler divides all gradients of an optimizer by its scale once between two `update()` calls, either here or in `step()`."
+        )
         + guarded,
         fixes=[
             Fix(
-                title=f"Call `{receiver}.unscale_(optimizer)` once an update: after the last micro-batch's backward, right before clipping and `{receiver}.step(optimizer)`",
+                title=(
+                    f"Call `{receiver}.unscale_(optimizer)` once an update: after the last "
+                    f"micro-batch's backward, right before clipping and `{receiver}.step(optimizer)`"
+                ),
                 safety="unsafe",
             )
         ],

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from gradguard.evidence.source import module_ast, span_of
 from gradguard.diagnosis import Role, SourceSpan
+from gradguard.evidence.source import module_ast, span_of
 from gradguard.rules.incident import Incident
 
 

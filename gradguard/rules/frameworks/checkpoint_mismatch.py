@@ -36,8 +36,12 @@ from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 
 CODE, NAME = "GG712", "checkpoint-mismatch"
-_SAYS = ("recomputed values for the following tensors have different metadata", "a different number of tensors was saved during the original forward",
-         "expected different number of tensors", "checkpoint with the same id")
+_SAYS = (
+    "recomputed values for the following tensors have different metadata",
+    "a different number of tensors was saved during the original forward",
+    "expected different number of tensors",
+    "checkpoint with the same id",
+)
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
@@ -73,8 +77,10 @@ def _written(incident: Incident, site: Any, name: str, tensor: Any, version: int
         culprit=write.span(f"changes `{name}`: version {version} becomes {writes[0].version}", "culprit"),
         related=[place.span(f"the function checkpointed here reads `{name}` again in backward", "saved"),
                  *([here.span("recomputes", "backward")] if here is not None else [])],
-        tensors=[TensorFacts(name=name, shape=list(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."), version_saved=version, version_found=tensor._version)],
-        explanation=f"The function is run once more in backward, to get back the activations that checkpointing has dropped. `{name}` is no argument of it but "
+        tensors=[TensorFacts(name=name, shape=list(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."),
+                              version_saved=version, version_found=tensor._version)],
+        explanation=f"The function is run once more in backward, to get back the activations that checkpointing has dropped. "
+        f"`{name}` is no argument of it but "
         "read from the surrounding scope, so it sees the value of that later moment. The gradients are those of another function.",
         fixes=[Fix(title=f"Pass the value as an argument: `checkpoint(..., {name}.clone(), use_reentrant=False)`", safety="safe"),
                Fix(title=f"Make a new tensor in place of writing into `{name}`", safety="safe")],
@@ -87,9 +93,11 @@ def _raised(incident: Incident, site: Any) -> Diagnosis:
         code=CODE, name=NAME,
         headline="a checkpointed function did not do in backward what it did in forward: the recomputed tensors differ",
         related=[place.span("backward runs the checkpointed function again", "backward")] if place is not None else [],
-        explanation="The recomputation must see the same values, modes and random state as forward. It took another branch or made tensors of other shapes. "
+        explanation="The recomputation must see the same values, modes and random state as forward. "
+        "It took another branch or made tensors of other shapes. "
         "The place that changed in between was not seen.",
-        fixes=[Fix(title="Make the checkpointed function depend on its arguments alone: no counters, caches or flags that change between forward and backward", safety="manual")],
+        fixes=[Fix(title="Make the checkpointed function depend on its arguments alone: no counters, caches or flags "
+                   "that change between forward and backward", safety="manual")],
         avoid=['`determinism_check="none"`: it hides the message and leaves the wrong gradients'],
         confidence="likely",
     )  # fmt: skip

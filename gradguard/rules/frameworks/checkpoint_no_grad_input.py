@@ -59,7 +59,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
         severity="error" if incident.error is not None else "warning",
         headline=f"the parameters of `{first}`{inner} get no gradient: it is checkpointed with `{spoken}`, and no input requires grad",
         culprit=target,
-        explanation="Reentrant checkpointing runs the module inside a custom autograd Function, whose output requires grad only if an input does. "
+        explanation="Reentrant checkpointing runs the module inside a custom autograd Function, "
+        "whose output requires grad only if an input does. "
         f"The {data['parameters']} parameters inside ({data['names']}) do not count, so they are cut off.",
         fixes=[Fix(title="Pass `use_reentrant=False`", safety="safe")],
         avoid=["setting `requires_grad_()` on the input data: it works, at the price of a gradient for the data that nobody uses"],

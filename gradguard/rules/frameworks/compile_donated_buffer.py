@@ -51,7 +51,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
         headline=f"`{asked}` cannot keep a graph whose compiled backward overwrites what it saved",
         culprit=place.span(f"`{asked}`: the graph shall be kept", "culprit"),
         related=[compiled] if compiled is not None else [],
-        explanation="torch.compile lets a backward reuse the memory of the tensors saved for it (donated buffers) unless it has seen that the graph "
+        explanation="torch.compile lets a backward reuse the memory of the tensors saved for it (donated buffers) "
+        "unless it has seen that the graph "
         "is kept. After one backward those values are gone.",
         fixes=[
             Fix(title="Add the losses and call backward once: `(loss_a + loss_b).backward()` needs no `retain_graph`", safety="unsafe"),

@@ -44,9 +44,24 @@ def recognise(incident: Incident) -> Diagnosis | None:
         name=NAME,
         headline="a gradient through a `torch.compile`d function is differentiated a second time, which compiled code does not support",
         culprit=culprit,
-        related=[span for span in (compiled, None if here is None else here.span("differentiates it again", "backward")) if span is not None and span is not culprit],
-        explanation="AOTAutograd compiles the forward and one backward; the compiled backward records no graph, so there is nothing to differentiate.",
-        fixes=[Fix(title="Run the twice-differentiated part uncompiled: call the module's `_orig_mod` there, or wrap it in `torch.compiler.disable`", safety="safe")],
+        related=[
+            span
+            for span in (compiled, None if here is None else here.span("differentiates it again", "backward"))
+            if span is not None and span is not culprit
+        ],
+        explanation=(
+            "AOTAutograd compiles the forward and one backward; the compiled "
+            "backward records no graph, so there is nothing to differentiate."
+        ),
+        fixes=[
+            Fix(
+                title=(
+                    "Run the twice-differentiated part uncompiled: call the module's "
+                    "`_orig_mod` there, or wrap it in `torch.compiler.disable`"
+                ),
+                safety="safe",
+            )
+        ],
     )
 
 

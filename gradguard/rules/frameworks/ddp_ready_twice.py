@@ -158,4 +158,3 @@ RULE = Rule(
     messages=("mark a variable ready only once", "marked as ready twice"),
     priority=40,
 )
-

@@ -40,7 +40,9 @@ def recognise(incident: Incident) -> Diagnosis | None:
     step = getattr(type(module), "training_step", None) if module is not None else None
     code = getattr(step, "__code__", None)
     if code is None:
-        return Diagnosis(code=CODE, name=NAME, headline="`training_step` returns a dict without the key `loss`", explanation=_WHY, fixes=[_FIX])
+        return Diagnosis(
+            code=CODE, name=NAME, headline=("`training_step` returns a dict without the key `loss`"), explanation=_WHY, fixes=[_FIX]
+        )
     returned = _returned_dicts(code.co_filename, function_def(code), type(module))
     keys = _actual_keys(incident) or sorted({key for _, _, found in returned for key in found})
     like = next((key for key in keys if "loss" in key), None)
@@ -60,7 +62,10 @@ def recognise(incident: Incident) -> Diagnosis | None:
     )
 
 
-_WHY = 'Under automatic optimization Lightning calls backward on `result["loss"]` of what `training_step` returns, a loss under another name is only kept.'
+_WHY = (
+    'Under automatic optimization Lightning calls backward on `result["loss"]` of what `training_step` returns, '
+    "a loss under another name is only kept."
+)
 _FIX = Fix(title='Return the loss itself, or a dict with the key `"loss"`', safety="safe")
 
 
@@ -109,7 +114,9 @@ def _returned_dicts(file: str, function: ast.AST | None, owner: type, depth: int
 
 def _assigned(function: ast.AST, name: str) -> ast.expr | None:
     values = [
-        node.value for node in ast.walk(function) if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets)
+        node.value
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets)
     ]
     return values[-1] if values else None
 

@@ -29,6 +29,7 @@ at the end. Manual optimization is silent, and so are batches that are skipped n
 from __future__ import annotations
 
 from types import CodeType
+from typing import Any
 
 from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.source import function_def, span_of
@@ -68,7 +69,8 @@ def told(owner: str, code: CodeType, batches: int | None = None) -> Diagnosis:
         severity="warning",
         headline=f"`training_step` of `{owner}` has returned None for {_all(batches)}: nothing is trained",
         culprit=culprit,
-        explanation="Under automatic optimization Lightning skips backward and the optimizer's step for a batch whose `training_step` returns None.",
+        explanation="Under automatic optimization Lightning skips backward and the optimizer's step for a batch whose "
+        "`training_step` returns None.",
         fixes=[Fix(title="Return the loss from `training_step`", safety="unsafe")],
     )
 
@@ -88,7 +90,7 @@ def automatic_step(incident: Incident) -> tuple[str, CodeType] | None:
         if not view.frame.f_globals.get("__name__", "").endswith("loops.optimization.automatic"):
             continue
         module = getattr(getattr(view.locals.get("self"), "trainer", None), "lightning_module", None)
-        step = getattr(type(module), "training_step", None)
+        step: Any = getattr(type(module), "training_step", None)
         while hasattr(step, "__wrapped__"):
             step = step.__wrapped__
         code = getattr(step, "__code__", None)

@@ -59,7 +59,10 @@ def recognise(incident: Incident) -> Diagnosis | None:
         headline=f"`{name}.loss` is None{said}" if output else f"the model returned no loss{said}",
         culprit=culprit,
         related=related,
-        explanation="A transformers model computes its loss only when it is given `labels`. Without them `loss` is None and only the logits are there.",
+        explanation=(
+            "A transformers model computes its loss only when it is given "
+            "`labels`. Without them `loss` is None and only the logits are there."
+        ),
         fixes=[Fix(title=f'Name the key `"labels"`, in place of `"{key}"`' if key else "Pass `labels=` to the model", safety="unsafe")],
         notes=[] if value is None else [f"`{key}` holds {value}"],
     )
@@ -67,7 +70,11 @@ def recognise(incident: Incident) -> Diagnosis | None:
 
 def _lossless(incident: Incident) -> str | None:
     for name, value in incident.names.bindings:
-        if any(base.__name__ == "ModelOutput" for base in type(value).__mro__) and getattr(value, "loss", 0) is None and hasattr(value, "logits"):
+        if (
+            any(base.__name__ == "ModelOutput" for base in type(value).__mro__)
+            and getattr(value, "loss", 0) is None
+            and hasattr(value, "logits")
+        ):
             return name
     return None
 

@@ -136,7 +136,8 @@ def _diagnose(incident: Incident, tensor: torch.Tensor | None) -> Diagnosis:
                     f"{use}, however long ago it was made. "
                     "`torch.no_grad()` records no graph either, and makes ordinary tensors.",
         fixes=fixes, confidence="certain" if switch is not None or kept is not None else "likely",
-        notes=[] if switch is not None or kept is not None else ["Where inference mode was entered was not seen; look for `inference_mode` in what made it."],
+        notes=[] if switch is not None or kept is not None else [("Where inference mode was entered was not "
+            "seen; look for `inference_mode` in what made it.")],
     )  # fmt: skip
 
 
@@ -173,7 +174,9 @@ def _stores(file: str, owner: str, attribute: str) -> list[ResolvedSite]:
 
     source = load(file)
     found = []
-    for node in ast.walk(source.tree) if source is not None and source.tree is not None else ():
+    if source is None or source.tree is None:
+        return []
+    for node in ast.walk(source.tree):
         if not isinstance(node, ast.ClassDef) or node.name != owner:
             continue
         for method in node.body:

@@ -37,6 +37,7 @@ from gradguard.diagnosis import Diagnosis
 from gradguard.rules.base import Moment, Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.backward import blame, finite
+from gradguard.rules.numerics.scaling import scaler_in_use
 from gradguard.rules.numerics.watching import numbers
 
 
@@ -57,7 +58,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     memory = numbers(incident.memory)
     if incident.moment == "after_backward":
         try:
-            memory.pending = blame(incident, memory)
+            memory.pending = None if scaler_in_use(memory) else blame(incident, memory)
         finally:
             memory.release()
         return None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from gradguard.evidence.bindings import dotted
 from gradguard.evidence.graph import op_name
 from gradguard.evidence.recompute import node_kind
 from gradguard.evidence.source import ResolvedSite, at_line, resolve
-from gradguard.evidence.syntax import load
+from gradguard.evidence.syntax import Source, load, range_of
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.watching import Numbers
 
@@ -76,26 +78,27 @@ class Places:
         """The one place in the user's files that this kind of op can stand at."""
         kind = node_kind(node)
         names = _ALIASES.get(kind, (kind.lower(),))
-        found: list[tuple[str, int]] = []
+        found: dict[tuple[str, int], ast.expr] = {}
         for filename in self._files():
             source = load(filename)
             for item in ast.walk(source.tree) if source is not None and source.tree is not None else ():
-                if isinstance(item, ast.Call):
-                    called = (
-                        item.func.attr if isinstance(item.func, ast.Attribute) else item.func.id if isinstance(item.func, ast.Name) else ""
-                    )
-                    if called in names or called.rstrip("_") in names:
-                        found.append((filename, item.lineno))
-                elif (
-                    isinstance(item, ast.BinOp)
-                    and kind in _OPERATORS
-                    and isinstance(item.op, _OPERATORS[kind])
-                    and kind not in ("Add", "Sub", "Mul")
+                if (
+                    isinstance(item, (ast.Call, ast.BinOp))
+                    and _is_op(item, kind, names)
+                    and source is not None
+                    and _with_gradient(source, item)
                 ):
-                    found.append((filename, item.lineno))
-        if len(set(found)) != 1:
+                    found.setdefault((filename, item.lineno), item)
+        if len(found) != 1:
             return None
-        return at_line(*found[0])
+        (filename, line), item = next(iter(found.items()))
+        place, source = at_line(filename, line), load(filename)
+        if place is None or source is None:
+            return place
+        exact = source.span(range_of(item) or (line, 0, line, 0))
+        return replace(
+            place, line=exact.line, end_line=exact.end_line, column=exact.column, end_column=exact.end_column, node=item, text=exact.text
+        )
 
     def _files(self) -> list[str]:
         files: dict[str, None] = {}
@@ -108,6 +111,29 @@ class Places:
                 if code is not None and not type(module).__module__.startswith("torch."):
                     files.setdefault(code.co_filename)
         return list(files)
+
+
+def _is_op(item: ast.Call | ast.BinOp, kind: str, names: tuple[str, ...]) -> bool:
+    if isinstance(item, ast.BinOp):
+        numbers = all(isinstance(side, ast.Constant) for side in (item.left, item.right))
+        return kind in _OPERATORS and isinstance(item.op, _OPERATORS[kind]) and not numbers
+    called = item.func.attr if isinstance(item.func, ast.Attribute) else item.func.id if isinstance(item.func, ast.Name) else ""
+    return called.rstrip("_") in names and not (isinstance(item.func, ast.Attribute) and dotted(item.func.value) in ("math", "np", "numpy"))
+
+
+def _with_gradient(source: Source, item: ast.AST) -> bool:
+    """Whether a graph node can come from here: not from a constructor, nor from where gradients are off."""
+    for above in source.ancestors(item):
+        around: list[ast.expr] = []
+        if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            if above.name == "__init__":
+                return False
+            around = above.decorator_list
+        elif isinstance(above, (ast.With, ast.AsyncWith)):
+            around = [part.context_expr for part in above.items]
+        if any(word in ast.dump(part) for part in around for word in ("no_grad", "inference_mode")):
+            return False
+    return True
 
 
 def expression(place: ResolvedSite | None, node: Any) -> str:

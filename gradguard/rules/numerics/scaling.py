@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from typing import Any
+import weakref
 
 import torch
 
@@ -11,24 +11,25 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.watching import Numbers
 
 
-def scalers() -> list[Any]:
-    """The GradScalers in use: enabled, and their scale set by a first `scale(loss)`."""
-    found = []
-    for obj in gc.get_objects():
-        if any(base.__name__ == "GradScaler" for base in type(obj).__mro__):
-            try:
-                if obj.is_enabled() and getattr(obj, "_scale", None) is not None:
-                    found.append(obj)
-            except Exception:
-                continue
-    return found
+def scaler_in_use(memory: Numbers) -> bool:
+    """Whether a GradScaler is at work: enabled, and its scale set by a first `scale(loss)`."""
+    known = None if memory.scaler is None else memory.scaler()
+    if known is None:
+        known = next((obj for obj in gc.get_objects() if any(base.__name__ == "GradScaler" for base in type(obj).__mro__)), None)
+        memory.scaler = None if known is None else weakref.ref(known)
+    try:
+        return known is not None and bool(known.is_enabled()) and getattr(known, "_scale", None) is not None
+    except Exception:
+        return False
 
 
 def overflow_of_scaler(incident: Incident, memory: Numbers, root: torch.Tensor) -> bool:
     """Whether a non-finite root is a GradScaler's business: only scaling made it so, or it is the first in a row."""
-    if not scalers():
+    if not scaler_in_use(memory):
         memory.unscaled_bad = 0
         return False
+    if not bool(torch.isnan(root).any()):  # too large for the scale, which the scaler will halve
+        return True
     node = root.grad_fn
     unscaled = None
     if node is not None and type(node).__name__ == "MulBackward0" and node.next_functions and node.next_functions[0][0] is not None:

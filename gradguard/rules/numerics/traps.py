@@ -390,4 +390,3 @@ def explain(values: GraphValues, origin: Origin) -> Trap:
     """The words for an op that made the first non-finite value."""
     case = _Case(values, origin)
     return _TRAPS.get(node_kind(origin.node), _general)(case)
-

@@ -89,6 +89,7 @@ class Numbers:
         self.told: Diagnosis | None = None  # said already, and the run has not recovered since
         self.deferred = Deferred()
         self.tried = 0  # non-finite losses in a row within a line search
+        self.scaler: weakref.ref[Any] | None = None
         self.unscaled_bad = 0  # non-finite losses in a row under a GradScaler
         self.step_norms: deque[float] = deque(maxlen=_HISTORY)
         self._was_traced = False

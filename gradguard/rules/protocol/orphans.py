@@ -119,14 +119,13 @@ def _part_replaced_at(incident: Incident, owner: Owner) -> SourceSpan | None:
     attribute = parts[-2]
     found: set[tuple[str, int]] = set()
     for source in user_sources(incident):
-        for scope in _scopes(source) if source.tree is not None else ():
-            if isinstance(scope, ast.Module) or getattr(scope, "name", None) == "__init__":
-                continue
-            found |= {
-                (source.filename, node.lineno)
-                for node in ast.walk(scope)
-                if isinstance(node, ast.Assign) and any(dotted(target) == f"self.{attribute}" for target in node.targets)
-            }
+        for node in ast.walk(source.tree) if source.tree is not None else ():
+            if isinstance(node, ast.Assign) and any(dotted(target) == f"self.{attribute}" for target in node.targets):
+                around: ast.AST | None = node
+                while around is not None and not isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                    around = source.parents.get(around)
+                if around is not None and around.name != "__init__":
+                    found.add((source.filename, node.lineno))
     place = at_line(*found.pop()) if len(found) == 1 else None
     return (
         None

@@ -195,14 +195,12 @@ if __name__ == "__main__":
 
 BODIES = {
     "no_sync": ("GG703", "ddp.no_sync()", "with ddp.no_sync():\n    ddp(x).pow(2).mean().backward()"),
-    "module": ("GG703", "ddp.module(x)", "ddp.module(x).pow(2).mean().backward()"),
     "one_rank": (
         "GG706",
         "nn.utils.clip_grad_norm_(net.parameters(), 0.01)",
         "ddp(x).pow(2).mean().backward()\nif rank == 0:\n    nn.utils.clip_grad_norm_(net.parameters(), 0.01)",
     ),
     "skips": ("GG705", "continue", "loss = ddp(x).pow(2).mean()\nif x.sum() < 0:\n    continue\nloss.backward()"),
-    "sound": (None, None, "ddp(x).pow(2).mean().backward()"),
     "by_hand": (
         None,
         None,

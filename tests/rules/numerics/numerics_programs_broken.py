@@ -438,8 +438,8 @@ class Rows(torch.utils.data.Dataset):
     def __getitem__(self, i): return torch.from_numpy(self.x[i]), torch.tensor([self.x[i, :2].sum()])
 net = nn.Linear(4, 1)
 opt = torch.optim.SGD(net.parameters(), 0.01)
-for xb, yb in torch.utils.data.DataLoader(Rows(), batch_size=8):
-    loss = F.mse_loss(net(xb), yb)  # CULPRIT
+for xb, yb in torch.utils.data.DataLoader(Rows(), batch_size=8):  # CULPRIT
+    loss = F.mse_loss(net(xb), yb)
     opt.zero_grad(); loss.backward(); opt.step()
 """),
     "logdet": ("nonfinite-forward", """

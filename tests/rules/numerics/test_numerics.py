@@ -153,7 +153,7 @@ for step in range(12):
     if torch.isfinite(loss): opt.step()
 """
     said, _ = run(program, tmp_path / "again.py")
-    assert [(diagnosis["code"], diagnosis["culprit"]["line"]) for diagnosis in said] == [("GG501", 12), ("GG501", 14)]
+    assert [(diagnosis["code"], diagnosis["culprit"]["line"]) for diagnosis in said] == [("GG501", 13), ("GG501", 15)]
 
 
 def test_watch_finds_the_cause_without_any_trace(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from gradguard.diagnosis import Diagnosis
+from gradguard.session import current_session
 
 _DRIVER = """
 from gradguard import gradguard
@@ -34,6 +35,7 @@ def said(tmp_path: Path) -> Iterator[Callable[..., list[Diagnosis]]]:
             # the driver's own line makes the guard: each program has a run of its own
             names = {"LEVEL": level, "CODE": compile(source, str(path), "exec"), "SPACE": space}
             exec(compile(_DRIVER, str(driver), "exec"), names)
+        assert not current_session().faulty
         found = [getattr(warning.message, "diagnosis", None) for warning in caught]
         return [diagnosis for diagnosis in found if diagnosis is not None and diagnosis.severity != "info"]
 
