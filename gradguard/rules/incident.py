@@ -19,7 +19,14 @@ from gradguard.journal import BackwardFact, Journal
 from gradguard.rules.base import Moment
 
 _NOTHING: dict[str, Any] = {
-    "frame_source": tuple, "error": None, "roots": (), "inputs": (), "args": (), "kwargs": {}, "optimizer": None, "models": ()
+    "frame_source": tuple,
+    "error": None,
+    "roots": (),
+    "inputs": (),
+    "args": (),
+    "kwargs": {},
+    "optimizer": None,
+    "models": (),
 }
 
 

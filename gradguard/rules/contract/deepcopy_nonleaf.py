@@ -38,9 +38,9 @@ from gradguard.callsite import is_torch_or_own
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.evidence.graph import op_name
 from gradguard.evidence.source import ResolvedSite, dotted, resolve
+from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.dataflow import Spot, bound_value, stores_of
-from gradguard.rules.contract.edits import replaced
 from gradguard.rules.contract.hooks import all_frames
 from gradguard.rules.contract.scopes import UNKNOWN, Scope, class_scopes, frame_scopes, peek
 from gradguard.rules.contract.search import called_name, user_sources

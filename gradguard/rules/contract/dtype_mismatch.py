@@ -36,10 +36,10 @@ from torch import nn
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.evidence.graph import op_name, walk
 from gradguard.evidence.source import ResolvedSite
+from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.dataflow import Judge
 from gradguard.rules.contract.dtypes import CONVERTERS, FLOATS, INTEGERS, dtype_maker, dtype_named, dtype_of, dtypes_in
-from gradguard.rules.contract.edits import replaced
 from gradguard.rules.contract.operands import Operand, odd_operand, scope_at, tensors_at_hand, way_spans
 from gradguard.rules.contract.scopes import Scope
 from gradguard.rules.contract.search import called_name, calls_in_use

@@ -33,9 +33,9 @@ import re
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.source import dotted
+from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.dataflow import Spot
-from gradguard.rules.contract.edits import replaced
 from gradguard.rules.contract.functions import FunctionView, classes_in_graph, def_span, find_function
 from gradguard.rules.contract.words import count_word
 from gradguard.rules.incident import Incident

@@ -38,10 +38,10 @@ from torch import nn
 from gradguard.callsite import USER_FILES, CallSite
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.source import resolve
+from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.contract import hooked_writes
 from gradguard.rules.contract.dataflow import Spot, returns_of
-from gradguard.rules.contract.edits import replaced
 from gradguard.rules.contract.functions import def_span
 from gradguard.rules.contract.hooks import HOOK_CALLS, all_frames, registrations
 from gradguard.rules.contract.scopes import UNKNOWN, Scope, code_of, frame_scopes, function_scope

@@ -36,8 +36,8 @@ from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.graph import walk
 from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.syntax import Source, range_of
+from gradguard.fixes.edits import removed
 from gradguard.rules.base import Rule
-from gradguard.rules.contract.edits import removed
 from gradguard.rules.contract.functions import FunctionView, classes_in_graph, user_functions, view_of
 from gradguard.rules.contract.scopes import peek
 from gradguard.rules.contract.search import calls_in_use, user_sources

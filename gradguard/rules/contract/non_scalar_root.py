@@ -33,9 +33,9 @@ import torch
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.evidence.graph import op_name
 from gradguard.evidence.source import ResolvedSite, dotted
+from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.dataflow import Spot, Trace, bound_value, definition, operands_of, returns_of, trace
-from gradguard.rules.contract.edits import replaced
 from gradguard.rules.contract.scopes import UNKNOWN, Scope, callee_scope, frame_scopes
 from gradguard.rules.contract.words import a_shape, shape_of, untraced_note
 from gradguard.rules.incident import Incident

@@ -33,9 +33,9 @@ import torch
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.evidence.graph import op_name, walk
 from gradguard.evidence.source import ResolvedSite, assignments_to, dotted
+from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.dataflow import Spot, bound_value, stores_of
-from gradguard.rules.contract.edits import replaced
 from gradguard.rules.contract.scopes import UNKNOWN, Scope, frame_scopes
 from gradguard.rules.contract.words import untraced_note
 from gradguard.rules.incident import Incident

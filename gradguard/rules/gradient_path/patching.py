@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-import difflib
-import os
 
 from gradguard.diagnosis import Fix
 from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.syntax import Source, range_of
+from gradguard.fixes.diff import unified
 from gradguard.rules.gradient_path import words
 from gradguard.rules.gradient_path.origins import Origin, callee_name
 
@@ -22,17 +21,7 @@ def replaced(source: Source, node: ast.AST, text: str) -> str | None:
     start, end = source.characters(first, start), source.characters(last, end)
     new = list(source.lines)
     new[first - 1 : last] = [source.lines[first - 1][:start] + text + source.lines[last - 1][end:]]
-    return diff(source, new)
-
-
-def diff(source: Source, new: list[str]) -> str | None:
-    """A unified diff of the whole text against the file."""
-    if source.filename.startswith("<"):
-        return None
-    name = os.path.basename(source.filename)
-    old = [line if line.endswith("\n") else line + "\n" for line in source.lines]
-    new = [line if line.endswith("\n") else line + "\n" for line in new]
-    return "".join(difflib.unified_diff(old, new, f"a/{name}", f"b/{name}", n=1)) or None
+    return unified(source, new)
 
 
 def with_patch(fix: Fix, origin: Origin) -> Fix:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 from collections.abc import Callable
 
 import torch
@@ -11,6 +10,7 @@ import torch
 from gradguard.evidence.bindings import call_arguments, dotted
 from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.syntax import Range, Source, range_of
+from gradguard.fixes.diff import unified
 
 _OPERATORS = {
     ast.Add: "+",
@@ -43,16 +43,7 @@ def patch(source: Source, edits: list[Edit]) -> str | None:
             return None
         head, tail = lines[first - 1].encode()[:start].decode(), lines[last - 1].encode()[end:].decode()
         lines[first - 1 : last] = (head + new + tail).splitlines(keepends=True)
-    try:
-        ast.parse("".join(lines))
-    except (SyntaxError, ValueError):
-        return None
-    found = difflib.unified_diff(_ended(source.lines), _ended(lines), source.filename, source.filename, n=1)
-    return "".join(found) or None
-
-
-def _ended(lines: list[str]) -> list[str]:
-    return [line if line.endswith("\n") else line + "\n" for line in lines]
+    return unified(source, lines)
 
 
 def out_of_place(place: ResolvedSite) -> tuple[str, str | None] | None:

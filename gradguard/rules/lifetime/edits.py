@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
-import difflib
-import os
 from collections.abc import Sequence
 
 from gradguard.evidence.syntax import Range, Source, range_of
+from gradguard.fixes.diff import unified
 
 
 def patch(source: Source, changes: Sequence[tuple[Range, str]] = (), insert: Sequence[tuple[int, str]] = ()) -> str | None:
@@ -29,12 +28,7 @@ def patch(source: Source, changes: Sequence[tuple[Range, str]] = (), insert: Seq
             return None  # line numbers have moved
     for after, text in sorted(insert, reverse=True):
         new.insert(after, text + "\n")
-    try:
-        ast.parse("".join(new))
-    except (SyntaxError, ValueError):
-        return None
-    name = os.path.basename(source.filename)
-    return "".join(difflib.unified_diff(lines, new, f"a/{name}", f"b/{name}", n=1)) or None
+    return unified(source, new)
 
 
 def indent_of(source: Source, statement: ast.stmt) -> str:

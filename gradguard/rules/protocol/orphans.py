@@ -48,8 +48,7 @@ def told(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]],
     else:
         culprit = (None if everything else _replaced_at(incident, book, owner, False)) or part or _replaced_at(incident, book, owner, whole)
         fix = Fix(
-            title=f"Make `{name}` after the model has its final parameters"
-            + (" (inside the loop that makes the model)" if whole else ""),
+            title=f"Make `{name}` after the model has its final parameters" + (" (inside the loop that makes the model)" if whole else ""),
             safety="unsafe",
         )
     if culprit is None and made is not None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ast
-import difflib
-import os
 
 from gradguard.evidence.syntax import Source, range_of
+from gradguard.fixes.diff import unified
 
 
 def replaced(source: Source, changes: list[tuple[ast.AST, str]]) -> str | None:
@@ -23,7 +22,7 @@ def replaced(source: Source, changes: list[tuple[ast.AST, str]]) -> str | None:
         head = lines[first - 1][: source.characters(first, start)]
         tail = lines[last - 1][source.characters(last, end) :]
         lines[first - 1 : last] = (head + text + tail).splitlines(keepends=True)
-    return diff(source, lines)
+    return unified(source, lines)
 
 
 def inserted(source: Source, line: int, text: str) -> str | None:
@@ -32,24 +31,9 @@ def inserted(source: Source, line: int, text: str) -> str | None:
         return None
     old = source.lines[line - 1]
     indent = old[: len(old) - len(old.lstrip())]
-    return diff(source, [*source.lines[: line - 1], f"{indent}{text}\n", *source.lines[line - 1 :]])
+    return unified(source, [*source.lines[: line - 1], f"{indent}{text}\n", *source.lines[line - 1 :]])
 
 
 def removed(source: Source, first: int, last: int) -> str | None:
     """The diff that drops lines `first` to `last` (1-based)."""
-    return diff(source, [*source.lines[: first - 1], *source.lines[last:]])
-
-
-def diff(source: Source, lines: list[str]) -> str | None:
-    """The unified diff from the source to these lines; None when they are not valid Python or nothing changed."""
-    try:
-        compile("".join(lines), source.filename, "exec", ast.PyCF_ONLY_AST)
-    except (SyntaxError, ValueError):
-        return None
-    name = os.path.basename(source.filename)
-    text = "".join(difflib.unified_diff([_ended(x) for x in source.lines], [_ended(x) for x in lines], f"a/{name}", f"b/{name}", n=2))
-    return text or None
-
-
-def _ended(line: str) -> str:
-    return line if line.endswith("\n") else line + "\n"
+    return unified(source, [*source.lines[: first - 1], *source.lines[last:]])
