@@ -28,6 +28,7 @@ from gradguard.rules.registry import rules_for
 from gradguard.run import Run
 from gradguard.session import Session, current_session
 from gradguard.settings import Settings, load_settings
+from gradguard.summary import RunSummary, summary_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -107,6 +108,13 @@ class Guard:
     def diagnoses(self) -> list[Diagnosis]:
         """Everything this guard has found so far, oldest first (the last 1,000)."""
         return list(self._found)
+
+    def summary(self) -> RunSummary:
+        """What the run did so far: steps, parameters that never moved, gradient norms by layer, what was found and ignored.
+
+        Norms and parameters' names are recorded where `summary=True` was set when the guard was made.
+        """
+        return summary_of(self.run)
 
     def watch(self, *objects: Any) -> Guard:
         """Names models and optimizers (schedulers and scalers are welcome too); returns the guard.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import sys
 import weakref
 from typing import Any
 
@@ -16,6 +17,7 @@ from gradguard.depth import Depth
 from gradguard.policy import Policy
 from gradguard.rules.base import Moment, Rule
 from gradguard.rules.protocol.ledger import Ledger
+from gradguard.rules.protocol.recorder import Recorder
 from gradguard.rules.registry import rules_for
 from gradguard.settings import Settings
 from gradguard.speak import Speaker
@@ -40,6 +42,8 @@ class Run:
         self.speaker = Speaker()
         self.suppressions = Suppressions()
         self.ledger = Ledger()
+        if settings.summary:
+            self.ledger.recorder = Recorder()
         self.memory: dict[str, Any] = {"ledger": self.ledger}
         self._told = 0  # repeats that were summed up already
         self._finished = False
@@ -91,6 +95,10 @@ class Run:
             return
         self._finished = True
         self.tell_repeats()
+        if self.settings.summary:
+            from gradguard.summary import summary_of
+
+            print(summary_of(self).text(), file=sys.stderr)
         if self.settings.actions.unused_ignores == "off":
             return
         for problem in self.suppressions.problems(self.files):

@@ -10,7 +10,7 @@ from gradguard.errors import GradGuardError, GradGuardWarning
 from gradguard.evidence.frames import live_frames
 from gradguard.probes.protocol_patches import take_census
 from gradguard.rules.protocol.suspicion import Suspicion
-from gradguard.torch_internals import others_watch, quiet
+from gradguard.torch_internals import dynamo_in_use, others_watch, quiet
 
 if TYPE_CHECKING:
     from gradguard.journal import BackwardFact
@@ -74,7 +74,7 @@ def after_step(session: Session, frame: FrameType, optimizer: Any, site: CallSit
 
 def _census(session: Session, ledger: Ledger) -> None:
     """Puts the hook that sees module calls in place, and takes it away some steps later."""
-    if session.census is None and ledger.steps < ledger.census_until:
+    if session.census is None and ledger.steps < ledger.census_until and not dynamo_in_use():
         session.census = take_census(ledger.census)
         if session.census is None:
             ledger.census_until = 0

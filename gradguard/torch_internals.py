@@ -60,6 +60,14 @@ def is_compiling() -> bool:
     return torch.compiler.is_compiling()
 
 
+def dynamo_in_use() -> bool:
+    """Whether anything was compiled in this process: compiled modules complain about global module hooks."""
+    import sys
+
+    backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", None)
+    return bool(backends) and any(backend is not None for backend in backends.values())
+
+
 def can_trace_ops() -> bool:
     """Whether a function mode can be slipped under the user's own ones."""
     return None not in (_len_stack, _push, _pop, _stack_at)

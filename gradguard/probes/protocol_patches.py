@@ -18,7 +18,7 @@ from torch.nn.modules import module as _module
 
 from gradguard.callsite import USER_FILES
 from gradguard.probes.hub import Listener, listener
-from gradguard.torch_internals import is_compiling
+from gradguard.torch_internals import dynamo_in_use, is_compiling
 
 Original = Callable[..., Any]
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
@@ -146,7 +146,7 @@ def _enter(original: Original) -> Original:
         result = original(self)
         if not is_compiling():
             session = listener()
-            if session is not None and _is_users(sys._getframe(1)) and session.wants_forwards():
+            if session is not None and _is_users(sys._getframe(1)) and session.wants_forwards() and not dynamo_in_use():
                 _state["depth"] += 1
                 self._gradguard = True
                 if _state["hook"] is None:

@@ -41,7 +41,8 @@ def root_expression(place: ResolvedSite) -> ast.expr | None:
     if isinstance(call.func, ast.Attribute) and call.args and call.func.attr in ("backward", "manual_backward", "scale", "step", "grad"):
         name = dotted(call.func.value)
         return call.func.value if name and "loss" in name else call.args[0]
-    return call.args[0] if call.args else None
+    # a framework's entry point (`trainer.fit(model)`) leads to backward too, and its first argument is no loss
+    return call.args[0] if call.args and "backward" in (dotted(call.func) or "") else None
 
 
 def flow_of_root(incident: Incident) -> tuple[Follower, Flow] | None:

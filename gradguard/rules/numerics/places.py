@@ -33,6 +33,7 @@ _OPERATORS: dict[str, type[ast.operator]] = {
     "Add": ast.Add,
     "Sub": ast.Sub,
 }
+_ARITHMETIC: dict[str, type[ast.operator]] = {"Add": ast.Add, "Sub": ast.Sub, "Mul": ast.Mult, "Div": ast.Div, "Pow": ast.Pow}
 _ALIASES = {
     "Acos": ("acos", "arccos"),
     "Asin": ("asin", "arcsin"),
@@ -79,6 +80,7 @@ class Places:
         kind = node_kind(node)
         names = _ALIASES.get(kind, (kind.lower(),))
         found: dict[tuple[str, int], ast.expr] = {}
+        better: dict[tuple[str, int], ast.expr] = {}  # those whose operands can be recognised in the graph
         for filename in self._files():
             source = load(filename)
             for item in ast.walk(source.tree) if source is not None and source.tree is not None else ():
@@ -89,6 +91,8 @@ class Places:
                     and _with_gradient(source, item)
                 ):
                     found.setdefault((filename, item.lineno), item)
+        if len(better) == 1:
+            found = better
         if len(found) != 1:
             return None
         (filename, line), item = next(iter(found.items()))
@@ -119,6 +123,43 @@ def _is_op(item: ast.Call | ast.BinOp, kind: str, names: tuple[str, ...]) -> boo
         return kind in _OPERATORS and isinstance(item.op, _OPERATORS[kind]) and not numbers
     called = item.func.attr if isinstance(item.func, ast.Attribute) else item.func.id if isinstance(item.func, ast.Name) else ""
     return called.rstrip("_") in names and not (isinstance(item.func, ast.Attribute) and dotted(item.func.value) in ("math", "np", "numpy"))
+
+
+_PLAIN_CALLS = frozenset(
+    {"sum", "mean", "exp", "log", "sqrt", "softmax", "sigmoid", "tanh", "std", "var", "relu", "abs", "clamp", "cumsum", "prod"}
+)
+
+
+def _operands_fit(item: ast.Call | ast.BinOp, node: Any) -> int | None:
+    """How many operands as written are what the graph has (`torch.exp(0.5 * x)` has a product below it); None where one contradicts it."""
+    agreed = 0
+    if isinstance(item, ast.BinOp):
+        written: list[ast.expr] = [item.left, item.right]
+    else:
+        method = isinstance(item.func, ast.Attribute) and dotted(item.func.value) not in (
+            "torch",
+            "F",
+            "torch.nn.functional",
+            "torch.linalg",
+        )
+        written = [item.func.value] if method and isinstance(item.func, ast.Attribute) else item.args[:1]
+    sources = [source for source, _ in node.next_functions]
+    if len(sources) < len(written):
+        written = [part for part in written if not isinstance(part, ast.Constant)][: len(sources)]
+    for part, source in zip(written, sources, strict=False):
+        below = "" if source is None else node_kind(source)
+        if isinstance(part, ast.BinOp):
+            wanted = next((kind for kind, operator in _ARITHMETIC.items() if isinstance(part.op, operator)), None)
+            if below and wanted is not None and below != wanted and not (wanted == "Sub" and below == "Rsub"):
+                return None
+            agreed += below == wanted
+        elif isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr in _PLAIN_CALLS:
+            if below and not below.lower().startswith(part.func.attr):
+                return None
+            agreed += bool(below)
+        elif isinstance(part, ast.Name) and not below and source is not None:
+            return None
+    return agreed
 
 
 def _with_gradient(source: Source, item: ast.AST) -> bool:

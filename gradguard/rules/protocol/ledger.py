@@ -22,6 +22,7 @@ from gradguard.rules.protocol import verdicts
 from gradguard.rules.protocol.books import Book, Part, Slot, unchanged
 from gradguard.rules.protocol.modes import Modes
 from gradguard.rules.protocol.rates import Schedules
+from gradguard.rules.protocol.recorder import Recorder
 from gradguard.rules.protocol.retained import Retained, tag_due
 from gradguard.rules.protocol.scaling import accumulated, scale_facts
 from gradguard.rules.protocol.survey import Survey
@@ -60,6 +61,7 @@ class Ledger:
         self.called: dict[int, tuple[weakref.ref[Any], CallSite | None, bool]] = {}  # modules seen running, in a census
         self.census_until = 0  # steps
         self.casts: list[tuple[weakref.ref[Any], CallSite | None]] = []
+        self.recorder: Recorder | None = None  # where a closing summary was asked for
         self.survey = Survey(self)
         self.modes = Modes(self)
         self.retained = Retained()
@@ -140,6 +142,8 @@ class Ledger:
             self.survey.after_step(book)
         if self.modes.watching is not None:
             self.modes.after_step(book)
+        if self.recorder is not None:
+            self.recorder.after_step(book)
         if self.steps >= self.turn_at:
             self.wake(_AWAKE)
             book.step_site = site
@@ -325,6 +329,8 @@ class Ledger:
         book.filled_since_step = 0
         book.backwards_at_step = self.backwards
         book.nested = bool(self.stepping)
+        if self.recorder is not None:
+            self.recorder.after_step(book)
         book.rates.look(self, book, optimizer)
         if book.steps in _SURVEYS:
             self.survey.after_step(book)
