@@ -78,7 +78,7 @@ def _census(session: Session, ledger: Ledger) -> None:
         session.census = take_census(ledger.census)
         if session.census is None:
             ledger.census_until = 0
-    elif session.census is not None and ledger.steps >= ledger.census_until:
+    elif ledger.steps >= ledger.census_until:
         end_census(session, ledger)
 
 

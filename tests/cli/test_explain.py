@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from programs import environment
+from cli_programs import environment
 
 from gradguard.catalogue import as_markdown
 from gradguard.cli import main

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from programs import assert_same, environment, guarded, python
+from cli_programs import assert_same, environment, guarded, python
 
 DESCRIBE = """
 import os, sys, json

@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from programs import Outcome, python
+from cli_programs import Outcome, python
 
 LAUNCHER = """
 import sys

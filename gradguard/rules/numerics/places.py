@@ -84,13 +84,13 @@ class Places:
         for filename in self._files():
             source = load(filename)
             for item in ast.walk(source.tree) if source is not None and source.tree is not None else ():
-                if (
-                    isinstance(item, (ast.Call, ast.BinOp))
-                    and _is_op(item, kind, names)
-                    and source is not None
-                    and _with_gradient(source, item)
-                ):
+                if not isinstance(item, (ast.Call, ast.BinOp)) or source is None:
+                    continue
+                agreed = _operands_fit(item, node) if _is_op(item, kind, names) and _with_gradient(source, item) else None
+                if agreed is not None:
                     found.setdefault((filename, item.lineno), item)
+                    if agreed:
+                        better.setdefault((filename, item.lineno), item)
         if len(better) == 1:
             found = better
         if len(found) != 1:

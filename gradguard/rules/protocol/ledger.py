@@ -392,26 +392,7 @@ class Ledger:
 
     def clipping(self, parameters: list[Any], limit: float, site: CallSite | None) -> None:
         """Gradients are about to be clipped: what if a step has used them already, or they are still scaled?"""
-        self.scaling.clipping(self, parameters, site)
-        if self.asleep:
-            return
-        wanted = {id(p) for p in parameters}
-        states = [
-            (slot.used is not None and not slot.parts, book)
-            for book in self.books.values()
-            for slot in book.active
-            if id(slot.ref()) in wanted and slot.grad
-        ]
-        if not states or limit > 1e5:  # a limit that never bites is a way to ask for the norm
-            return
-        if len(self.clips) > 64:
-            self.clips.clear()
-        if all(used for used, _ in states):
-            count = self.clips[site] = self.clips.get(site, 0) + 1
-            if count == 3:
-                self.found.append(Suspicion("GG610", states[0][1], {"site": site}))
-        else:
-            self.clips[site] = -1_000_000
+        verdicts.clipping(self, parameters, limit, site)
 
     def opened(self) -> None:
         """The guard is entered."""
@@ -424,26 +405,10 @@ class Ledger:
 
     def closing(self) -> None:
         """The guard is left: what can only be said at the end is said, if this was more than a single step."""
-        self.finish_ended()
-        steps = self.steps - self.opened_at
-        if (steps < 10 and self.backwards < 10) or (steps < 10 and self.steps > 10 and self.steps < 300):
-            return
-        for book in list(self.books.values()):
-            if book.ref() is not None:
-                book.gathered["unchanged"] = unchanged(book)
-                self._finish(book)
+        verdicts.closing(self)
 
     def finish_ended(self) -> None:
         """What is to be said of optimizers that are gone."""
         ended, self.ended = self.ended, []
         for book in ended:
-            self._finish(book)
-
-    def _finish(self, book: Book) -> None:
-        for prepared in book.prepared:
-            if prepared.holds():
-                self.found.append(Suspicion(prepared.code, book, {"prepared": prepared.diagnosis}))
-        book.prepared.clear()
-        if not book.steps and book.filled >= 10 and book.gathered.get("unchanged"):
-            self.found.append(Suspicion("GG607", book, {"end": True}))
-        book.rates.finish(self, book)
+            verdicts.finish(self, book)

@@ -6,7 +6,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from gradguard.callsite import CallSite
-from gradguard.rules.protocol.books import Book, Part
+from gradguard.rules.protocol.books import Book, Part, unchanged
 from gradguard.rules.protocol.suspicion import Suspicion, version_of
 
 if TYPE_CHECKING:
@@ -86,3 +86,49 @@ def shared(ledger: Ledger, book: Book) -> None:
             if book.shared == 3:
                 later = max(book, other, key=lambda b: b.made_at)
                 ledger.found.append(Suspicion("GG614", book, {"other": other, "later": later}))
+
+
+def clipping(ledger: Ledger, parameters: list[Any], limit: float, site: CallSite | None) -> None:
+    """Gradients are about to be clipped: what if a step has used them already, or they are still scaled?"""
+    ledger.scaling.clipping(ledger, parameters, site)
+    if ledger.asleep:
+        return
+    wanted = {id(p) for p in parameters}
+    states = [
+        (slot.used is not None and not slot.parts, book)
+        for book in ledger.books.values()
+        for slot in book.active
+        if id(slot.ref()) in wanted and slot.grad
+    ]
+    if not states or limit > 1e5:  # a limit that never bites is a way to ask for the norm
+        return
+    if len(ledger.clips) > 64:
+        ledger.clips.clear()
+    if all(used for used, _ in states):
+        count = ledger.clips[site] = ledger.clips.get(site, 0) + 1
+        if count == 3:
+            ledger.found.append(Suspicion("GG610", states[0][1], {"site": site}))
+    else:
+        ledger.clips[site] = -1_000_000
+
+
+def closing(ledger: Ledger) -> None:
+    """The guard is left: what can only be said at the end is said, if this was more than a single step."""
+    ledger.finish_ended()
+    steps = ledger.steps - ledger.opened_at
+    if (steps < 10 and ledger.backwards < 10) or (steps < 10 and ledger.steps > 10 and ledger.steps < 300):
+        return
+    for book in list(ledger.books.values()):
+        if book.ref() is not None:
+            book.gathered["unchanged"] = unchanged(book)
+            finish(ledger, book)
+
+
+def finish(ledger: Ledger, book: Book) -> None:
+    for prepared in book.prepared:
+        if prepared.holds():
+            ledger.found.append(Suspicion(prepared.code, book, {"prepared": prepared.diagnosis}))
+    book.prepared.clear()
+    if not book.steps and book.filled >= 10 and book.gathered.get("unchanged"):
+        ledger.found.append(Suspicion("GG607", book, {"end": True}))
+    book.rates.finish(ledger, book)

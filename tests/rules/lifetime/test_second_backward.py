@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from conftest import Run
-from programs import ALL, HEAD, Program
+from lifetime_programs import ALL, HEAD, Program
 
 
 def marked(source: str) -> tuple[str, set[int]]:

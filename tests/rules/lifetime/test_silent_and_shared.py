@@ -7,7 +7,7 @@ import ast
 import pytest
 import torch
 from conftest import Run
-from programs import HEAD
+from lifetime_programs import HEAD
 
 from gradguard.evidence.carried import find_carried_state
 from gradguard.evidence.frames import live_frames
