@@ -65,7 +65,7 @@ def dynamo_in_use() -> bool:
     import sys
 
     backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", None)
-    return bool(backends) and any(backend is not None for backend in backends.values())
+    return backends is not None and any(backend is not None for backend in backends.values())
 
 
 def can_trace_ops() -> bool:

@@ -10,7 +10,7 @@ from torch import nn
 from gradguard.callsite import USER_FILES
 from gradguard.evidence.syntax import Source, load
 from gradguard.rules.contract.dataflow import Spot
-from gradguard.rules.contract.scopes import Scope, class_scopes, frame_scopes
+from gradguard.rules.contract.scopes import Scope, callee_scope, class_scopes, frame_scopes
 from gradguard.rules.incident import Incident
 
 
@@ -55,6 +55,23 @@ def called_name(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
 
 
+def _called(scopes: list[Scope], depth: int = 2) -> list[Scope]:
+    """The functions of the user's that code in these scopes calls, with what they are handed; a few levels in."""
+    found: list[Scope] = []
+    level, seen = scopes, {id(scope.tree) for scope in scopes}
+    for _ in range(depth):
+        inner = []
+        for scope in level:
+            for node in ast.walk(scope.tree):
+                called = callee_scope(scope, node) if isinstance(node, ast.Call) else None
+                if called is not None and id(called.tree) not in seen and USER_FILES[called.source.filename]:
+                    seen.add(id(called.tree))
+                    inner.append(called)
+        found += inner
+        level = inner
+    return found
+
+
 def calls_in_use(incident: Incident, name: str, module_types: tuple[str, ...] = ()) -> list[Spot]:
     """Calls of a torch function by its last name, or of a live module of one of these types: those in code that runs first."""
     frames = frame_scopes(incident.frames)
@@ -64,6 +81,7 @@ def calls_in_use(incident: Incident, name: str, module_types: tuple[str, ...] = 
         if type(module) not in seen_types:
             seen_types.add(type(module))
             scopes += class_scopes(module)
+    scopes += _called(scopes)
     scopes += [scope for scope in frames if scope.function is None]
     scopes += [Scope(source, source.tree) for source in user_sources(incident) if source.tree is not None]
     found: list[Spot] = []
