@@ -82,6 +82,10 @@ class Run:
 
         if self._finished or not self.depth.steps:
             return
+        if getattr(sys, "last_type", None) is not None:
+            # The program dies of an exception: that run has no end to judge. What is imported here could also undo Python's
+            # note that it was interrupted, and with it the exit status of a SIGINT.
+            return
         try:
             guard = Guard(settings=self.settings)
             guard.made_at = self.made_at
