@@ -23,6 +23,8 @@ _MOST = 1_024
 
 def note_nonfinite(journal: Journal, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any) -> None:
     """Notes in the journal whether this call made, or carries on, non-finite values. Never raises."""
+    if torch.jit.is_tracing():  # what is asked of a tensor there goes into the traced program
+        return
     for out in result if type(result) in (tuple, list) else (result,):
         if isinstance(out, torch.Tensor):
             try:
@@ -33,7 +35,7 @@ def note_nonfinite(journal: Journal, func: Any, args: tuple[Any, ...], kwargs: d
 
 
 def _look(journal: Journal, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: torch.Tensor) -> None:
-    if not out.is_floating_point() or not out.numel() or out.layout != torch.strided:
+    if out.is_nested or not out.is_floating_point() or not out.numel() or out.layout != torch.strided:
         return
     key = storage_key(out)
     if key is None:

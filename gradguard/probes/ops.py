@@ -42,6 +42,7 @@ from gradguard.torch_internals import (
 
 _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
+_jit_tracing = torch.jit.is_tracing
 _Tensor = torch.Tensor
 _Parameter = torch.nn.Parameter
 _KINDS = Kinds()
@@ -128,7 +129,7 @@ class OpProbe(TorchFunctionMode):
                                 self._gradless_operand(kind, before, after, item)
                 if watched is not None:
                     self._writes(func, watched)
-                if self.contents == "all":
+                if self.contents == "all" and not _jit_tracing():  # what is asked of a tensor there goes into the traced program
                     self._fingerprint_saved(result, before, after)
                 if type(result) is not _Tensor and isinstance(result, tuple):
                     self._side_results(before, func, result)
@@ -432,7 +433,7 @@ class OpProbe(TorchFunctionMode):
             seen.add(node)
             for _, slot in saved_slots(node):
                 saved = saved_data(slot)
-                if saved is not None and saved.layout == torch.strided:
+                if saved is not None and saved.layout == torch.strided and not saved.is_nested:
                     self._fingerprint(saved, before, after)
             stack.extend(source for source, _ in node.next_functions)
 
