@@ -55,6 +55,10 @@ current_node: Callable[[], Any] = _lookup("_C._current_autograd_node", lambda: N
 ACCUMULATE_SEQ = 2**63  # AccumulateGrad nodes carry the maximum number, far above any count
 
 
+# Whether torch.jit.trace is recording this thread: what is asked of a tensor then goes into the traced program.
+jit_tracing: Callable[[], bool] = _lookup("_C._is_tracing", lambda: False)
+
+
 def is_compiling() -> bool:
     """Whether Dynamo is tracing; probes then must do nothing at all."""
     return torch.compiler.is_compiling()

@@ -1,9 +1,9 @@
 """gradguard for plain training loops, as functions: the guard's own methods under names that read well in a script.
 
-    from gradguard.integrations.loop import guarded_steps
+from gradguard.integrations.loop import guarded_steps
 
-    for batch in guarded_steps(loader, model, optimizer, level="strict"):
-        ...
+for batch in guarded_steps(loader, model, optimizer, level="strict"):
+    ...
 """
 
 from __future__ import annotations

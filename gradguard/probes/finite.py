@@ -16,14 +16,14 @@ import torch
 
 from gradguard.callsite import CallSite, user_frame
 from gradguard.journal import Journal, NonfiniteFact
-from gradguard.torch_internals import quiet, storage_key
+from gradguard.torch_internals import jit_tracing, quiet, storage_key
 
 _MOST = 1_024
 
 
 def note_nonfinite(journal: Journal, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any) -> None:
     """Notes in the journal whether this call made, or carries on, non-finite values. Never raises."""
-    if torch.jit.is_tracing():  # what is asked of a tensor there goes into the traced program
+    if jit_tracing():  # what is asked of a tensor there goes into the traced program
         return
     for out in result if type(result) in (tuple, list) else (result,):
         if isinstance(out, torch.Tensor):

@@ -30,6 +30,7 @@ from gradguard.journal import Cut, EscapeFact, Journal, ModeFact, Prints, WriteF
 from gradguard.probes.op_kinds import ADDEND, DATA, DETACH, ESCAPE, GRAD, MODE, PLAIN, REWRAP, SKIP, TOGGLE, WRITE, Kinds
 from gradguard.torch_internals import (
     fingerprint,
+    jit_tracing,
     node_sequence,
     numpy_reachable,
     quiet,
@@ -42,7 +43,7 @@ from gradguard.torch_internals import (
 
 _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
-_jit_tracing = torch.jit.is_tracing
+_jit_tracing = jit_tracing
 _Tensor = torch.Tensor
 _Parameter = torch.nn.Parameter
 _KINDS = Kinds()

@@ -386,4 +386,3 @@ def test_a_compiled_module(tmp_path: Path) -> None:
         ends.append(weights(model))
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
     assert callbacks[0].diagnoses == []
-

@@ -165,7 +165,7 @@ def test_sound_training_is_silent(recwarn: pytest.WarningsRecorder) -> None:
     assert not guard.diagnoses
 
 
-PROGRAM = '''
+PROGRAM = """
 import os
 import torch
 import torch.distributed as dist
@@ -191,7 +191,7 @@ def work(rank, folder):
 
 if __name__ == "__main__":
     mp.spawn(work, args=(os.path.dirname(os.path.abspath(__file__)),), nprocs=2)
-'''
+"""
 
 BODIES = {
     "no_sync": ("GG703", "ddp.no_sync()", "with ddp.no_sync():\n    ddp(x).pow(2).mean().backward()"),

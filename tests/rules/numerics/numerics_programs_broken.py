@@ -12,7 +12,9 @@ torch.manual_seed(0)
 """
 
 BROKEN: dict[str, tuple[str, str]] = {
-    "acos": ("nonfinite-backward", """
+    "acos": (
+        "nonfinite-backward",
+        """
 class Rot(nn.Module):
     def __init__(self):
         super().__init__()
@@ -35,8 +37,11 @@ for step in range(8):
     opt.zero_grad()
     loss.backward()
     opt.step()
-"""),
-    "pairdist": ("nonfinite-backward", """
+""",
+    ),
+    "pairdist": (
+        "nonfinite-backward",
+        """
 net = nn.Linear(3, 2)
 opt = torch.optim.SGD(net.parameters(), 0.01)
 def distances(z):
@@ -47,8 +52,11 @@ for step in range(3):
     d = distances(z)
     loss = F.relu(1.0 - d).triu(1).sum()
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
-    "std_one": ("nonfinite-forward", """
+""",
+    ),
+    "std_one": (
+        "nonfinite-forward",
+        """
 net = nn.Linear(3, 1)
 opt = torch.optim.SGD(net.parameters(), 0.01)
 for step in range(9):
@@ -60,8 +68,11 @@ for step in range(9):
     spread = y[group == 1].std()  # CULPRIT
     loss = y.pow(2).mean() + 0.1 * spread
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
-    "empty_mean": ("nonfinite-forward", """
+""",
+    ),
+    "empty_mean": (
+        "nonfinite-forward",
+        """
 net = nn.Linear(3, 1)
 opt = torch.optim.SGD(net.parameters(), 0.01)
 for step in range(9):
@@ -71,8 +82,11 @@ for step in range(9):
     pos = scores[labels == 1]
     loss = scores.pow(2).mean() - pos.mean()  # CULPRIT
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
-    "masked_div": ("nonfinite-forward", """
+""",
+    ),
+    "masked_div": (
+        "nonfinite-forward",
+        """
 net = nn.Linear(3, 1)
 opt = torch.optim.SGD(net.parameters(), 0.01)
 def masked_mse(pred, y, mask):
@@ -83,8 +97,11 @@ for step in range(9):
     mask = (torch.rand(8) > 0.3).float() if step != 6 else torch.zeros(8)
     loss = masked_mse(net(x).squeeze(1), y, mask)
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
-    "data_std": ("nonfinite-forward", """
+""",
+    ),
+    "data_std": (
+        "nonfinite-forward",
+        """
 def load():
     x = torch.randn(64, 5)
     x[:, 3] = 2.0
@@ -98,8 +115,11 @@ def main():
         loss = F.mse_loss(net(x[i*8:i*8+8]), y[i*8:i*8+8])
         opt.zero_grad(); loss.backward(); opt.step()
 main()
-"""),
-    "ignore_all": ("nonfinite-forward", """
+""",
+    ),
+    "ignore_all": (
+        "nonfinite-forward",
+        """
 net = nn.Linear(5, 4)
 opt = torch.optim.SGD(net.parameters(), 0.01)
 for i in range(9):
@@ -108,8 +128,11 @@ for i in range(9):
     if i == 7: t[:] = -100
     loss = F.cross_entropy(net(torch.randn(8, 5)), t)  # CULPRIT
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
-    "ctc": ("nonfinite-forward", """
+""",
+    ),
+    "ctc": (
+        "nonfinite-forward",
+        """
 net = nn.Linear(5, 4)
 opt = torch.optim.SGD(net.parameters(), 0.01)
 for i in range(6):
@@ -117,8 +140,11 @@ for i in range(6):
     target = torch.randint(1, 4, (2, 3)) if i != 4 else torch.full((2, 5), 2)
     loss = F.ctc_loss(logp, target, torch.tensor([6, 6]), torch.full((2,), target.shape[1]))  # CULPRIT
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
-    "adam_eps0": ("nonfinite-backward", """
+""",
+    ),
+    "adam_eps0": (
+        "nonfinite-backward",
+        """
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -131,8 +157,11 @@ opt = torch.optim.Adam(net.parameters(), lr=1e-3, eps=0)  # CULPRIT
 for i in range(6):
     loss = net(torch.randint(0, 10, (2, 2))).pow(2).mean()
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
-    "where_div": ("nonfinite-backward", """
+""",
+    ),
+    "where_div": (
+        "nonfinite-backward",
+        """
 net = nn.Linear(3, 4)
 opt = torch.optim.SGD(net.parameters(), 0.01)
 def safe_ratio(a, b):
@@ -141,8 +170,11 @@ for step in range(3):
     h = F.relu(net(torch.randn(8, 3)))
     loss = safe_ratio(h[:, :2], h[:, 2:]).clamp(max=10).mean()
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
-    "softplus_where": ("nonfinite-backward", """
+""",
+    ),
+    "softplus_where": (
+        "nonfinite-backward",
+        """
 net = nn.Linear(3, 4)
 opt = torch.optim.SGD(net.parameters(), 0.01)
 def softplus(x):
@@ -151,16 +183,22 @@ for step in range(8):
     x = torch.randn(8, 3) * (1 if step != 5 else 300)
     loss = softplus(net(x)).mean()
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
-    "eigh": ("nonfinite-backward", """
+""",
+    ),
+    "eigh": (
+        "nonfinite-backward",
+        """
 cov = nn.Parameter(torch.eye(4))
 opt = torch.optim.SGD([cov], 0.01)
 for step in range(3):
     w, v = torch.linalg.eigh((cov + cov.t()) / 2)  # CULPRIT
     loss = (v[:, -1] @ torch.ones(4)).pow(2)
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
-    "neg_pow": ("nonfinite-forward", """
+""",
+    ),
+    "neg_pow": (
+        "nonfinite-forward",
+        """
 net = nn.Linear(3, 4)
 opt = torch.optim.SGD(net.parameters(), 0.01)
 for step in range(8):
@@ -168,8 +206,11 @@ for step in range(8):
     corrected = gamma ** 0.45  # CULPRIT
     loss = corrected.mean()
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
-    "unit": ("nonfinite-forward", """
+""",
+    ),
+    "unit": (
+        "nonfinite-forward",
+        """
 net = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
 opt = torch.optim.SGD(net.parameters(), 0.01)
 def unit(z):
@@ -178,8 +219,11 @@ for step in range(8):
     z = net(torch.randn(8, 3))
     loss = (unit(z) @ unit(z).t()).mean()
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
-    "lr_big": ("exploding-gradient", """
+""",
+    ),
+    "lr_big": (
+        "exploding-gradient",
+        """
 class Trainer:
     def __init__(self):
         self.model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1))
@@ -192,8 +236,11 @@ class Trainer:
             self.opt.step()
 x = torch.randn(64, 6) * 4
 Trainer().fit(x, x.sum(1, keepdim=True))
-"""),
-    "dead_relu": ("vanishing-gradient", """
+""",
+    ),
+    "dead_relu": (
+        "vanishing-gradient",
+        """
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -209,8 +256,11 @@ for _ in range(120):
     x = torch.randn(32, 6)
     loss = ((net(x) - x.sum(1, keepdim=True)) ** 2).mean()
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
-    "tanh_sat": ("vanishing-gradient", """
+""",
+    ),
+    "tanh_sat": (
+        "vanishing-gradient",
+        """
 class Policy(nn.Module):
     def __init__(self):
         super().__init__()
@@ -224,8 +274,11 @@ for _ in range(150):
     obs = torch.rand(32, 6) * 40000 + 20000
     loss = ((net(obs) - 0.3) ** 2).mean()
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
-    "categorical": ("nonfinite-forward", """
+""",
+    ),
+    "categorical": (
+        "nonfinite-forward",
+        """
 from torch.distributions import Categorical
 class Actor(nn.Module):
     def __init__(self):
@@ -247,8 +300,11 @@ for step in range(8):
     a = dist.sample()
     loss = -(dist.log_prob(a) * torch.randn(5)).mean()
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
-    "multinomial": ("nonfinite-forward", """
+""",
+    ),
+    "multinomial": (
+        "nonfinite-forward",
+        """
 net = nn.Linear(4, 3)
 opt = torch.optim.Adam(net.parameters(), 1e-2)
 def sample(p):
@@ -260,8 +316,11 @@ for step in range(8):
     a = sample(probs)
     loss = -probs.gather(1, a).clamp(min=1e-6).log().mean()
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
-    "tanh_logprob": ("nonfinite-forward", """
+""",
+    ),
+    "tanh_logprob": (
+        "nonfinite-forward",
+        """
 net = nn.Linear(4, 2)
 opt = torch.optim.Adam(net.parameters(), 1e-2)
 def squashed_log_prob(u):
@@ -272,8 +331,11 @@ for step in range(8):
     u = net(torch.randn(5, 4) * (1 if step != 6 else 50))
     loss = squashed_log_prob(u).mean()
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
-    "gcn_degree": ("nonfinite-forward", """
+""",
+    ),
+    "gcn_degree": (
+        "nonfinite-forward",
+        """
 class GCN(nn.Module):
     def __init__(self):
         super().__init__()
@@ -293,8 +355,11 @@ for step in range(7):
         adj[2] = 0; adj[:, 2] = 0
     loss = F.cross_entropy(net(torch.randn(6, 4), adj), torch.randint(0, 2, (6,)))
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
-    "advantage": ("nonfinite-forward", """
+""",
+    ),
+    "advantage": (
+        "nonfinite-forward",
+        """
 net = nn.Linear(4, 2)
 opt = torch.optim.Adam(net.parameters(), 1e-2)
 def normalise(r):
@@ -308,8 +373,11 @@ for step in range(8):
     a = torch.randint(0, 2, (n, 1))
     loss = loss_fn(net(torch.randn(n, 4)), a, adv)
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
-    "bce_log": ("nonfinite-forward", """
+""",
+    ),
+    "bce_log": (
+        "nonfinite-forward",
+        """
 net = nn.Linear(4, 1)
 opt = torch.optim.SGD(net.parameters(), 0.1)
 class LogLoss(nn.Module):
@@ -321,8 +389,11 @@ for step in range(8):
     p = torch.sigmoid(net(x))
     loss = crit(p, (x[:, :1] > 0).float())
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
-    "variable_len": ("nonfinite-forward", """
+""",
+    ),
+    "variable_len": (
+        "nonfinite-forward",
+        """
 rnn = nn.RNNCell(3, 8)
 head = nn.Linear(8, 1)
 opt = torch.optim.SGD([*rnn.parameters(), *head.parameters()], 0.01)
@@ -337,8 +408,11 @@ for step in range(9):
     energy = (gate + 5 if step != 7 else gate * 0).log()  # CULPRIT
     loss = total + energy.mean()
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
-    "deep_sigmoid": ("vanishing-gradient", """
+""",
+    ),
+    "deep_sigmoid": (
+        "vanishing-gradient",
+        """
 class Deep(nn.Module):
     def __init__(self, n=24):
         super().__init__()
@@ -355,8 +429,11 @@ for step in range(120):
     x = torch.randn(32, 16)
     loss = F.cross_entropy(net(x), (x[:, 0] > 0).long())
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
-    "infloss_masked_action": ("nonfinite-forward", """
+""",
+    ),
+    "infloss_masked_action": (
+        "nonfinite-forward",
+        """
 from torch.distributions import Categorical
 net = nn.Linear(4, 3)
 opt = torch.optim.SGD(net.parameters(), 0.1)
@@ -368,8 +445,11 @@ for step in range(6):
     ent = -(logp.exp() * logp).sum(-1)  # CULPRIT
     loss = -logp[:, 0].mean() - 0.01 * ent.mean()
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
-    "gp_double": ("nonfinite-backward", """
+""",
+    ),
+    "gp_double": (
+        "nonfinite-backward",
+        """
 class Critic(nn.Module):
     def __init__(self):
         super().__init__()
@@ -389,8 +469,11 @@ for step in range(7):
         with torch.no_grad(): critic.net[0].bias[:] = -50.
     loss = critic(fake).mean() - critic(real).mean() + 10 * penalty(real, fake)
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
-    "mdn": ("nonfinite-forward", """
+""",
+    ),
+    "mdn": (
+        "nonfinite-forward",
+        """
 class MDN(nn.Module):
     def __init__(self):
         super().__init__()
@@ -407,8 +490,11 @@ for step in range(8):
     y = torch.randn(16, 1) * (1 if step != 5 else 500)
     loss = nll(*net(torch.randn(16, 3)), y)
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
-    "focal": ("nonfinite-backward", """
+""",
+    ),
+    "focal": (
+        "nonfinite-backward",
+        """
 def focal(logits, y, gamma=0.5):
     p = torch.sigmoid(logits)
     pt = torch.where(y > 0.5, p, 1 - p)
@@ -419,16 +505,22 @@ for step in range(8):
     x = torch.randn(16, 3) * (1 if step != 5 else 200)
     loss = focal(net(x), (net(x) > 0).float())
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
-    "half_adam": ("nonfinite-backward", """
+""",
+    ),
+    "half_adam": (
+        "nonfinite-backward",
+        """
 net = nn.Sequential(nn.Embedding(20, 8), nn.Flatten(), nn.Linear(24, 2)).half()
 opt = torch.optim.Adam(net.parameters(), lr=1e-3)  # CULPRIT
 for step in range(6):
     i = torch.randint(0, 20, (8, 3))
     loss = F.cross_entropy(net(i).float(), torch.randint(0, 2, (8,)))
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
-    "nan_data": ("nonfinite-forward", """
+""",
+    ),
+    "nan_data": (
+        "nonfinite-forward",
+        """
 import numpy as np
 class Rows(torch.utils.data.Dataset):
     def __init__(self):
@@ -441,16 +533,22 @@ opt = torch.optim.SGD(net.parameters(), 0.01)
 for xb, yb in torch.utils.data.DataLoader(Rows(), batch_size=8):  # CULPRIT
     loss = F.mse_loss(net(xb), yb)
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
-    "logdet": ("nonfinite-forward", """
+""",
+    ),
+    "logdet": (
+        "nonfinite-forward",
+        """
 A = nn.Parameter(torch.randn(4, 4))
 opt = torch.optim.SGD([A], 0.5)
 for step in range(4):
     sign_bad = torch.logdet(A)  # CULPRIT
     loss = A.pow(2).sum() - sign_bad
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
-    "inv_softplus": ("nonfinite-forward", """
+""",
+    ),
+    "inv_softplus": (
+        "nonfinite-forward",
+        """
 raw = nn.Parameter(torch.tensor([0.5, 1.0, 2.0]))
 opt = torch.optim.SGD([raw], 0.4)
 def inverse(y):
@@ -458,8 +556,11 @@ def inverse(y):
 for step in range(12):
     loss = inverse(raw).pow(2).sum() + 3 * raw.sum()
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
-    "sum_reduction": ("exploding-gradient", """
+""",
+    ),
+    "sum_reduction": (
+        "exploding-gradient",
+        """
 net = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 1))
 optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)  # CULPRIT
 X = torch.randn(256, 10) * 3
@@ -467,8 +568,11 @@ Y = X.sum(1, keepdim=True)
 for epoch in range(40):
     loss = F.mse_loss(net(X), Y, reduction="sum")
     optimizer.zero_grad(); loss.backward(); optimizer.step()
-"""),
-    "cosine": ("nonfinite-forward", """
+""",
+    ),
+    "cosine": (
+        "nonfinite-forward",
+        """
 def cosine(a, b):
     return (a * b).sum(-1) / (a.pow(2).sum(-1).sqrt() * b.pow(2).sum(-1).sqrt())  # CULPRIT
 enc = nn.Sequential(nn.Linear(4, 6), nn.ReLU())
@@ -480,8 +584,11 @@ for step in range(6):
         if step == 4: enc[0].bias[:] = -100
     loss = 1 - cosine(enc(a), enc(b)).mean()
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
-    "entropy_log0": ("nonfinite-forward", """
+""",
+    ),
+    "entropy_log0": (
+        "nonfinite-forward",
+        """
 class Attn(nn.Module):
     def __init__(self):
         super().__init__()
@@ -497,8 +604,11 @@ for step in range(6):
     w, z = m(torch.randn(8, 5, 4))
     loss = head(z).pow(2).mean() + 0.1 * entropy(w)
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
-    "temperature": ("nonfinite-forward", """
+""",
+    ),
+    "temperature": (
+        "nonfinite-forward",
+        """
 class Router(nn.Module):
     def __init__(self):
         super().__init__()
@@ -512,8 +622,11 @@ for step in range(10):
     r.tau = max(0.0, 1.0 - step / 6)
     loss = (r(torch.randn(8, 4)) ** 2).sum(-1).mean()
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
-    "geomean": ("nonfinite-backward", """
+""",
+    ),
+    "geomean": (
+        "nonfinite-backward",
+        """
 net = nn.Linear(3, 4)
 opt = torch.optim.SGD(net.parameters(), 0.01)
 for step in range(6):
@@ -521,8 +634,11 @@ for step in range(6):
     g = h.prod(-1) ** 0.25  # CULPRIT
     loss = g.mean()
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
-    "nested_helper": ("nonfinite-forward", """
+""",
+    ),
+    "nested_helper": (
+        "nonfinite-forward",
+        """
 def safe_log(x):
     return torch.log(x)  # CULPRIT
 class KL(nn.Module):
@@ -535,8 +651,11 @@ for step in range(8):
     if step < 5: p = p * 0.9 + 0.1 / 6
     loss = kl(net(torch.randn(8, 4)).softmax(-1), p)
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
-    "bn_eval_var": ("nonfinite-forward", """
+""",
+    ),
+    "bn_eval_var": (
+        "nonfinite-forward",
+        """
 class Norm(nn.Module):
     def __init__(self, n):
         super().__init__()
@@ -550,5 +669,6 @@ data = torch.randn(33, 3)
 for xb in data.split(8):
     loss = net(xb).pow(2).mean()
     opt.zero_grad(); loss.backward(); opt.step()
-"""),
+""",
+    ),
 }

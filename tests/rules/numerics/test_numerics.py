@@ -107,7 +107,9 @@ def test_words(slug: str, tmp_path: Path) -> None:
 
 
 def test_weights_are_kept_where_the_policy_raises(tmp_path: Path) -> None:
-    program = HEAD + """
+    program = (
+        HEAD
+        + """
 net = nn.Linear(3, 2)
 opt = torch.optim.SGD(net.parameters(), 0.1)
 for step in range(3):
@@ -115,13 +117,16 @@ for step in range(3):
     loss = out.sqrt().sum()
     opt.zero_grad(); loss.backward(); opt.step()
 """
+    )
     said, variables = run(program, tmp_path / "kept.py", "strict")
     assert said[0]["name"] == "nonfinite-backward"
     assert all(bool(torch.isfinite(p).all()) for p in variables["net"].parameters())
 
 
 def test_an_exception_from_poisoned_weights_repeats_what_poisoned_them(tmp_path: Path) -> None:
-    program = HEAD + """
+    program = (
+        HEAD
+        + """
 w = nn.Parameter(torch.eye(4))
 opt = torch.optim.SGD([w], 0.1)
 for step in range(3):
@@ -129,6 +134,7 @@ for step in range(3):
     loss = (u[:, :2] @ v[:2]).pow(2)[0].sum()
     opt.zero_grad(); loss.backward(); opt.step()
 """
+    )
     said, _ = run(program, tmp_path / "svd.py")
     assert [diagnosis["severity"] for diagnosis in said] == ["warning", "error"]
     for diagnosis in said:
@@ -137,7 +143,9 @@ for step in range(3):
 
 
 def test_told_again_after_recovery(tmp_path: Path) -> None:
-    program = HEAD + """
+    program = (
+        HEAD
+        + """
 net = nn.Linear(3, 1)
 opt = torch.optim.SGD(net.parameters(), 0.01)
 for step in range(12):
@@ -152,6 +160,7 @@ for step in range(12):
     loss.backward()
     if torch.isfinite(loss): opt.step()
 """
+    )
     said, _ = run(program, tmp_path / "again.py")
     assert [(diagnosis["code"], diagnosis["culprit"]["line"]) for diagnosis in said] == [("GG501", 13), ("GG501", 15)]
 
@@ -164,7 +173,9 @@ def test_watch_finds_the_cause_without_any_trace(tmp_path: Path) -> None:
 
 
 def test_nothing_of_the_graph_is_kept(tmp_path: Path) -> None:
-    program = HEAD + """
+    program = (
+        HEAD
+        + """
 import gc, weakref
 net = nn.Linear(3, 2)
 opt = torch.optim.SGD(net.parameters(), 0.1)
@@ -180,6 +191,7 @@ for step in range(6):
     opt.step()
 gc.enable()
 """
+    )
     said, variables = run(program, tmp_path / "kept.py")
     assert not said and not any(variables["alive"])
 
