@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from gradguard.evidence.recompute import node_kind
 from gradguard.torch_internals import held_by_hook
 
 Saved = dict[str, torch.Tensor]
@@ -148,9 +147,8 @@ class Held:
             return 0, 1
 
 
-def hold(node: Any) -> Held | None:
-    """Takes hold of what tells whether a node's derivative is finite; None for nodes that cannot be trouble."""
-    kind = node_kind(node)
+def hold(node: Any, kind: str) -> Held | None:
+    """Takes hold of what tells whether the derivative of a node (of this kind) is finite; None for nodes that cannot be trouble."""
     risk = RISKS.get(kind)
     if risk is None:
         return None

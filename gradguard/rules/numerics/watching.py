@@ -48,7 +48,7 @@ class Plan:
     """What is known of the backward calls at one line.
 
     Attributes:
-        paths: ways from the root to risky nodes (positions in `next_functions`), with the type expected there.
+        paths: ways from the root to risky nodes (positions in `next_functions`), with the type expected there and its kind.
         sentinel, near: a small parameter at the far end, and the one nearest the loss.
         others: parameters that a risky op would spoil without reaching the far end: those its result is multiplied with.
         leaves: every leaf of the graph.
@@ -57,7 +57,7 @@ class Plan:
     """
 
     site: CallSite | None = None
-    paths: list[tuple[tuple[int, ...], str]] = field(default_factory=list)
+    paths: list[tuple[tuple[int, ...], type, str]] = field(default_factory=list)
     sentinel: weakref.ref[torch.Tensor] | None = None
     near: weakref.ref[torch.Tensor] | None = None
     others: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
@@ -183,8 +183,11 @@ class Numbers:
                 if variable is not None:
                     leaves.append(variable)
                     depths.append(depth[node])
-            elif node_kind(node) in RISKS:
-                held = hold(node)
+            else:
+                kind = node_kind(node)
+                if kind not in RISKS or (kind == "LogSoftmax" and node_kind(way[node][0]).startswith("NllLoss")):
+                    continue  # what cross entropy cannot digest shows in the loss
+                held = hold(node, kind)
                 if held is None:
                     continue
                 risky.append(node)
@@ -197,7 +200,7 @@ class Numbers:
                     path.append(position)
                 if hops + len(path) <= _MOST_HOPS and len(plan.paths) < _MOST_HELD:
                     hops += len(path)
-                    plan.paths.append((tuple(reversed(path)), type(node).__name__))
+                    plan.paths.append((tuple(reversed(path)), type(node), kind))
         plan.leaves = [weakref.ref(leaf) for leaf in leaves]
         far, near = _ends(leaves, depths)
         plan.sentinel = None if far is None else weakref.ref(far)
@@ -207,21 +210,21 @@ class Numbers:
             self.footprints.add(order)
 
     def _follow(self, plan: Plan, root: Any, traced: bool) -> None:
-        for path, kind in plan.paths:
+        for path, expected, kind in plan.paths:
             node = root
             for position in path:
                 edges = node.next_functions
                 node = edges[position][0] if position < len(edges) else None
                 if node is None:
                     break
-            if node is None or type(node).__name__ != kind:
+            if type(node) is not expected:
                 # the graph has another shape now: its paths are found again, but not for ever
                 plan.misses += 1
                 if plan.walks < 8 + plan.calls // 200:
                     self.held = []
                     self._walk(plan, root, traced)
                 return
-            held = hold(node)
+            held = hold(node, kind)
             if held is not None:
                 self.held.append(held)
 

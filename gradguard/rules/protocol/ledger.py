@@ -31,10 +31,10 @@ from gradguard.torch_internals import quiet
 
 _SURVEYS = frozenset({3, 12, 24, 60, 150, 400, 1000, 4000})  # an optimizer's steps after which everything is looked at
 # Gradients are followed in the first steps, after an optimizer is made or something looks odd, and in one window of steps out
-# of eight from then on: a loop that is wrong is wrong in each of its rounds.
+# of sixteen from then on: a loop that is wrong is wrong in each of its rounds.
 _AWAKE_FIRST = 64
 _AWAKE = 16
-_ASLEEP = 112
+_ASLEEP = 240
 _MOST_PARTS = 256  # unused contributions remembered of one parameter
 
 
@@ -186,6 +186,8 @@ class Ledger:
             self.survey.walk(call, roots)
         if tag_due(self.backwards):
             self.retained.tag(self.steps, self.backwards, roots, self.found)
+        if self.asleep:
+            return
         part: Part | None = None
         for book in self.books.values():
             got = False
