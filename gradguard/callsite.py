@@ -3,15 +3,13 @@
 Captured as (code object, instruction offset), which costs well under a microsecond; turned into file, line, columns and
 expression only when a diagnosis needs it (`gradguard.evidence.source`).
 
-"The user's code" is every file that is not PyTorch's, gradguard's, the standard library's or an installed package's. A
-stack with no such file (a training script that is itself an installed package) falls back on the outermost frame that is
-not PyTorch's or gradguard's.
+"The user's code" is every file that is not PyTorch's, gradguard's, the standard library's or an installed package's. In a
+stack with no such file (a training script that is itself an installed package) no call site is known.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import sysconfig
 from types import CodeType, FrameType
 from typing import NamedTuple
@@ -90,21 +88,3 @@ def user_stack(frame: FrameType | None, limit: int = 12) -> tuple[CallSite, ...]
             found.append(CallSite(frame.f_code, frame.f_lasti))
         frame = frame.f_back
     return tuple(found)
-
-
-def capture(depth: int = 1) -> CallSite | None:
-    """The call site of the innermost user frame, seen from `depth` frames above this function's caller's frame."""
-    start = sys._getframe(depth)
-    frame = user_frame(start)
-    if frame is None:
-        frame = _outermost_foreign(start)
-    return None if frame is None else CallSite(frame.f_code, frame.f_lasti)
-
-
-def _outermost_foreign(frame: FrameType | None) -> FrameType | None:
-    found = None
-    while frame is not None:
-        if not is_torch_or_own(frame.f_code.co_filename) and not frame.f_code.co_filename.startswith("<frozen"):
-            found = found or frame
-        frame = frame.f_back
-    return found

@@ -22,7 +22,7 @@ from gradguard.probes import patches
 from gradguard.replay import RandomState, can_run_again, nothing_stays
 from gradguard.reporters.jsonl import JsonlReport
 from gradguard.reporters.terminal import render_for_error
-from gradguard.rules.base import Moment, Rule
+from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.registry import rules_for
 from gradguard.run import Run
@@ -102,7 +102,10 @@ class Guard:
         if self.made_at is not None:
             return session.run_of(self.made_at, self.settings)
         # made by an adapter, not in a line of the user's: nothing to share it by
-        return self._private.setdefault(id(session), Run(self.settings))
+        run = self._private.get(id(session))
+        if run is None:
+            run = self._private[id(session)] = Run(self.settings)
+        return run
 
     @property
     def diagnoses(self) -> list[Diagnosis]:
@@ -164,7 +167,7 @@ class Guard:
                     session.closing(sys._getframe(1))
                     run.tell_repeats()
             elif isinstance(error, Exception) and not isinstance(error, GradGuardError):
-                session.explain(self, "error", "escape", lambda: traceback_frames(tb), error=error)
+                session.explain(self, "escape", lambda: traceback_frames(tb), error=error)
         except (GradGuardError, Warning):
             raise
         except Exception as fault:
@@ -396,16 +399,12 @@ class Guard:
             raise
         except Exception as error:
             tb = error.__traceback__
-            current_session().explain(self, "error", "escape", lambda: traceback_frames(tb), error=error)
+            current_session().explain(self, "escape", lambda: traceback_frames(tb), error=error)
             raise
 
     def report_to(self, path: str | os.PathLike[str]) -> None:
         """Writes diagnoses to this file from now on."""
         self.report = JsonlReport(path)
-
-    def silent_rules(self, moment: Moment, traced: bool) -> tuple[Rule, ...]:
-        """The rules asked at a moment of a step; empty for most moments, which then cost next to nothing."""
-        return self.run.silent_rules(moment, traced)
 
 
 _cache: dict[Any, Settings] = {}

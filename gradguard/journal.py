@@ -236,7 +236,6 @@ class Journal:
         self.step = 0
         self.backward_count = 0
         self.grad_reads = 0  # how often the user's code read a `.grad`, in traced steps
-        self.untraced_ops = True  # whether some graph nodes may have been made with no op probe on
 
     def resize(self, ops: int, writes: int) -> bool:
         """Changes how much is kept; returns whether anything changed."""
@@ -307,10 +306,6 @@ class Journal:
     def writes_to(self, storage: int, after_clock: int = 0) -> list[WriteFact]:
         """The recorded writes to a storage, oldest first, later than a clock reading."""
         return [write for write in self.writes if write.storage == storage and write.clock > after_clock]
-
-    def grad_mode_at(self, clock: int) -> ModeFact | None:
-        """The last switch of grad mode before a clock reading."""
-        return next((mode for mode in reversed(self.modes) if mode.clock <= clock), None)
 
 
 class _Local(threading.local):

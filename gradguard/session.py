@@ -2,7 +2,8 @@
 incidents.
 
 One session a thread, kept for the thread's life, so that what a step leaves behind is still known in the next
-`with gradguard():`. The guards open in a thread stand on its stack; the innermost one's settings rule.
+`with gradguard():`. The guards open in a thread stand on its stack: the outermost one's run decides which steps are traced
+and keeps what rules remember, the innermost one speaks.
 """
 
 from __future__ import annotations
@@ -13,15 +14,14 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from itertools import islice
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gradguard import checkpointing, step_protocol
-from gradguard.callsite import USER_FILES, CallSite, user_frame, user_stack
+from gradguard.callsite import CallSite, user_frame, user_stack
 from gradguard.errors import GradGuardError, GradGuardWarning
 from gradguard.evidence.frames import FrameView, live_frames
 from gradguard.journal import BackwardFact, Cut, StepFact, current_journal
@@ -52,6 +52,24 @@ _BACKWARDS_PER_STEP = 64
 _DEBUG = bool(os.environ.get("GRADGUARD_DEBUG"))
 
 
+class _Shield:
+    """Inside, what goes wrong in gradguard is reported and left behind; only a diagnosis gets out to the training."""
+
+    __slots__ = ("_session",)
+
+    def __init__(self, session: weakref.ref[Session]) -> None:
+        self._session = session
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> bool:
+        session = self._session()
+        if session is None or not isinstance(error, Exception) or isinstance(error, (GradGuardError, GradGuardWarning)):
+            return False
+        session.fault(error)
+        return True
+
+
 class Session:
     """See the module's docstring. Implements `gradguard.probes.hub.Listener`."""
 
@@ -77,6 +95,7 @@ class Session:
                 session.fault(error)
 
         self.probe = OpProbe(self.journal, failed, fault)
+        self.shield = _Shield(ref)
         self.census: Any = None  # the handle of a hook on module calls, while there is one
         self._depth = 0  # nested backward calls
         self._on = False  # whether the op probe stands on the mode stack, as far as this session put it there
@@ -118,12 +137,14 @@ class Session:
         if len(self.guards) == 1:
             self._run = None
             set_listener(self)
-            try:
+            with self.shield:
                 attribution.keep()
-                guard.run.ledger.opened()
+                sizes = guard.settings.journal
+                if self.journal.resize(sizes.ops, sizes.writes):
+                    self.probe.rebind()
+                self.run.depth.resume()
+                self.run.ledger.opened()
                 self.begin_step(entered=True)
-            except Exception as fault:
-                self.fault(fault)
 
     def close(self, guard: Guard) -> None:
         """A guard is left."""
@@ -131,13 +152,12 @@ class Session:
             self._close_from_afar(guard)
             return
         if len(self.guards) == 1:
-            try:
-                guard.run.depth.pause()
-                step_protocol.end_census(self, guard.run.ledger)
-                if self.tracing and guard.run.settings.actions.unused_ignores != "off":
-                    guard.run.files.update({op[2].co_filename for op in islice(reversed(self.journal.ops), 256)})
-            except Exception as fault:
-                self.fault(fault)
+            with self.shield:
+                run = self.run
+                run.depth.pause()
+                step_protocol.end_census(self, run.ledger)
+                if self.tracing and run.settings.actions.unused_ignores != "off":
+                    run.files.update({op[2].co_filename for op in islice(reversed(self.journal.ops), 256)})
         for i in range(len(self.guards) - 1, -1, -1):  # the same guard may stand there twice
             if self.guards[i] is guard:
                 del self.guards[i]
@@ -176,20 +196,16 @@ class Session:
     def closing(self, frame: FrameType) -> None:
         """The outermost guard is about to be left in good order."""
         if len(self.guards) == 1:
-            try:
+            with self.shield:
                 step_protocol.tell(self, "closing", frame)
-                self.moment("close", "close", frame)
-            except (GradGuardError, GradGuardWarning):
-                raise
-            except Exception as fault:
-                self.fault(fault)
 
     def trace(self, on: bool) -> None:
         """Switches the op probe of this thread."""
         on = on and not self.faulty and can_trace_ops()
         if on and self.guards:
-            self.probe.contents = self.guards[0].settings.trace.contents
-            self.probe.locate = note_nonfinite if self.guards[0].settings.trace.locate_nonfinite else None
+            trace = self.run.settings.trace
+            self.probe.contents = trace.contents
+            self.probe.locate = note_nonfinite if trace.locate_nonfinite else None
         if on and not mode_is_active(self.probe):
             insert_mode(self.probe)
         elif not on:
@@ -198,10 +214,6 @@ class Session:
         self._stale = not on and self._depth > 0
         self.probe.live = on
         self.tracing = self._on = on
-
-    def untraced(self) -> AbstractContextManager[Any]:
-        """Inside, gradguard's own tensor calls are nobody's business."""
-        return quiet()
 
     def fault(self, error: BaseException) -> None:
         """gradguard itself failed: say so once, stop tracing, let the training go on."""
@@ -218,59 +230,38 @@ class Session:
 
     def run_backward(self, kind: str, original: Callable[..., Any], frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         __tracebackhide__ = True
-        call = run = None
+        call: BackwardFact | None = None
         roots: tuple[Any, ...] = ()
+        outermost = kind == "backward" and not self._depth
         if self.tracing and not self._on and not self._depth:  # an optimizer's step() raised: its post hook never came
             self.trace(True)
-        try:
+        with self.shield:
             with quiet():
-                call = self._record_backward(kind, frame, args, kwargs)
-            if not self._depth and kind == "backward":
-                step_protocol.before_backward(self, frame)
-            run = self.run
-            if run.silent_rules("before_backward", self.tracing):
                 roots = _tensors(args, kwargs, 0, ("tensors", "outputs"))
-                self.moment("before_backward", kind, frame, roots=roots, call=call)
-        except (GradGuardError, GradGuardWarning):
-            raise
-        except Exception as fault:
-            self.fault(fault)
+                call = self._record_backward(kind, frame, args, kwargs, roots)
+            if outermost:
+                step_protocol.before_backward(self, frame)
+            self.moment("before_backward", kind, frame, roots=roots, call=call)
         self._depth += 1
         try:
             result = original(*args, **kwargs)
-        except Exception as error:
+        except BaseException as error:
             self._depth -= 1
-            if isinstance(error, GradGuardError):
-                raise
-            self._failed(
-                error,
-                kind,
-                frame,
-                _tensors(args, kwargs, 0, ("tensors", "outputs")),
-                _tensors(args, kwargs, 1, ("inputs",)) if kind == "grad" else _tensors(args, kwargs, 5, ("inputs",)),
-                call,
-            )
-            raise
-        except BaseException:
-            self._depth -= 1
+            if isinstance(error, Exception) and not isinstance(error, GradGuardError):
+                inputs = _tensors(args, kwargs, 1 if kind == "grad" else 5, ("inputs",))
+                self._failed(error, kind, frame, roots, inputs, call)
             raise
         self._depth -= 1
-        try:
+        with self.shield:
             if kind == "grad" and self.tracing and call is not None and not call.create_graph:
                 self._gradients(call, result)
-            if not self._depth and kind == "backward":
-                if call is not None:
-                    step_protocol.after_backward(self, frame, call, _tensors(args, kwargs, 0, ("tensors", "outputs")))
+            if outermost and call is not None:
+                step_protocol.after_backward(self, frame, call, roots)
+            if outermost:
                 self._backwards += 1
                 if self._backwards > _BACKWARDS_PER_STEP:  # a loop without optimizers still has steps
                     self.begin_step()
-            if run is not None and run.silent_rules("after_backward", self.tracing):
-                roots = roots or _tensors(args, kwargs, 0, ("tensors", "outputs"))
-                self.moment("after_backward", kind, frame, roots=roots, call=call)
-        except (GradGuardError, GradGuardWarning):
-            raise
-        except Exception as fault:
-            self.fault(fault)
+            self.moment("after_backward", kind, frame, roots=roots, call=call)
         return result
 
     def _gradients(self, call: BackwardFact, result: Any) -> None:
@@ -280,7 +271,9 @@ class Session:
             if isinstance(gradient, torch.Tensor) and not gradient.requires_grad:
                 self.journal.remember_cut(gradient, cut)
 
-    def _record_backward(self, kind: str, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BackwardFact:
+    def _record_backward(
+        self, kind: str, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any], roots: tuple[Any, ...]
+    ) -> BackwardFact:
         journal = self.journal
         journal.backward_count += 1
         caller = user_frame(frame)
@@ -288,7 +281,7 @@ class Session:
         retain = args[position[0]] if len(args) > position[0] else kwargs.get("retain_graph")
         create = args[position[1]] if len(args) > position[1] else kwargs.get("create_graph", False)
         seqs = []
-        for root in _tensors(args, kwargs, 0, ("tensors", "outputs")):
+        for root in roots:
             node = getattr(root, "grad_fn", None)
             seqs.append(-1 if node is None else node_sequence(node))
         fact = BackwardFact(
@@ -331,20 +324,19 @@ class Session:
     def run_function(self, original: Callable[..., Any], cls: Any, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Function.apply makes its node outside any torch call: the op probe does not see it."""
         if cls.__name__ == "CheckpointFunction":
-            checkpointing.reentrant(self, args, frame)
+            with self.shield:
+                checkpointing.reentrant(self, args, frame)
         before = sequence_number()
         result = original(cls, *args, **kwargs)
-        try:
+        with self.shield:
             if sequence_number() != before:
                 caller = user_frame(frame)
                 if caller is not None:
                     self.journal.ops.append((before, before + 1, caller.f_code, caller.f_lasti, cls, self.journal.tick()))
-        except Exception as fault:
-            self.fault(fault)
         return result
 
     def before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        try:
+        with self.shield:
             with quiet():
                 self.run.ledger.before_step(optimizer)
             self.moment("before_step", "optimizer", sys._getframe(2), optimizer=optimizer, args=args, kwargs=kwargs)
@@ -352,13 +344,9 @@ class Session:
                 # most torch calls of a small model's step are its optimizer's own (TORCH_FACTS 29), and none of them is a clue
                 remove_mode(self.probe)
                 self._on = False
-        except (GradGuardError, GradGuardWarning):
-            raise
-        except Exception as fault:
-            self.fault(fault)
 
     def after_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        try:
+        with self.shield:
             caller = user_frame(sys._getframe(2))
             journal = self.journal
             journal.steps.append(
@@ -372,38 +360,21 @@ class Session:
                 )
             )
             step_protocol.after_step(self, sys._getframe(2), optimizer, journal.steps[-1].site)
-            self.moment("after_step", "optimizer", sys._getframe(2), optimizer=optimizer, args=args, kwargs=kwargs)
             self.begin_step()
-        except (GradGuardError, GradGuardWarning):
-            raise
-        except Exception as fault:
-            self.fault(fault)
-
-    def zeroing(self, owner: Any, frame: FrameType) -> None:
-        try:
-            self.moment("zero_grad", "zero_grad", frame, optimizer=owner)
-        except (GradGuardError, GradGuardWarning):
-            raise
-        except Exception as fault:
-            self.fault(fault)
 
     def run_checkpoint(self, function: Any, frame: FrameType, args: tuple[Any, ...]) -> None:
         """Non-reentrant checkpointing begins: what the function reads beside its arguments must stay as it is."""
-        try:
+        with self.shield:
             checkpointing.begins(self, function, frame)
-        except Exception as fault:
-            self.fault(fault)
 
     def protocol(self, happening: str, frame: FrameType, *facts: Any) -> None:
         """Something that the ledger of the step protocol keeps account of."""
+        if happening == "made" or (happening == "switched" and facts[1] != facts[2]):
+            self.run.depth.changed = True  # a new optimizer; from train to eval or back
         if happening == "zeroed" and self.run.ledger.asleep:
             return
-        try:
+        with self.shield:
             step_protocol.tell(self, happening, frame, *facts, step_protocol.site_of(frame))
-        except (GradGuardError, GradGuardWarning):
-            raise
-        except Exception as fault:
-            self.fault(fault)
 
     def wants_forwards(self) -> bool:
         """Whether forwards without grad shall be reported."""
@@ -440,9 +411,9 @@ class Session:
             return [view for view in inner if view.is_user] + live_frames(frame)  # a custom backward's own frame, a hook's
 
         facts = {"error": error, "roots": roots, "inputs": inputs, "call": call, "func": func, "args": args, "kwargs": kwargs or {}}
-        self.explain(self.guard, "error", where, frames, **facts)
+        self.explain(self.guard, where, frames, **facts)
 
-    def explain(self, guard: Guard, moment: Moment, where: str, frames: Callable[[], list[FrameView]], **facts: Any) -> None:
+    def explain(self, guard: Guard, where: str, frames: Callable[[], list[FrameView]], **facts: Any) -> None:
         """Has an exception diagnosed; a fault on the way leaves the exception as it is.
 
         Raises:
@@ -451,13 +422,9 @@ class Session:
         __tracebackhide__ = True
         incident: Incident | None = None
         try:
-            incident = self.incident(moment, where, frames, **facts)
-            with self.untraced():
+            with self.shield, quiet():
+                incident = self.incident("error", where, frames, **facts)
                 guard.failed(incident)
-        except (GradGuardError, GradGuardWarning):
-            raise
-        except Exception as fault:
-            self.fault(fault)
         finally:
             if incident is not None:
                 incident.dispose()
@@ -495,7 +462,7 @@ class Session:
         if asked:
             incident = self.incident(moment, where, lambda: live_frames(frame), **facts)
             try:
-                with self.untraced():
+                with quiet():
                     self.guard.check(asked, incident)
             finally:
                 incident.dispose()
@@ -519,10 +486,8 @@ def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, names
         return (value,)
     if isinstance(value, dict):
         return tuple(value.values())
-    try:
-        return tuple(value)
-    except TypeError:
-        return ()
+    # an iterator is PyTorch's to read: read here, it would be empty there, and no gradient would be computed
+    return tuple(value) if isinstance(value, (list, tuple)) else ()
 
 
 def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -544,6 +509,3 @@ def current_session() -> Session:
     if session is None:
         session = _local.session = Session()
     return session
-
-
-_ = USER_FILES

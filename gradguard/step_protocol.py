@@ -6,7 +6,6 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from gradguard.callsite import CallSite, user_frame
-from gradguard.errors import GradGuardError, GradGuardWarning
 from gradguard.evidence.frames import live_frames
 from gradguard.probes.protocol_patches import take_census
 from gradguard.rules.protocol.suspicion import Suspicion
@@ -25,28 +24,23 @@ def site_of(frame: FrameType | None) -> CallSite | None:
 
 
 def tell(session: Session, happening: str, frame: FrameType | None, *facts: Any) -> None:
-    """Tells the ledger what happened (a method's name of `Ledger` and its arguments).
+    """Tells the ledger what happened (a method's name of `Ledger` and its arguments). The caller holds up the session's shield.
 
     Raises:
         GradGuardError, GradGuardWarning: a rule has found something and the policy raises.
     """
     ledger = session.run.ledger
-    try:
-        if session.tracing or others_watch():
-            with quiet():
-                getattr(ledger, happening)(*facts)
-        else:
+    if session.tracing or others_watch():
+        with quiet():
             getattr(ledger, happening)(*facts)
-        if ledger.census_until:
-            _census(session, ledger)
-        if ledger.found:
-            found, ledger.found = ledger.found, []
-            for suspicion in found:
-                suspect(session, suspicion, frame)
-    except (GradGuardError, GradGuardWarning):
-        raise
-    except Exception as fault:
-        session.fault(fault)
+    else:
+        getattr(ledger, happening)(*facts)
+    if ledger.census_until:
+        _census(session, ledger)
+    if ledger.found:
+        found, ledger.found = ledger.found, []
+        for suspicion in found:
+            suspect(session, suspicion, frame)
 
 
 def before_backward(session: Session, frame: FrameType) -> None:
@@ -100,7 +94,7 @@ def suspect(session: Session, suspicion: Suspicion, frame: FrameType | None) -> 
         optimizer = None if suspicion.book is None else suspicion.book.ref()
         incident = session.incident("suspicion", "protocol", lambda: live_frames(frame), suspicion=suspicion, optimizer=optimizer)
         try:
-            with session.untraced():
+            with quiet():
                 session.guard.check(rules, incident)
         finally:
             incident.dispose()

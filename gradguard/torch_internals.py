@@ -50,7 +50,6 @@ _no_torch_function: Callable[[], AbstractContextManager[Any]] = _lookup("_C.Disa
 _len_dispatch_stack: Callable[[], int] = _lookup("_C._len_torch_dispatch_stack", lambda: 0)
 _no_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _lookup("utils._python_dispatch._disable_current_modes", nullcontext)
 _default_device: Any = _lookup("_GLOBAL_DEVICE_CONTEXT", None)
-current_node: Callable[[], Any] = _lookup("_C._current_autograd_node", lambda: None)
 
 ACCUMULATE_SEQ = 2**63  # AccumulateGrad nodes carry the maximum number, far above any count
 

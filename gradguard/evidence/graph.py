@@ -18,7 +18,6 @@ MAX_NODES = 200_000
 
 _VERSIONS = re.compile(r"is at version (\d+); expected version (\d+)")
 _OUTPUT_OF = re.compile(r"which is output (\d+) of (\w+)")
-_FREED = "already been freed"
 
 
 @dataclass(frozen=True)
@@ -104,17 +103,6 @@ def leaves(roots: Iterable[Any]) -> list[torch.Tensor]:
         if variable is not None:
             found.append(variable)
     return found
-
-
-def is_freed(node: Any) -> bool:
-    """Whether the node's saved values were let go by an earlier backward."""
-    verdict = check_saved(node)
-    return verdict is not None and _FREED in verdict
-
-
-def freed_nodes(roots: Iterable[Any]) -> list[Any]:
-    """The reachable nodes whose saved values are gone, the newest first."""
-    return [node for node, _ in walk(roots) if not is_accumulate(node) and is_freed(node)]
 
 
 def mismatches(roots: Iterable[Any]) -> list[Mismatch]:

@@ -191,17 +191,6 @@ class Names:
         return self.of_node(node, tensor.output_nr) if node is not None else None
 
 
-def holders(obj: Any, limit: int = 8) -> list[Any]:
-    """What refers to an object: containers and instances (their `__dict__` resolved), for "who keeps this alive"."""
-    found = []
-    for referrer in gc.get_referrers(obj):
-        if isinstance(referrer, (list, tuple, dict, set)) or hasattr(referrer, "__dict__") or type(referrer).__name__ == "deque":
-            found.append(referrer)
-            if len(found) >= limit:
-                break
-    return found
-
-
 def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """The items and attributes one level in, of containers and of the user's own objects."""
     if isinstance(value, (list, tuple)) or type(value).__name__ == "deque":

@@ -43,7 +43,7 @@ from gradguard.torch_internals import (
 
 _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
-_jit_tracing = jit_tracing
+
 _Tensor = torch.Tensor
 _Parameter = torch.nn.Parameter
 _KINDS = Kinds()
@@ -130,7 +130,7 @@ class OpProbe(TorchFunctionMode):
                                 self._gradless_operand(kind, before, after, item)
                 if watched is not None:
                     self._writes(func, watched)
-                if self.contents == "all" and not _jit_tracing():  # what is asked of a tensor there goes into the traced program
+                if self.contents == "all" and not jit_tracing():  # what is asked of a tensor there goes into the traced program
                     self._fingerprint_saved(result, before, after)
                 if type(result) is not _Tensor and isinstance(result, tuple):
                     self._side_results(before, func, result)

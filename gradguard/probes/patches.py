@@ -138,10 +138,8 @@ def _zero_grad(original: Callable[..., Any]) -> Callable[..., Any]:
         if not is_compiling():
             session = listener()
             if session is not None:
-                frame = sys._getframe(1)
-                session.zeroing(self, frame)
                 result = original(self, *args, **kwargs)
-                session.protocol("zeroed", frame, self)
+                session.protocol("zeroed", sys._getframe(1), self)
                 return result
         return original(self, *args, **kwargs)
 

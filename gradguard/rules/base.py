@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # "error": PyTorch (or Python) raised. The others are moments of a step at which silent bugs are looked for.
 # "suspicion": the ledger of the step protocol (`rules/protocol/ledger.py`) found something for one rule to judge.
-Moment = Literal["error", "before_backward", "after_backward", "before_step", "after_step", "zero_grad", "step_end", "close", "suspicion"]
+Moment = Literal["error", "before_backward", "after_backward", "before_step", "suspicion"]
 
 
 @dataclass(frozen=True)

@@ -469,3 +469,17 @@ def test_optimizer_implementations(options: dict[str, bool]) -> None:
         return list(net.parameters())
 
     assert_transparent(program)
+
+
+def test_what_backward_is_given_may_be_read_only_once() -> None:
+    def program() -> Any:
+        x = torch.randn(3, requires_grad=True)
+        losses = [(x * 2).sum(), (x * 3).pow(2).sum()]
+        torch.autograd.backward(loss for loss in losses)
+        net = nn.Linear(3, 1)
+        net(x).sum().backward(inputs=list(net.parameters()))
+        net(x).sum().backward(inputs=(p for p in net.parameters()))
+        gradients = torch.autograd.grad((x * 2).sum(), (leaf for leaf in [x]))
+        return x.grad, grads(*net.parameters()), gradients
+
+    assert_transparent(program)

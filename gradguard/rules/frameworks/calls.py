@@ -41,11 +41,6 @@ def keyword(call: ast.Call, name: str) -> ast.keyword | None:
     return next((item for item in call.keywords if item.arg == name), None)
 
 
-def is_true(node: ast.expr | None) -> bool:
-    """A literal True."""
-    return isinstance(node, ast.Constant) and node.value is True
-
-
 def compilations(incident: Incident) -> list[tuple[str, ast.Call]]:
     """The calls of torch.compile (also as `module.compile()`) in the innermost file that has any."""
     found = [(file, call) for file, call in calls(incident, "compile") if not ast.unparse(call.func).startswith(("re.", "regex."))]

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import torch
 
 from gradguard.diagnosis import Diagnosis, SourceSpan, TensorFacts
-from gradguard.evidence.names import short_list
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.rules.gradient_path import frozen, origins, patching, roots, switches, words
 from gradguard.rules.gradient_path.origins import Origin
@@ -275,14 +274,3 @@ def _gives_gradient(incident: Incident) -> bool:
         and incident.where == "backward"
         and roots.is_method(call)
     )
-
-
-def parameters_left(incident: Incident) -> str:
-    """The trainable parameters that live optimizers hold, a handful by name."""
-    named = []
-    for optimizer in incident.names.optimizers():
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                state = incident.names.state(p)
-                named.append(state.full if state is not None else incident.names.of(p) or "a tensor")
-    return short_list(dict.fromkeys(named), 4)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
-from typing import Any
 
-from torch import nn
-
-from gradguard.callsite import USER_FILES, CallSite
+from gradguard.callsite import USER_FILES
 from gradguard.diagnosis import SourceSpan
-from gradguard.evidence.source import ResolvedSite, at_line, dotted, resolve
+from gradguard.evidence.source import ResolvedSite, at_line, dotted
 from gradguard.evidence.syntax import Source, load
 from gradguard.rules.incident import Incident
 
@@ -106,22 +103,6 @@ def _targets(node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> Iterator[ast.e
             yield target
 
 
-def attribute_of(module: nn.Module, child: Any) -> str | None:
-    """The plain attribute (or container in one) through which a module holds an object that it has not registered."""
-    for key, value in vars(module).items():
-        if key in ("_parameters", "_buffers", "_modules") or key.startswith("__"):
-            continue
-        if value is child:
-            return key
-        if isinstance(value, dict) and any(item is child for item in value.values()):
-            return key
-        if isinstance(value, (list, tuple)) and any(
-            item is child or (isinstance(item, (list, tuple)) and any(i is child for i in item)) for item in value
-        ):
-            return key
-    return None
-
-
 def calls_of(source: Source, method: str, receiver: str | None = None) -> list[ast.Call]:
     """Calls `<receiver>.<method>(...)` in a file, in source order."""
     assert source.tree is not None
@@ -165,12 +146,3 @@ def names_in(node: ast.AST | None) -> list[str]:
             if name is not None:
                 found.setdefault(name)
     return [name for name in found if not any(other.startswith(name + ".") for other in found)]
-
-
-def function_around(site: CallSite | None) -> tuple[Source, ast.AST] | None:
-    """The file of a place, and the function (or the module) around it."""
-    place = resolve(site)
-    if place is None or place.source is None or place.source.tree is None:
-        return None
-    function = place.enclosing_function
-    return place.source, function if function is not None else place.source.tree
