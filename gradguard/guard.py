@@ -80,6 +80,14 @@ class Guard:
         self._held: list[tuple[Diagnosis, Exception]] | None = None
         self._aside: str | None = None
 
+    @classmethod
+    def of_run(cls, run: Run) -> Guard:
+        """A guard that goes on with a run of this thread, whoever began it."""
+        guard = cls(settings=run.settings)
+        guard.made_at = None
+        guard._private[id(current_session())] = run
+        return guard
+
     @property
     def level(self) -> str:
         """The preset in force."""

@@ -12,7 +12,6 @@ import sys
 import weakref
 from typing import Any
 
-from gradguard.callsite import CallSite
 from gradguard.depth import Depth
 from gradguard.policy import Policy
 from gradguard.rules.base import Moment, Rule
@@ -31,12 +30,10 @@ class Run:
 
     Args:
         settings: the guard's.
-        made_at: the line that made the guard.
     """
 
-    def __init__(self, settings: Settings, made_at: CallSite | None = None) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.made_at = made_at
         self.policy = Policy(settings)
         self.depth = Depth(settings)
         self.speaker = Speaker()
@@ -87,9 +84,7 @@ class Run:
             # note that it was interrupted, and with it the exit status of a SIGINT.
             return
         try:
-            guard = Guard(settings=self.settings)
-            guard.made_at = self.made_at
-            guard.close()
+            Guard.of_run(self).close()
         except Exception as error:  # at the end of the process there is nobody left to raise to
             logger.error("%s", error)
 

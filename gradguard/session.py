@@ -128,7 +128,7 @@ class Session:
         if run is None or run.settings is not settings:
             if len(self._runs) >= 64:
                 self._runs.pop(next(iter(self._runs)))
-            run = self._runs[made_at] = Run(settings, made_at)
+            run = self._runs[made_at] = Run(settings)
         return run
 
     def open(self, guard: Guard) -> None:
