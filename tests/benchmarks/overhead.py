@@ -1,9 +1,11 @@
 """What the guard costs, as median ratios to bare training.
 
-    python tests/benchmarks/overhead.py [--pairs 30] [--levels watch,strict] [--clock wall|cpu] [--amortised 2000]
+    python tests/benchmarks/overhead.py [--pairs 30] [--levels watch,strict] [--clock wall|cpu] [--run-in 3] [--amortised 2000]
 
 Bare, guarded and anomaly-mode steps alternate in one process, so that drift of the machine hits all alike; each figure is
-the median over pairs of (steps under X) / (bare steps right before). Nothing here asserts a time.
+the median over pairs of (steps under X) / (bare steps right before). A run's first steps are looked at more closely than
+those after: `--run-in` says how many go before the measuring, `--amortised` measures whole loops, first steps and all.
+Nothing here asserts a time.
 """
 
 from __future__ import annotations
@@ -40,12 +42,14 @@ def timed_loop(step: Step, context: Context, repeat: int, clock: Callable[[], fl
     return clock() - start
 
 
-def measure(make: Callable[[], Step], contexts: dict[str, Context], pairs: int, clock: Callable[[], float]) -> dict[str, float]:
-    """Median ratios to bare for each context."""
+def measure(
+    make: Callable[[], Step], contexts: dict[str, Context], pairs: int, clock: Callable[[], float], run_in: int
+) -> dict[str, float]:
+    """Median ratios to bare for each context, after `run_in` steps under each."""
     torch.manual_seed(0)
     step = make()
     for context in (nullcontext, *contexts.values()):
-        timed(step, context, 3, clock)
+        timed(step, context, run_in, clock)
     once = timed(step, nullcontext, 5, clock) / 5
     repeat = max(1, int(0.02 / max(once, 1e-6)))
     ratios: dict[str, list[float]] = {name: [] for name in contexts}
@@ -83,6 +87,7 @@ def main() -> None:
     parser.add_argument("--levels", default="watch,standard,strict,forensic")
     parser.add_argument("--only", default="", help="a part of a workload's name")
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
+    parser.add_argument("--run-in", type=int, default=3, metavar="STEPS", help="steps under each guard before any is measured")
     parser.add_argument("--amortised", type=int, default=0, metavar="STEPS", help="also whole loops of so many steps under one guard")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -92,7 +97,12 @@ def main() -> None:
     contexts: dict[str, Context] = {level: (lambda guard=guard: guard) for level, guard in guards.items()}  # type: ignore[misc]
     contexts["anomaly mode"] = lambda: torch.autograd.set_detect_anomaly(True)
     chosen = {name: make for name, make in WORKLOADS.items() if options.only in name}
-    print(table("each step under a guard", {name: measure(make, contexts, options.pairs, clock) for name, make in chosen.items()}))
+    print(
+        table(
+            "each step under a guard",
+            {name: measure(make, contexts, options.pairs, clock, options.run_in) for name, make in chosen.items()},
+        )
+    )
     if options.amortised:
         rows = {name: amortised(make, levels, options.amortised, max(3, options.pairs // 10), clock) for name, make in chosen.items()}
         print("\n" + table(f"{options.amortised} steps under one guard", rows))
