@@ -35,8 +35,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _guard(item: Any) -> Guard | None:
-    from gradguard.guard import Guard
-
     marker = item.get_closest_marker("gradguard")
     level: str | None = item.config.getoption("--gradguard")
     settings: dict[str, Any] = {}
@@ -47,6 +45,8 @@ def _guard(item: Any) -> Guard | None:
             raise pytest.UsageError(f"{item.nodeid}: the gradguard marker's level is one of {', '.join(_LEVELS)}, not {level!r}")
     if level is None or level == "off":
         return None
+    from gradguard.guard import Guard  # only now: a test run that asks for no guard must not load torch for it
+
     return Guard(level=level, **settings)
 
 

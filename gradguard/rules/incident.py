@@ -15,6 +15,8 @@ from gradguard.evidence.frames import FrameView
 from gradguard.evidence.graph import Mismatch, mismatches, root_nodes
 from gradguard.evidence.names import Names
 from gradguard.evidence.source import ResolvedSite, resolve
+from gradguard.evidence.syntax import Source
+from gradguard.evidence.taking_part import files_of, roots_taking_part, sources_of
 from gradguard.journal import BackwardFact, Journal
 from gradguard.rules.base import Moment
 
@@ -95,6 +97,16 @@ class Incident:
     @cached_property
     def user_frames(self) -> list[FrameView]:
         return [view for view in self.frames if view.is_user]
+
+    @cached_property
+    def modules(self) -> list[nn.Module]:
+        """The root modules that take part; `names.modules` has every one alive."""
+        return roots_taking_part(self.names, self.root_nodes)
+
+    @cached_property
+    def sources(self) -> list[Source]:
+        """The user's files that take part: those of the frames, innermost first, and of the modules' classes."""
+        return sources_of(files_of(self.user_frames, self.modules))
 
     @property
     def site(self) -> CallSite | None:

@@ -24,7 +24,7 @@ def own(pytester: pytest.Pytester) -> pytest.Pytester:
 
 
 def run(own: pytest.Pytester, *args: str) -> pytest.RunResult:
-    return own.runpytest_inprocess("-p", "no:cacheprovider", *args)
+    return own.runpytest_subprocess("-p", "no:cacheprovider", *args)
 
 
 def test_the_option_guards_every_test(own: pytest.Pytester) -> None:
@@ -40,6 +40,11 @@ def test_without_option_and_marker_nothing_is_guarded(own: pytest.Pytester) -> N
         "def test_step():\n    with pytest.raises(RuntimeError) as caught:\n        step().backward()\n"
         "    assert not isinstance(caught.value, GradGuardError)\n"
     )
+    run(own).assert_outcomes(passed=1)
+
+
+def test_an_unguarded_run_does_not_load_torch(own: pytest.Pytester) -> None:
+    own.makepyfile("import sys\ndef test_it():\n    assert 'torch' not in sys.modules\n")
     run(own).assert_outcomes(passed=1)
 
 

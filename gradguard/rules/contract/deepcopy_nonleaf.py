@@ -43,7 +43,7 @@ from gradguard.rules.base import Rule
 from gradguard.rules.contract.dataflow import Spot, bound_value, stores_of
 from gradguard.rules.contract.hooks import all_frames
 from gradguard.rules.contract.scopes import UNKNOWN, Scope, class_scopes, frame_scopes, peek
-from gradguard.rules.contract.search import called_name, user_sources
+from gradguard.rules.contract.search import called_name
 from gradguard.rules.incident import Incident
 
 _GROWING = {"append", "add", "insert", "extend", "appendleft", "update", "setdefault"}
@@ -208,7 +208,7 @@ def _store(incident: Incident, found: _Found) -> tuple[Spot | None, str | None]:
         return _definition(incident, found)
     spots: list[Spot] = []
     if _normed(found):
-        for source in user_sources(incident):
+        for source in incident.sources:
             for node in ast.walk(source.tree) if source.tree is not None else ():
                 if isinstance(node, ast.Call) and called_name(node) in ("weight_norm", "spectral_norm"):
                     spots.append(Spot(Scope(source, source.tree or ast.Module([], [])), node))
@@ -272,7 +272,7 @@ def _grown(found: _Found) -> list[Spot]:
 def _outside(incident: Incident, attribute: str) -> list[Spot]:
     """Assignments to an attribute of that name on anything, in the user's files (a hook that stores on the module, say)."""
     spots = []
-    for source in user_sources(incident):
+    for source in incident.sources:
         for node in ast.walk(source.tree) if source.tree is not None else ():
             if isinstance(node, ast.Assign) and any(isinstance(t, ast.Attribute) and t.attr == attribute for t in node.targets):
                 if not isinstance(node.value, ast.Constant):

@@ -45,7 +45,7 @@ from gradguard.rules.contract.dataflow import Spot, returns_of
 from gradguard.rules.contract.functions import def_span
 from gradguard.rules.contract.hooks import HOOK_CALLS, all_frames, registrations
 from gradguard.rules.contract.scopes import UNKNOWN, Scope, code_of, frame_scopes, function_scope
-from gradguard.rules.contract.search import called_name, live_modules, module_name, user_sources
+from gradguard.rules.contract.search import called_name, live_modules, module_name
 from gradguard.rules.incident import Incident
 
 _CHANGED = re.compile(r"hook '(.+?)' has changed the (size|type) of value(?: \(was (\S+) got (\S+)\))?")
@@ -152,7 +152,7 @@ def _hook_named(incident: Incident, name: str) -> list[Scope]:
     if named or name == "<lambda>":
         return named
     found = []
-    for source in user_sources(incident):
+    for source in incident.sources:
         found += [Scope(source, node) for node in source.scopes if isinstance(node, ast.FunctionDef) and node.name == name]
     return found
 

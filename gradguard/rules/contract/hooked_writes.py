@@ -13,7 +13,7 @@ from gradguard.fixes.edits import replaced
 from gradguard.rules.contract.dataflow import Spot, bound_value, definition
 from gradguard.rules.contract.hooks import all_frames, module_of_output, registrations, user_hooks
 from gradguard.rules.contract.scopes import Scope, frame_scopes
-from gradguard.rules.contract.search import called_name, module_name, user_sources
+from gradguard.rules.contract.search import called_name, module_name
 from gradguard.rules.incident import Incident
 
 
@@ -95,7 +95,7 @@ def _module_writes(incident: Incident, place: ResolvedSite, module: nn.Module) -
     kind = type(module).__name__
     name = module_name(incident, module)
     declared: list[Spot] = []
-    for source in user_sources(incident):
+    for source in incident.sources:
         for node in ast.walk(source.tree) if source.tree is not None else ():
             if isinstance(node, ast.Call) and called_name(node) == kind and _is_inplace(node):
                 declared.append(Spot(Scope(source, source.tree or ast.Module([], [])), node))

@@ -10,7 +10,7 @@ from torch import nn
 from gradguard.evidence.frames import FrameView, traceback_frames
 from gradguard.rules.contract.dataflow import Spot
 from gradguard.rules.contract.scopes import Scope, callee_scope, code_of
-from gradguard.rules.contract.search import called_name, user_sources
+from gradguard.rules.contract.search import called_name
 from gradguard.rules.incident import Incident
 
 HOOK_CALLS = {
@@ -32,7 +32,7 @@ def registrations(incident: Incident, full: bool = False, hook: Any = None) -> l
     With `full` only those of a module's full hooks; with `hook` those that name it come first.
     """
     found: list[Spot] = []
-    files = user_sources(incident)
+    files = incident.sources
     if hook is not None:
         code, _, _ = code_of(hook)
         files = sorted(files, key=lambda source: code is None or source.filename != code.co_filename)

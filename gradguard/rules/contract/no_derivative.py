@@ -40,7 +40,7 @@ from gradguard.fixes.edits import removed
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.functions import FunctionView, classes_in_graph, user_functions, view_of
 from gradguard.rules.contract.scopes import peek
-from gradguard.rules.contract.search import calls_in_use, user_sources
+from gradguard.rules.contract.search import calls_in_use
 from gradguard.rules.contract.words import untraced_note
 from gradguard.rules.incident import Incident
 
@@ -374,7 +374,7 @@ def _apply_spans(incident: Incident, view: FunctionView) -> list[SourceSpan]:
         if fact[4] is view.cls:
             place = incident.place_of_node(fact[0])
             return [] if place is None else [place.span(f"`{view.name}` is used here", "made")]
-    for source in user_sources(incident):
+    for source in incident.sources:
         for node in ast.walk(source.tree) if source.tree is not None else ():
             if isinstance(node, ast.Call) and ast.unparse(node.func) == f"{view.name}.apply":
                 return [_span(source, node, f"`{view.name}` is used here", source.qualname_around(node))]

@@ -8,29 +8,15 @@ from collections.abc import Iterator
 from torch import nn
 
 from gradguard.callsite import USER_FILES
-from gradguard.evidence.syntax import Source, load
 from gradguard.rules.contract.dataflow import Spot
 from gradguard.rules.contract.scopes import Scope, callee_scope, class_scopes, frame_scopes
 from gradguard.rules.incident import Incident
 
 
-def user_sources(incident: Incident) -> list[Source]:
-    """The user's files that take part: those of the frames and those that the modules' classes are written in."""
-    files: dict[str, None] = {}
-    for view in incident.user_frames:
-        files.setdefault(view.frame.f_code.co_filename)
-    for module in live_modules(incident):
-        for cls in type(module).__mro__:
-            code = getattr(vars(cls).get("forward"), "__code__", None)
-            if code is not None and USER_FILES[code.co_filename]:
-                files.setdefault(code.co_filename)
-    return [source for source in map(load, files) if source is not None and source.tree is not None]
-
-
 def live_modules(incident: Incident) -> Iterator[nn.Module]:
-    """Every module at hand, those of the frames first, each once."""
+    """Every module that takes part, those of the frames first, each once."""
     seen: set[int] = set()
-    for _, root in incident.names.modules:
+    for root in incident.modules:
         for module in root.modules():
             if id(module) not in seen:
                 seen.add(id(module))
@@ -83,7 +69,7 @@ def calls_in_use(incident: Incident, name: str, module_types: tuple[str, ...] = 
             scopes += class_scopes(module)
     scopes += _called(scopes)
     scopes += [scope for scope in frames if scope.function is None]
-    scopes += [Scope(source, source.tree) for source in user_sources(incident) if source.tree is not None]
+    scopes += [Scope(source, source.tree) for source in incident.sources if source.tree is not None]
     found: list[Spot] = []
     places: set[tuple[str, int, int]] = set()
     for scope in scopes:

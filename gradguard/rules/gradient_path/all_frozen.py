@@ -41,6 +41,7 @@ import torch
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.evidence.names import short_list
 from gradguard.evidence.source import ResolvedSite
+from gradguard.evidence.taking_part import files_of, sources_of
 from gradguard.rules.base import Rule
 from gradguard.rules.gradient_path import frozen, lost_path, patching, roots
 from gradguard.rules.gradient_path.places import short
@@ -68,7 +69,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
 
 
 def _frozen(incident: Incident, lost: lost_path.LostPath, modules: list[torch.nn.Module], parameters: list[torch.Tensor]) -> Diagnosis:
-    sources = frozen.user_sources(incident, modules)
+    sources = sources_of(files_of(incident.user_frames, modules))
     held = [p for p in parameters if id(p) in _held(incident)]
     root = lost.root_name
     owner = incident.names.module_path(modules[0]) or type(modules[0]).__name__

@@ -9,10 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from gradguard.callsite import USER_FILES
 from gradguard.evidence.bindings import dotted
 from gradguard.evidence.source import ResolvedSite, resolve
-from gradguard.evidence.syntax import Source, load
+from gradguard.evidence.syntax import Source
 from gradguard.rules.gradient_path.places import site_at
 from gradguard.rules.incident import Incident
 
@@ -33,20 +32,6 @@ class Mislaid(NamedTuple):
     name: str
     value: object
     place: ResolvedSite | None
-
-
-def user_sources(incident: Incident, modules: Iterable[nn.Module] = ()) -> list[Source]:
-    """The files of the frames' code, and of the modules' classes."""
-    files: dict[str, None] = {}
-    for view in incident.user_frames:
-        files.setdefault(view.site.code.co_filename)
-    for module in modules:
-        for child in module.modules():
-            code = getattr(getattr(type(child), "forward", None), "__code__", None)
-            if code is not None and USER_FILES[code.co_filename]:
-                files.setdefault(code.co_filename)
-    found = (load(file) for file in files)
-    return [source for source in found if source is not None and source.tree is not None]
 
 
 def recorded(incident: Incident, parameters: Sequence[torch.Tensor]) -> list[Freeze]:

@@ -329,17 +329,15 @@ def _from_value(statement: ast.AST, scope: Any, depth: int) -> Switch | None:
 def _attribute(incident: Incident, name: str) -> tuple[ResolvedSite | None, Switch | None]:
     """`self.cache` or `bank.cache`: the method that stores it."""
     last = name.split("[")[0].rpartition(".")[2]
-    from gradguard.rules.gradient_path.frozen import user_sources
-
-    modules = [module for _, module in incident.names.modules]
-    for source in user_sources(incident, modules):
+    stores: list[tuple[ResolvedSite, Switch | None]] = []
+    for source in incident.sources:
         for node in ast.walk(source.tree) if source.tree is not None else ():
             if isinstance(node, ast.Assign) and any(isinstance(target, ast.Attribute) and target.attr == last for target in node.targets):
                 site = site_at(source, node)
                 around = switches.block_around(site)
                 if around is not None and switches.is_inference(around.text):
-                    return site, around
-    return None, None
+                    stores.append((site, around))
+    return stores[0] if len(stores) == 1 else (None, None)
 
 
 RULE = Rule(

@@ -10,7 +10,7 @@ import torch
 
 from gradguard.diagnosis import Diagnosis, SourceSpan, TensorFacts
 from gradguard.evidence.source import ResolvedSite, resolve
-from gradguard.rules.gradient_path import frozen, origins, patching, roots, switches, words
+from gradguard.rules.gradient_path import origins, patching, roots, switches, words
 from gradguard.rules.gradient_path.origins import Origin
 from gradguard.rules.gradient_path.places import same_place, short
 from gradguard.rules.incident import Incident
@@ -104,7 +104,7 @@ def _still_off(incident: Incident) -> Origin | None:
         around = switches.block_around(resolve(view.site))
         if around is not None:
             return Origin("inference" if switches.is_inference(around.text) else "no_grad", "no_grad", None, around, certain=False)
-    left = switches.left_off_in(frozen.user_sources(incident, [module for _, module in incident.names.modules]))
+    left = switches.left_off_in(incident.sources)
     return Origin("no_grad", "no_grad", None, left[0], certain=False) if len(left) == 1 else None
 
 

@@ -108,9 +108,7 @@ def _rebound(incident: Incident, missing: Missing) -> ResolvedSite | None:
     follower = Follower(incident)
     live = follower.live(0)
     if live is not None and base.startswith("self."):
-        from gradguard.rules.gradient_path.frozen import user_sources
-
-        for source in user_sources(incident):
+        for source in incident.sources:
             for statement in ast.walk(source.tree) if source.tree is not None else ():
                 if isinstance(statement, ast.Assign) and any(source.flat(target) == base for target in statement.targets):
                     return site_at(source, statement)

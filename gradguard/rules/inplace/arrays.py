@@ -17,9 +17,9 @@ from gradguard.diagnosis import SourceSpan
 from gradguard.evidence.bindings import dotted, flatten
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.evidence.syntax import FUNCTIONS, Source, header_range, load, range_of
+from gradguard.evidence.taking_part import file_of_class
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace.aliases import iterated_by, parameters_of, peel
-from gradguard.rules.inplace.flags import file_of
 
 _METHODS = frozenset({"fill", "sort", "partition", "put", "itemset", "setfield", "byteswap"})
 _FIRST = frozenset({"copyto", "place", "putmask", "put", "fill_diagonal", "put_along_axis", "shuffle", "at"})
@@ -125,7 +125,7 @@ def _live(incident: Incident, tensor: torch.Tensor) -> Iterator[tuple[str, Sourc
 
 def _methods(kind: type, shown: str, attribute: str) -> Iterator[tuple[str, Source, ast.AST, str]]:
     for cls in kind.__mro__:
-        path = file_of(cls)
+        path = file_of_class(cls)
         source = load(path) if path else None
         if source is None or source.tree is None:
             continue

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import ast
 import inspect
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from types import CodeType
 from typing import Any
 
 from torch import nn
@@ -15,7 +13,8 @@ from torch import nn
 from gradguard.callsite import USER_FILES
 from gradguard.diagnosis import SourceSpan
 from gradguard.evidence.bindings import dotted
-from gradguard.evidence.syntax import Source, load, range_of
+from gradguard.evidence.syntax import Source, range_of
+from gradguard.evidence.taking_part import files_of, sources_of
 
 
 @dataclass
@@ -38,27 +37,6 @@ def holder_of(module: nn.Module, roots: Iterable[nn.Module]) -> tuple[nn.Module,
     return None
 
 
-def user_sources(modules: Iterable[nn.Module], files: Iterable[str]) -> list[Source]:
-    """The user's files that can have built these modules, each once."""
-    names = dict.fromkeys(files)
-    for module in modules:
-        for cls in type(module).__mro__:
-            path = file_of(cls)
-            if path and USER_FILES[path]:
-                names.setdefault(path)
-    found = [load(name) for name in names if USER_FILES[name]]
-    return [source for source in found if source is not None and source.tree is not None]
-
-
-def file_of(cls: type) -> str | None:
-    """The file a class was written in: that of its methods' code (a notebook cell or exec'd code has no module file)."""
-    for value in vars(cls).values():
-        code = getattr(getattr(value, "__func__", value), "__code__", None)
-        if isinstance(code, CodeType) and str(getattr(code, "co_qualname", cls.__qualname__)).startswith(cls.__qualname__):
-            return code.co_filename
-    return getattr(sys.modules.get(cls.__module__), "__file__", None)
-
-
 def flag_of(module: nn.Module, roots: list[nn.Module], files: Iterable[str]) -> Flag | None:
     """Where `inplace=True` was given to this module, as far as the source shows one such place."""
     if getattr(module, "inplace", None) is not True:
@@ -70,7 +48,8 @@ def flag_of(module: nn.Module, roots: list[nn.Module], files: Iterable[str]) -> 
         while above is not None and type(owners[-1]).__module__.startswith("torch."):
             owners.append(above[0])
             above = holder_of(above[0], roots)
-    sources = user_sources([*owners, *roots], files)
+    views = dict.fromkeys([*files, *files_of((), [*owners, *roots])])
+    sources = sources_of(name for name in views if USER_FILES[name])
     calls = [(source, call) for source in sources for call in _constructions(source, type(module))]
     if held is not None:
         calls = _best([(source, call) for source, call in calls if _fits(source, call, held[1])], _of_classes(calls, owners), calls)

@@ -35,6 +35,8 @@ from __future__ import annotations
 
 import ast
 
+from torch import nn
+
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.bindings import dotted
 from gradguard.evidence.source import ResolvedSite
@@ -118,11 +120,15 @@ def _sentence(clause: str) -> str:
 def _flag(story: Story, write: Write) -> Flag | None:
     if write.module is None:
         return None
-    names = story.incident.names
     files = [view.frame.f_code.co_filename for view in story.incident.user_frames]
     if write.place is not None:
         files.append(write.place.file)
-    return flag_of(write.module, [root for _, root in names.modules], files)
+    return flag_of(write.module, _roots_of(story, write.module), files)
+
+
+def _roots_of(story: Story, module: nn.Module) -> list[nn.Module]:
+    """The roots that hold the module: no other's files can have built it."""
+    return [root for _, root in story.incident.names.modules if any(child is module for child in root.modules())]
 
 
 def _culprit(story: Story, write: Write, target: Target, flag: Flag | None) -> tuple[SourceSpan | None, list[SourceSpan]]:
@@ -147,7 +153,7 @@ def _culprit(story: Story, write: Write, target: Target, flag: Flag | None) -> t
 
 def _called_by_name(story: Story, write: Write, place: ResolvedSite) -> bool:
     """Whether the line calls this very module (`self.dropout(h)`), not a container of it."""
-    held = holder_of(write.module, [root for _, root in story.incident.names.modules])
+    held = None if write.module is None else holder_of(write.module, _roots_of(story, write.module))
     called = (place.callee or "").rpartition(".")[2]
     return held is not None and not held[1].isdigit() and called == held[1]
 

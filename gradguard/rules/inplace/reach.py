@@ -19,7 +19,6 @@ from gradguard.evidence.bindings import dotted
 from gradguard.evidence.source import function_def, resolve
 from gradguard.evidence.syntax import FUNCTIONS, Source, load
 from gradguard.rules.incident import Incident
-from gradguard.rules.inplace.flags import user_sources
 
 _MAX_FUNCTIONS = 400
 
@@ -62,10 +61,7 @@ def statements_of(node: ast.AST) -> list[ast.stmt]:
 
 def step_scopes(incident: Incident) -> list[Scope]:
     """Everything of the user's that can have run since the step began, the frames' own code first."""
-    modules = [root for _, root in incident.names.modules]
-    files = [view.frame.f_code.co_filename for view in incident.user_frames]
-    children = [child for root in modules for child in root.modules()]
-    sources = user_sources(children, files)
+    children = [child for root in incident.modules for child in root.modules()]
     found: dict[ast.AST, Scope] = {}
     queue: list[Scope] = []
     for view in incident.user_frames:
@@ -84,7 +80,7 @@ def step_scopes(incident: Incident) -> list[Scope]:
         queue.append(scope)
     types = _attribute_types(children)
     by_name: dict[str, list[tuple[Source, ast.AST]]] = {}
-    for source in sources:
+    for source in incident.sources:
         for function in source.scopes:
             if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 by_name.setdefault(function.name, []).append((source, function))

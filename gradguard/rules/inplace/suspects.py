@@ -138,7 +138,7 @@ def suspects_of(story: Story) -> list[Suspect]:
     """The candidates, the likeliest first; empty when the source shows none."""
     incident = story.incident
     scopes = step_scopes(incident)
-    modules = [child for _, root in incident.names.modules for child in root.modules()]
+    modules = [child for root in incident.modules for child in root.modules()]
     found = [suspect for scope in scopes for suspect in writes_of(incident, scope)]
     found += _module_writes(story, scopes, modules)
     state = story.state
@@ -356,7 +356,7 @@ def _module_writes(story: Story, scopes: list[Scope], modules: list[nn.Module]) 
     active = [module for module in modules if getattr(module, "inplace", False) is True and _writes_now(module)]
     if not active or story.state is not None:
         return
-    roots = [root for _, root in story.incident.names.modules]
+    roots = story.incident.modules
     held: dict[str, Any] = {}
     for module in active:
         place = holder_of(module, roots)

@@ -33,7 +33,7 @@ from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book
-from gradguard.rules.protocol.places import user_sources
+from gradguard.rules.protocol.places import in_tiers
 
 CODE, NAME = "GG615", "aliased-parameters"
 
@@ -88,20 +88,24 @@ def _tied_at(incident: Incident, names: list[str]) -> SourceSpan | None:
     """An assignment of one's `.data` (or a Parameter made of it) to the other."""
     ends = {name.split(".")[-1] for name in names}
     owners = {name.split(".")[-2] for name in names if name.count(".")}
-    for source in user_sources(incident):
-        for node in ast.walk(source.tree or ast.Module([], [])):
-            if not isinstance(node, ast.Assign):
-                continue
-            target, value = ast.unparse(node.targets[0]), ast.unparse(node.value)
-            base = target.removesuffix(".data")
-            if (
-                base.split(".")[-1] in ends
-                and any(f".{end}" in value for end in ends)
-                and (not owners or any(owner in target or owner in value for owner in owners))
-                and base != value
-            ):
-                place = at_line(source.filename, node.lineno)
-                return None if place is None else place.statement_span("puts two parameters on the same memory", "culprit")
+    for sources in in_tiers(incident):
+        found: dict[tuple[str, int], None] = {}
+        for source in sources:
+            for node in ast.walk(source.tree or ast.Module([], [])):
+                if not isinstance(node, ast.Assign):
+                    continue
+                target, value = ast.unparse(node.targets[0]), ast.unparse(node.value)
+                base = target.removesuffix(".data")
+                if (
+                    base.split(".")[-1] in ends
+                    and any(f".{end}" in value for end in ends)
+                    and (not owners or any(owner in target or owner in value for owner in owners))
+                    and base != value
+                ):
+                    found.setdefault((source.filename, node.lineno))
+        if found:
+            place = at_line(*next(iter(found))) if len(found) == 1 else None
+            return None if place is None else place.statement_span("puts two parameters on the same memory", "culprit")
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.owners import Owner
-from gradguard.rules.protocol.places import user_sources
+from gradguard.rules.protocol.places import in_tiers
 
 CODE, NAME = "GG604", "optimizer-orphaned-parameters"
 
@@ -81,33 +82,33 @@ def _replaced_at(incident: Incident, book: Book, owner: Owner, everything: bool)
     inner = parts[1:] if parts and parts[0] == owner.variable else parts
     if everything:
         inner = []
-    for source in user_sources(incident):
-        if source.tree is None:
-            continue
-        found: list[ast.stmt] = []
-        if inner:
-            found = [
-                node
-                for node in ast.walk(source.tree)
-                if isinstance(node, ast.Assign)
-                for target in node.targets
-                if isinstance(target, ast.Attribute)
-                and target.attr in (inner[-1], owner.attribute)
-                and not (dotted(target) or "").startswith("self.")
-            ]
-        elif owner.variable:
-            found = [node for scope in _scopes(source) for node in assignments_to(scope, owner.variable)]
-        if made is not None and made.file == source.filename:
-            found = [node for node in found if node.lineno > made.line]
+    what = f"`{owner.variable}`" if not inner else f"`{'.'.join(inner)}`"
+    for sources in in_tiers(incident):
+        found: dict[tuple[str, int], None] = {}
+        for source in sources:
+            for node in _new_parts(source, inner[-1], owner.attribute) if inner else _new_variables(source, owner.variable):
+                if made is None or made.file != source.filename or node.lineno > made.line:
+                    found.setdefault((source.filename, node.lineno))
         if found:
-            place = at_line(source.filename, found[0].lineno)
-            what = f"`{owner.variable}`" if not inner else f"`{'.'.join(inner)}`"
-            return (
-                None
-                if place is None
-                else place.statement_span(f"puts a new {what} in place; the optimizer keeps the old one's parameters", "culprit")
-            )
+            place = at_line(*next(iter(found))) if len(found) == 1 else None
+            label = f"puts a new {what} in place; the optimizer keeps the old one's parameters"
+            return None if place is None else place.statement_span(label, "culprit")
     return None
+
+
+def _new_parts(source: Source, *names: str) -> Iterator[ast.stmt]:
+    """Assignments to an attribute of one of these names, on anything but `self`."""
+    for node in ast.walk(source.tree or ast.Module([], [])):
+        if isinstance(node, ast.Assign) and any(
+            isinstance(target, ast.Attribute) and target.attr in names and not (dotted(target) or "").startswith("self.")
+            for target in node.targets
+        ):
+            yield node
+
+
+def _new_variables(source: Source, name: str | None) -> Iterator[ast.stmt]:
+    for scope in _scopes(source) if name else ():
+        yield from assignments_to(scope, name or "")
 
 
 def _part_replaced_at(incident: Incident, owner: Owner) -> SourceSpan | None:
@@ -116,21 +117,21 @@ def _part_replaced_at(incident: Incident, owner: Owner) -> SourceSpan | None:
     if len(parts) - (parts[0] == owner.variable) < 2:
         return None
     attribute = parts[-2]
-    found: set[tuple[str, int]] = set()
-    for source in user_sources(incident):
-        for node in ast.walk(source.tree) if source.tree is not None else ():
-            if isinstance(node, ast.Assign) and any(dotted(target) == f"self.{attribute}" for target in node.targets):
-                around: ast.AST | None = node
-                while around is not None and not isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                    around = source.parents.get(around)
-                if around is not None and around.name != "__init__":
-                    found.add((source.filename, node.lineno))
-    place = at_line(*found.pop()) if len(found) == 1 else None
-    return (
-        None
-        if place is None
-        else place.statement_span(f"puts a new `{attribute}` in place; the optimizer keeps the old one's parameters", "culprit")
-    )
+    for sources in in_tiers(incident):
+        found: set[tuple[str, int]] = set()
+        for source in sources:
+            for node in ast.walk(source.tree) if source.tree is not None else ():
+                if isinstance(node, ast.Assign) and any(dotted(target) == f"self.{attribute}" for target in node.targets):
+                    around: ast.AST | None = node
+                    while around is not None and not isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                        around = source.parents.get(around)
+                    if around is not None and around.name != "__init__":
+                        found.add((source.filename, node.lineno))
+        if found:
+            place = at_line(*found.pop()) if len(found) == 1 else None
+            label = f"puts a new `{attribute}` in place; the optimizer keeps the old one's parameters"
+            return None if place is None else place.statement_span(label, "culprit")
+    return None
 
 
 def _scopes(source: Source) -> list[ast.AST]:

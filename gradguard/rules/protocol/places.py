@@ -10,27 +10,30 @@ from gradguard.callsite import USER_FILES
 from gradguard.diagnosis import SourceSpan
 from gradguard.evidence.source import ResolvedSite, at_line, dotted
 from gradguard.evidence.syntax import Source, load
+from gradguard.evidence.taking_part import sources_of
 from gradguard.rules.incident import Incident
 
 Loop = ast.For | ast.AsyncFor | ast.While
 _MOST_FILES = 200
 
 
-def user_sources(incident: Incident) -> list[Source]:
-    """The user's loaded files: those of the frames first, then every imported module's."""
-    files: dict[str, None] = {}
-    for view in incident.user_frames:
-        files.setdefault(view.frame.f_code.co_filename)
+def in_tiers(incident: Incident) -> Iterator[list[Source]]:
+    """The user's loaded files: those that take part, then every other imported module's.
+
+    What a rule looks for counts where a tier has exactly one such place; of two, neither is known to be the one.
+    """
+    files = dict.fromkeys(source.filename for source in incident.sources)
     for call in incident.journal.backwards:
         if call.site is not None:
             files.setdefault(call.site.code.co_filename)
             break
+    first = dict(files)
+    yield sources_of(first)
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and file.endswith(".py") and USER_FILES[file]:
             files.setdefault(file)
-    found = [load(file) for file in list(files)[:_MOST_FILES]]
-    return [source for source in found if source is not None and source.tree is not None]
+    yield sources_of([file for file in files if file not in first][:_MOST_FILES])
 
 
 def class_node(kind: type) -> tuple[Source, ast.ClassDef] | None:

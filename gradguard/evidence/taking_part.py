@@ -1,0 +1,62 @@
+"""Which modules and which of the user's files take part in an incident.
+
+A process holds more than the step that failed: models of earlier notebook cells, a second network, other tests. What is read
+from source only counts when it is read in files that can have run; the failed graph's leaves and the frames tell which those are.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from types import CodeType
+from typing import Any
+
+from torch import nn
+
+from gradguard.callsite import USER_FILES
+from gradguard.evidence.frames import FrameView
+from gradguard.evidence.graph import leaves
+from gradguard.evidence.names import Names
+from gradguard.evidence.syntax import Source, load
+
+
+def roots_taking_part(names: Names, nodes: Iterable[Any]) -> list[nn.Module]:
+    """The root modules of an incident: those in the frames' reach, and those with a parameter among the leaves of the graph.
+
+    Every root alive where neither tells of any.
+    """
+    owners: dict[int, None] = {}
+    for leaf in leaves(nodes):
+        state = names.state(leaf)
+        if state is not None:
+            owners.setdefault(id(state.root))
+    found = [root for variable, root in names.modules if variable is not None or id(root) in owners or root in names.models]
+    return found or [root for _, root in names.modules]
+
+
+def files_of(frames: Iterable[FrameView], roots: Iterable[nn.Module]) -> list[str]:
+    """The user's files: those of the frames' code, innermost first, then those the modules' classes are written in."""
+    files: dict[str, None] = {}
+    for view in frames:
+        files.setdefault(view.frame.f_code.co_filename)
+    kinds = dict.fromkeys(base for root in roots for module in root.modules() for base in type(module).__mro__)
+    for kind in kinds:
+        file = file_of_class(kind)
+        if file and USER_FILES[file]:
+            files.setdefault(file)
+    return list(files)
+
+
+def file_of_class(kind: type) -> str | None:
+    """The file a class was written in: that of its methods' code (a notebook cell or exec'd code has no module file)."""
+    for value in vars(kind).values():
+        code = getattr(getattr(value, "__func__", value), "__code__", None)
+        if isinstance(code, CodeType) and str(getattr(code, "co_qualname", kind.__qualname__)).startswith(kind.__qualname__):
+            return code.co_filename
+    return getattr(sys.modules.get(kind.__module__), "__file__", None)
+
+
+def sources_of(files: Iterable[str]) -> list[Source]:
+    """The files that could be read and parsed."""
+    found = (load(file) for file in files)
+    return [source for source in found if source is not None and source.tree is not None]
