@@ -23,15 +23,16 @@ from gradguard.evidence.syntax import Source, load
 def roots_taking_part(names: Names, nodes: Iterable[Any]) -> list[nn.Module]:
     """The root modules of an incident: those in the frames' reach, and those with a parameter among the leaves of the graph.
 
-    Every root alive where neither tells of any.
+    Every root alive where there is no graph to tell by and the frames have none.
     """
     owners: dict[int, None] = {}
-    for leaf in leaves(nodes):
+    found_leaves = leaves(nodes)
+    for leaf in found_leaves:
         state = names.state(leaf)
         if state is not None:
             owners.setdefault(id(state.root))
     found = [root for variable, root in names.modules if variable is not None or id(root) in owners or root in names.models]
-    return found or [root for _, root in names.modules]
+    return found if found or found_leaves else [root for _, root in names.modules]
 
 
 def files_of(frames: Iterable[FrameView], roots: Iterable[nn.Module]) -> list[str]:

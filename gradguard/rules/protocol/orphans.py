@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.evidence.source import assignments_to, at_line, dotted, resolve
-from gradguard.evidence.syntax import Source
+from gradguard.evidence.source import ResolvedSite, assignments_to, at_line, dotted, resolve
+from gradguard.evidence.syntax import FUNCTIONS, Source
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book
@@ -34,9 +34,7 @@ def told(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]],
     owner = left[0][1]
     paths = [each.path for _, each in left]
     everything = len(gone) == len(book.parameters())
-    # an optimizer that had only a part of the model from the start: the likelier culprit is a method that puts a new part in place
-    part = _part_replaced_at(incident, owner)
-    whole = everything and part is None
+    replaced, whole = _replaced(incident, book, owner, everything)
     model = owner.variable or type(owner.root).__name__
     assigned = next(
         (site for ref, site, _ in reversed(incident.memory["ledger"].assignments) if ref() is owner.root or ref() is owner.module), None
@@ -47,7 +45,7 @@ def told(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]],
         culprit = tell.span(assigned, f"replaces the parameters of `{model}`: `{name}` still has the old ones", "culprit")
         fix = Fix(title=f"Load the model before making `{name}`, or load without `assign=True`", safety="unsafe")
     else:
-        culprit = (None if everything else _replaced_at(incident, book, owner, False)) or part or _replaced_at(incident, book, owner, whole)
+        culprit = replaced
         fix = Fix(
             title=f"Make `{name}` after the model has its final parameters" + (" (inside the loop that makes the model)" if whole else ""),
             safety="unsafe",
@@ -75,25 +73,39 @@ def told(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]],
     )
 
 
-def _replaced_at(incident: Incident, book: Book, owner: Owner, everything: bool) -> SourceSpan | None:
-    """The assignment that put the new module, or parameter, in place of the old one."""
+def _replaced(incident: Incident, book: Book, owner: Owner, everything: bool) -> tuple[SourceSpan | None, bool]:
+    """The assignment that put the new part (or the whole new model) in place of the old, and whether it was the whole."""
     made = resolve(book.made)
     parts = owner.path.split(".")[:-1]
     inner = parts[1:] if parts and parts[0] == owner.variable else parts
-    if everything:
-        inner = []
-    what = f"`{owner.variable}`" if not inner else f"`{'.'.join(inner)}`"
+    whole = everything
     for sources in in_tiers(incident):
-        found: dict[tuple[str, int], None] = {}
-        for source in sources:
-            for node in _new_parts(source, inner[-1], owner.attribute) if inner else _new_variables(source, owner.variable):
-                if made is None or made.file != source.filename or node.lineno > made.line:
-                    found.setdefault((source.filename, node.lineno))
+        within = _only(made, ((source, node) for source in sources for node in _parts_replaced(source, owner)))
+        whole = everything and within is None
+        outside = None
+        if inner and not everything:
+            outside = _only(made, ((source, node) for source in sources for node in _new_parts(source, inner[-1], owner.attribute)))
+        rebound = None
+        if whole or not inner:
+            rebound = _only(made, ((source, node) for source in sources for node in _new_variables(source, owner.variable)))
+        found = outside or within or rebound
         if found:
-            place = at_line(*next(iter(found))) if len(found) == 1 else None
+            place = at_line(*found)
+            what = f"`{owner.variable}`" if found == rebound else f"`{'.'.join(inner) or owner.path}`"
             label = f"puts a new {what} in place; the optimizer keeps the old one's parameters"
-            return None if place is None else place.statement_span(label, "culprit")
-    return None
+            return None if place is None else place.statement_span(label, "culprit"), whole
+    return None, whole
+
+
+def _only(made: ResolvedSite | None, found: Iterable[tuple[Source, ast.stmt]]) -> tuple[str, int] | None:
+    """File and line of the one statement, of those that do not run before the optimizer is made; of several, none is known to be it."""
+
+    def before(source: Source, node: ast.stmt) -> bool:
+        same = made is not None and made.file == source.filename and made.enclosing_function is _function_around(source, node)
+        return same and made is not None and node.lineno <= made.line
+
+    places = {(source.filename, node.lineno) for source, node in found if not before(source, node)}
+    return places.pop() if len(places) == 1 else None
 
 
 def _new_parts(source: Source, *names: str) -> Iterator[ast.stmt]:
@@ -111,27 +123,20 @@ def _new_variables(source: Source, name: str | None) -> Iterator[ast.stmt]:
         yield from assignments_to(scope, name or "")
 
 
-def _part_replaced_at(incident: Incident, owner: Owner) -> SourceSpan | None:
-    """The one assignment to the owner's attribute of `self` in a method that is not the constructor."""
+def _parts_replaced(source: Source, owner: Owner) -> Iterator[ast.stmt]:
+    """Assignments to the owner's attribute of `self` in a method that is not the constructor."""
     parts = owner.path.split(".")
     if len(parts) - (parts[0] == owner.variable) < 2:
-        return None
-    attribute = parts[-2]
-    for sources in in_tiers(incident):
-        found: set[tuple[str, int]] = set()
-        for source in sources:
-            for node in ast.walk(source.tree) if source.tree is not None else ():
-                if isinstance(node, ast.Assign) and any(dotted(target) == f"self.{attribute}" for target in node.targets):
-                    around: ast.AST | None = node
-                    while around is not None and not isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                        around = source.parents.get(around)
-                    if around is not None and around.name != "__init__":
-                        found.add((source.filename, node.lineno))
-        if found:
-            place = at_line(*found.pop()) if len(found) == 1 else None
-            label = f"puts a new `{attribute}` in place; the optimizer keeps the old one's parameters"
-            return None if place is None else place.statement_span(label, "culprit")
-    return None
+        return
+    for node in ast.walk(source.tree or ast.Module([], [])):
+        if isinstance(node, ast.Assign) and any(dotted(target) == f"self.{parts[-2]}" for target in node.targets):
+            around = _function_around(source, node)
+            if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)) and around.name != "__init__":
+                yield node
+
+
+def _function_around(source: Source, node: ast.AST) -> ast.AST | None:
+    return next((above for above in source.ancestors(node) if isinstance(above, FUNCTIONS)), None)
 
 
 def _scopes(source: Source) -> list[ast.AST]:
