@@ -29,6 +29,10 @@ class CallSite(NamedTuple):
     code: CodeType
     lasti: int
 
+    def __hash__(self) -> int:
+        # a code object's own hash goes through all its constants and names, some microseconds for a long function
+        return hash((id(self.code), self.lasti))
+
     @property
     def line(self) -> int:
         """The 1-based line of the instruction (the first line of its expression)."""

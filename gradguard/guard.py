@@ -74,6 +74,7 @@ class Guard:
         frame = user_frame(sys._getframe(1))
         self.made_at = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
         self._open: list[tuple[Session, Run]] = []
+        self._last: tuple[Session, Run] | None = None  # of the last entering
         self._private: dict[int, Run] = {}
         self._found: deque[Diagnosis] = deque(maxlen=1_000)
         self._entered_at = 0
@@ -153,9 +154,12 @@ class Guard:
             return self
         patches.install(children.install, replicas.install)
         session = current_session()
-        run = self._run_in(session)
+        last = self._last
+        if last is None or last[0] is not session:
+            last = self._last = (session, self._run_in(session))
+        run = last[1]
         run.entries += 1
-        self._open.append((session, run))
+        self._open.append(last)
         session.open(self)
         self._entered_at = session.step
         return self
@@ -171,7 +175,7 @@ class Guard:
                 # a guard around a single step is left a thousand times: only one around a loop has seen a run end
                 run = opened[1]
                 steps = session.step - self._entered_at
-                if len(session.guards) == 1 and (steps >= _LOOP or (steps and run.entries == 1) or run.ledger.spans_a_loop()):
+                if (steps >= _LOOP or (steps and run.entries == 1) or run.ledger.spans_a_loop()) and len(session.guards) == 1:
                     session.closing(sys._getframe(1))
                     run.tell_repeats()
             elif isinstance(error, Exception) and not isinstance(error, GradGuardError):

@@ -12,6 +12,7 @@ import sys
 import weakref
 from typing import Any
 
+from gradguard.calm import Calm
 from gradguard.depth import Depth
 from gradguard.policy import Policy
 from gradguard.rules.base import Moment, Rule
@@ -56,6 +57,16 @@ class Run:
 
         atexit.register(at_exit)
         self._silent: dict[tuple[Moment, bool], tuple[Rule, ...]] = {}
+        self._calm: Calm | None = None
+
+    @property
+    def calm(self) -> Calm:
+        """What the rules in force want to know of calm steps."""
+        calm = self._calm
+        if calm is None:
+            moments: tuple[Moment, ...] = ("before_backward", "after_backward", "before_step")
+            calm = self._calm = Calm(tuple(dict.fromkeys(rule for moment in moments for rule in self.silent_rules(moment, False))))
+        return calm
 
     def silent_rules(self, moment: Moment, traced: bool) -> tuple[Rule, ...]:
         """The rules to ask at a moment, those switched off or in need of a trace left out."""

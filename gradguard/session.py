@@ -22,6 +22,7 @@ import torch
 
 from gradguard import checkpointing, step_protocol
 from gradguard.callsite import CallSite, user_frame, user_stack
+from gradguard.calm import before_backward as before_calm_backward
 from gradguard.errors import GradGuardError, GradGuardWarning
 from gradguard.evidence.frames import FrameView, live_frames
 from gradguard.journal import BackwardFact, Cut, StepFact, current_journal
@@ -29,10 +30,11 @@ from gradguard.probes import attribution
 from gradguard.probes.finite import note_nonfinite
 from gradguard.probes.hub import set_listener
 from gradguard.probes.ops import OpProbe
-from gradguard.rules.base import Moment, Rule
+from gradguard.rules.base import Moment
 from gradguard.rules.incident import Incident
 from gradguard.run import Run
 from gradguard.torch_internals import (
+    call_alone,
     can_trace_ops,
     insert_mode,
     mode_is_active,
@@ -41,6 +43,7 @@ from gradguard.torch_internals import (
     quiet,
     remove_mode,
     sequence_number,
+    stands_alone,
 )
 
 if TYPE_CHECKING:
@@ -77,7 +80,7 @@ class Session:
         self.journal = current_journal()
         self.guards: list[Guard] = []
         self._run: Run | None = None  # of guards[0]; asked some twenty times a step
-        self._runs: dict[CallSite | None, Run] = {}
+        self._runs: dict[tuple[CallSite | None, int], Run] = {}
         self.tracing = False
         self.step = 0
         self.faulty = False
@@ -102,6 +105,7 @@ class Session:
         self._backwards = 0  # since the step began
         self._stale = False  # whether the op probe may have been left on the stack
         self._traces = False  # whether the current step is a traced one
+        self._calm = False  # whether nothing but the loss has to be looked at in the current step
         self._entered_run: Run | None = None
 
     # -- opening, closing, tracing ------------------------------------------------------------------------------------
@@ -123,27 +127,28 @@ class Session:
         return self.guards[-1]
 
     def run_of(self, made_at: CallSite | None, settings: Settings) -> Run:
-        """The run of the guards made at one line; a new one where the settings differ."""
-        run = self._runs.get(made_at)
-        if run is None or run.settings is not settings:
+        """The run of the guards made at one line with the same settings."""
+        key = (made_at, id(settings))  # the run keeps its settings, and with them their identity
+        run = self._runs.get(key)
+        if run is None:
             if len(self._runs) >= 64:
                 self._runs.pop(next(iter(self._runs)))
-            run = self._runs[made_at] = Run(settings)
+            run = self._runs[key] = Run(settings)
         return run
 
     def open(self, guard: Guard) -> None:
         """A guard is entered in this thread: a step boundary."""
         self.guards.append(guard)
         if len(self.guards) == 1:
-            self._run = None
             set_listener(self)
             with self.shield:
                 attribution.keep()
                 sizes = guard.settings.journal
                 if self.journal.resize(sizes.ops, sizes.writes):
                     self.probe.rebind()
-                self.run.depth.resume()
-                self.run.ledger.opened()
+                run = self._run = guard.run
+                run.depth.resume()
+                run.ledger.opened()
                 self.begin_step(entered=True)
 
     def close(self, guard: Guard) -> None:
@@ -156,7 +161,8 @@ class Session:
                 run = self.run
                 run.depth.pause()
                 step_protocol.end_census(self, run.ledger)
-                if self.tracing and run.settings.actions.unused_ignores != "off":
+                # a guard around a single step is left a thousand times, mostly by the same files
+                if self.tracing and (run.entries < 8 or not run.entries % 64) and run.settings.actions.unused_ignores != "off":
                     run.files.update({op[2].co_filename for op in islice(reversed(self.journal.ops), 256)})
         for i in range(len(self.guards) - 1, -1, -1):  # the same guard may stand there twice
             if self.guards[i] is guard:
@@ -189,7 +195,9 @@ class Session:
         self.step += 1
         self.journal.step = self.step
         self._backwards = 0
-        on = self._traces = self.run.depth.next_step()
+        run = self.run
+        on = self._traces = run.depth.next_step()
+        self._calm = not on and run.ledger.asleep and run.calm.begins(run.memory)
         if on != self.tracing or (on and not self._on) or (self._stale and not self._depth):
             self.trace(on)
 
@@ -235,13 +243,17 @@ class Session:
         outermost = kind == "backward" and not self._depth
         if self.tracing and not self._on and not self._depth:  # an optimizer's step() raised: its post hook never came
             self.trace(True)
+        calm = False
         with self.shield:
-            with quiet():
-                roots = _tensors(args, kwargs, 0, ("tensors", "outputs"))
+            roots = _tensors(args, kwargs, 0, ("tensors", "outputs"))
+            if outermost and self._calm:
+                call = before_calm_backward(self, frame, args, kwargs)
+            calm = call is not None
+            if not calm:
                 call = self._record_backward(kind, frame, args, kwargs, roots)
-            if outermost:
-                step_protocol.before_backward(self, frame)
-            self.moment("before_backward", kind, frame, roots=roots, call=call)
+                if outermost:
+                    step_protocol.before_backward(self, frame)
+                self.moment("before_backward", kind, frame, roots=roots, call=call)
         self._depth += 1
         try:
             result = original(*args, **kwargs)
@@ -261,7 +273,8 @@ class Session:
                 self._backwards += 1
                 if self._backwards > _BACKWARDS_PER_STEP:  # a loop without optimizers still has steps
                     self.begin_step()
-            self.moment("after_backward", kind, frame, roots=roots, call=call)
+            if not calm:
+                self.moment("after_backward", kind, frame, roots=roots, call=call)
         return result
 
     def _gradients(self, call: BackwardFact, result: Any) -> None:
@@ -276,27 +289,30 @@ class Session:
     ) -> BackwardFact:
         journal = self.journal
         journal.backward_count += 1
-        caller = user_frame(frame)
-        position = {"backward": (2, 3), "grad": (3, 4)}[kind]
-        retain = args[position[0]] if len(args) > position[0] else kwargs.get("retain_graph")
-        create = args[position[1]] if len(args) > position[1] else kwargs.get("create_graph", False)
-        seqs = []
-        for root in roots:
-            node = getattr(root, "grad_fn", None)
-            seqs.append(-1 if node is None else node_sequence(node))
+        stack = user_stack(frame)
+        at = 2 if kind == "backward" else 3
+        retain = args[at] if len(args) > at else kwargs.get("retain_graph")
+        create = args[at + 1] if len(args) > at + 1 else kwargs.get("create_graph", False)
+        if len(roots) == 1 and type(roots[0]) is torch.Tensor and not self.tracing and not others_watch():
+            node = roots[0].grad_fn  # nobody hears the question
+            seqs: tuple[int, ...] = (-1 if node is None else node_sequence(node),)
+        else:
+            with quiet():
+                nodes = [getattr(root, "grad_fn", None) for root in roots]
+                seqs = tuple([-1 if node is None else node_sequence(node) for node in nodes])
         fact = BackwardFact(
             journal.backward_count,
             journal.tick(),
             self.step,
-            None if caller is None else CallSite(caller.f_code, caller.f_lasti),
+            stack[0] if stack else None,
             "backward" if kind == "backward" else "grad",
-            tuple(seqs),
+            seqs,
             sequence_number(),
             bool(create if retain is None else retain),
             bool(create),
             self.tracing,
             self._depth > 0,
-            user_stack(caller),
+            stack,
         )
         journal.backwards.append(fact)
         return fact
@@ -311,15 +327,23 @@ class Session:
         finally:
             remove_mode(self.probe)
 
-    def unwatched(self, ask: Callable[[Any], Any], about: Any) -> Any:
-        """What the answer would be without the op probe on the stack; modes of the user's count."""
+    def unwatched(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Calls a function without the op probe on the stack; modes of the user's stay."""
         if not mode_is_active(self.probe):
-            return ask(about)
+            return function(*args, **kwargs)
         remove_mode(self.probe)
         try:
-            return ask(about)
+            return function(*args, **kwargs)
         finally:
             insert_mode(self.probe)
+
+    def run_python(
+        self, original: Callable[..., Any], function: Callable[..., Any], relevant: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A torch function written in Python, of plain tensors, for the modes on the stack."""
+        __tracebackhide__ = True
+        probe = self.probe
+        return call_alone(probe, function, args, kwargs) if stands_alone(probe) else original(function, relevant, *args, **kwargs)
 
     def run_function(self, original: Callable[..., Any], cls: Any, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Function.apply makes its node outside any torch call: the op probe does not see it."""
@@ -337,8 +361,9 @@ class Session:
 
     def before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with self.shield:
-            with quiet():
-                self.run.ledger.before_step(optimizer)
+            self.run.ledger.before_step(optimizer)
+            if self._calm and self.run.calm.begins(self.run.memory):
+                return
             self.moment("before_step", "optimizer", sys._getframe(2), optimizer=optimizer, args=args, kwargs=kwargs)
             if self.tracing and not _has_closure(args, kwargs):
                 # most torch calls of a small model's step are its optimizer's own (TORCH_FACTS 29), and none of them is a clue
@@ -347,19 +372,13 @@ class Session:
 
     def after_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with self.shield:
-            caller = user_frame(sys._getframe(2))
+            frame = sys._getframe(2)
+            caller = user_frame(frame)
+            site = None if caller is None else CallSite(caller.f_code, caller.f_lasti)
             journal = self.journal
-            journal.steps.append(
-                StepFact(
-                    journal.tick(),
-                    sequence_number(),
-                    self.step,
-                    None if caller is None else CallSite(caller.f_code, caller.f_lasti),
-                    weakref.ref(optimizer),
-                    type(optimizer).__name__,
-                )
-            )
-            step_protocol.after_step(self, sys._getframe(2), optimizer, journal.steps[-1].site)
+            fact = StepFact(journal.tick(), sequence_number(), self.step, site, weakref.ref(optimizer), type(optimizer).__name__)
+            journal.steps.append(fact)
+            step_protocol.after_step(self, frame, optimizer, site)
             self.begin_step()
 
     def run_checkpoint(self, function: Any, frame: FrameType, args: tuple[Any, ...]) -> None:
@@ -445,25 +464,20 @@ class Session:
 
     def moment(self, moment: Moment, where: str, frame: FrameType, **facts: Any) -> None:
         """Lets the rules that look at this moment look."""
-        run = self.run
-        rules = run.silent_rules(moment, self.tracing)
-        if not rules:
-            return
-        if self.tracing or others_watch():
+        run = self._run or self.run
+        traced = self.tracing
+        rules = run.silent_rules(moment, traced)
+        memory = run.memory
+        if traced or others_watch():
             with quiet():
-                self._look(rules, run.memory, moment, where, frame, facts)
+                asked = [rule for rule in rules if rule.screen is None or rule.screen(memory, moment, facts, traced)]
         else:
-            self._look(rules, run.memory, moment, where, frame, facts)
-
-    def _look(
-        self, rules: tuple[Rule, ...], memory: dict[str, Any], moment: Moment, where: str, frame: FrameType, facts: dict[str, Any]
-    ) -> None:
-        asked = tuple([rule for rule in rules if rule.screen is None or rule.screen(memory, moment, facts, self.tracing)])
+            asked = [rule for rule in rules if rule.screen is None or rule.screen(memory, moment, facts, traced)]
         if asked:
             incident = self.incident(moment, where, lambda: live_frames(frame), **facts)
             try:
                 with quiet():
-                    self.guard.check(asked, incident)
+                    self.guard.check(tuple(asked), incident)
             finally:
                 incident.dispose()
 

@@ -80,7 +80,8 @@ def mode_is_active(mode: Any) -> bool:
     """Whether this very function mode stands on this thread's stack."""
     if _len_stack is None or _stack_at is None:
         return False
-    return any(_stack_at(i) is mode for i in range(_len_stack()))
+    size = _len_stack()  # asked some ten times a traced step, mostly of a stack of one
+    return size > 0 and (_stack_at(0) is mode or any(_stack_at(i) is mode for i in range(1, size)))
 
 
 def quiet() -> AbstractContextManager[Any]:
@@ -98,6 +99,22 @@ def others_watch() -> bool:
     return bool(_len_dispatch_stack() or (_len_stack is not None and _len_stack()))
 
 
+def call_alone(mode: Any, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What `torch.overrides.handle_torch_function` does for arguments without a `__torch_function__` where this mode, taken off the
+    stack meanwhile, is the only one there; without its look at every argument's class and its context manager."""
+    assert _pop is not None and _push is not None
+    _pop()
+    try:
+        return mode.__torch_function__(function, (), args, kwargs)
+    finally:
+        _push(mode)
+
+
+def stands_alone(mode: Any) -> bool:
+    """Whether this function mode is the only one on this thread's stack."""
+    return _len_stack is not None and _stack_at is not None and _len_stack() == 1 and _stack_at(0) is mode
+
+
 def insert_mode(mode: Any) -> None:
     """Puts a function mode at the bottom of this thread's stack, or right above `torch.set_default_device`'s.
 
@@ -105,6 +122,9 @@ def insert_mode(mode: Any) -> None:
     `torch.set_default_device` does the same for the same reason, and insists on standing lowest when it is taken away.
     """
     if _len_stack is None or _push is None or _pop is None:
+        return
+    if not _len_stack():
+        _push(mode)
         return
     above = [_pop() for _ in range(_len_stack())]
     if above and above[-1] is getattr(_default_device, "device_context", None):
@@ -117,6 +137,9 @@ def insert_mode(mode: Any) -> None:
 def remove_mode(mode: Any) -> None:
     """Takes a function mode off this thread's stack, wherever it stands; nothing happens if it is not there."""
     if _len_stack is None or _push is None or _pop is None or not mode_is_active(mode):
+        return
+    if _len_stack() == 1:
+        _pop()
         return
     above = [_pop() for _ in range(_len_stack())]
     for other in reversed(above):

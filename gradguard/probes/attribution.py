@@ -18,6 +18,7 @@ from typing import Any
 import torch.overrides
 
 from gradguard.probes.hub import listener
+from gradguard.torch_internals import call_alone
 
 _OWN_DIR = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _OVERRIDES = torch.overrides.__file__
@@ -131,11 +132,15 @@ def _without_own(frames: list[FrameType]) -> list[FrameType]:
             kept.append(frames[i])
             i += 1
             continue
-        i += 1
+        short = False
+        while i < len(frames) and frames[i].f_code.co_filename.startswith(_OWN_DIR):
+            short = short or frames[i].f_code is call_alone.__code__
+            i += 1
         # a torch function written in Python asks the mode through `handle_torch_function`, and the mode calls it again
-        again = i + 1
-        if again < len(frames) and frames[i].f_code.co_filename == _OVERRIDES and kept and kept[-1].f_code is frames[again].f_code:
-            i += 2
+        again = i if short else i + 1
+        asked = short or (i < len(frames) and frames[i].f_code.co_filename == _OVERRIDES)
+        if again < len(frames) and asked and kept and kept[-1].f_code is frames[again].f_code:
+            i = again + 1
     return kept
 
 

@@ -16,6 +16,7 @@ REWRAP = 64  # builds a tensor from Python numbers or arrays
 ADDEND = 128  # its operands are summands of its result
 TOGGLE = 256  # sets requires_grad of a leaf
 GRAD = 512  # `.grad` is read
+FLAG = 1024  # works in place if its `inplace` argument says so
 
 _ESCAPES = {"item", "tolist", "numpy", "__float__", "__int__", "__index__", "__array__", "__complex__", "__bool__"}
 _REWRAPS = {"tensor", "as_tensor", "asarray", "from_numpy", "new_tensor", "scalar_tensor"}
@@ -116,7 +117,7 @@ def classify(func: Any) -> int:
         return TOGGLE
     if name == "_set_grad_enabled":
         return MODE
-    if name in _QUERIES:
+    if name in _QUERIES or name.startswith("_record_function_"):  # the profiler's marks
         return SKIP
     flags = PLAIN
     if name in _ESCAPES:
@@ -127,9 +128,19 @@ def classify(func: Any) -> int:
         flags |= REWRAP
     if name in _ADDENDS:
         flags |= ADDEND
+    if isinstance(func, FunctionType) and func.__module__ == "torch.nn.functional":  # no other of these write their first argument
+        code = func.__code__
+        if "inplace" in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+            flags |= FLAG
+        return flags
     if isinstance(func, FunctionType) or writes_by_name(name):
         flags |= WRITE
     return flags
+
+
+def asked_in_place(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
+    """Whether the call of a function with an `inplace` argument may have it set."""
+    return bool(kwargs and kwargs.get("inplace")) or any(arg is True for arg in args)
 
 
 def writes_by_name(name: str) -> bool:

@@ -27,7 +27,22 @@ from torch.overrides import TorchFunctionMode
 
 from gradguard.callsite import USER_FILES, CallSite, user_frame
 from gradguard.journal import Cut, EscapeFact, Journal, ModeFact, Prints, WriteFact
-from gradguard.probes.op_kinds import ADDEND, DATA, DETACH, ESCAPE, GRAD, MODE, PLAIN, REWRAP, SKIP, TOGGLE, WRITE, Kinds
+from gradguard.probes.op_kinds import (
+    ADDEND,
+    DATA,
+    DETACH,
+    ESCAPE,
+    FLAG,
+    GRAD,
+    MODE,
+    PLAIN,
+    REWRAP,
+    SKIP,
+    TOGGLE,
+    WRITE,
+    Kinds,
+    asked_in_place,
+)
 from gradguard.torch_internals import (
     fingerprint,
     jit_tracing,
@@ -90,6 +105,8 @@ class OpProbe(TorchFunctionMode):
             if USER_FILES[sys._getframe(1).f_code.co_filename]:
                 self.journal.grad_reads += 1
             return func(*args)
+        if kind & FLAG:
+            kind = kind & ~FLAG | WRITE if asked_in_place(args, kwargs) else kind & ~FLAG
         before = sequence_number()
         watched = None
         if kind & WRITE or (kwargs and "out" in kwargs):

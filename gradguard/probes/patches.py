@@ -49,6 +49,8 @@ def install(*more: Callable[[Callable[..., None]], None]) -> None:
         protocol_patches.install(_replace)
         _replace(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _checkpoint)
         _replace(torch.overrides, "has_torch_function", _has_torch_function)
+        _replace(torch.nn.functional, "handle_torch_function", _handle_torch_function)
+        _replace(torch._tensor, "handle_torch_function", _handle_torch_function)
         for put in more:
             put(_replace)
         _hooks.append(register_optimizer_step_pre_hook(_before_step))
@@ -138,7 +140,8 @@ def _zero_grad(original: Callable[..., Any]) -> Callable[..., Any]:
         if not is_compiling():
             session = listener()
             if session is not None:
-                result = original(self, *args, **kwargs)
+                # its own torch calls, two a parameter, are no clue to anything
+                result = session.unwatched(original, self, *args, **kwargs) if session.tracing else original(self, *args, **kwargs)
                 session.protocol("zeroed", sys._getframe(1), self)
                 return result
         return original(self, *args, **kwargs)
@@ -156,6 +159,25 @@ def _has_torch_function(original: Callable[..., Any]) -> Callable[..., Any]:
         if session is None or not session.tracing:
             return bool(original(relevant_args))
         return bool(session.unwatched(original, relevant_args))
+
+    return guarded
+
+
+_PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, type(None)})
+
+
+def _handle_torch_function(original: Callable[..., Any]) -> Callable[..., Any]:
+    def guarded(public_api: Callable[..., Any], relevant_args: Any, *args: Any, **kwargs: Any) -> Any:
+        """Functions of torch written in Python (`F.relu`, `Tensor.backward`) come by here: the common case by a shorter way."""
+        if is_compiling():
+            return original(public_api, relevant_args, *args, **kwargs)
+        session = listener()
+        if session is None or not session.tracing:
+            return original(public_api, relevant_args, *args, **kwargs)
+        for arg in relevant_args:
+            if type(arg) not in _PLAIN_TYPES:
+                return original(public_api, relevant_args, *args, **kwargs)
+        return session.run_python(original, public_api, relevant_args, args, kwargs)
 
     return guarded
 

@@ -14,7 +14,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    import torch
+
     from gradguard.diagnosis import Diagnosis, Severity
+    from gradguard.journal import BackwardFact
     from gradguard.rules.incident import Incident
 
 # "error": PyTorch (or Python) raised. The others are moments of a step at which silent bugs are looked for.
@@ -40,6 +43,9 @@ class Rule:
         screen: for silent checks that are asked at every step: a cheap look that comes before anything else. Gets the guard's
             memory, the moment, its facts (`roots`, `call`, `optimizer` ...) and whether the step is traced; only where it says
             True is an incident made and the rule asked. No op probe is on.
+        idle, pulse: for silent checks of untraced steps (`gradguard.calm`): whether the rule has no business in the step that
+            begins; and a look at a backward call's fact and root that is cheaper still than the screen, with True for "all is
+            well" and nothing changed where it says False. A rule with neither has every step looked at the long way.
     """
 
     code: str
@@ -52,6 +58,8 @@ class Rule:
     severity: Severity = "error"
     traced_only: bool = False
     screen: Callable[[dict[str, Any], Moment, dict[str, Any], bool], bool] | None = field(default=None, repr=False)
+    idle: Callable[[dict[str, Any]], bool] | None = field(default=None, repr=False)
+    pulse: Callable[[dict[str, Any], BackwardFact, torch.Tensor], bool] | None = field(default=None, repr=False)
 
     @property
     def family(self) -> str:

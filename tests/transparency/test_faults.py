@@ -68,7 +68,7 @@ def _train(level: str | None) -> list[Any]:
         (Journal, "cut_of"),
         (Session, "_record_backward"),
         (Session, "moment"),
-        (Session, "_look"),
+        (Session, "moment"),
         (session_module, "user_frame"),
         (session_module, "StepFact"),
         (session_module, "BackwardFact"),

@@ -267,6 +267,7 @@ RULE = Rule(
     priority=55,
     moments=frozenset({"error", "before_backward", "after_backward"}),
     screen=kept_on_ctx.screen,
+    idle=kept_on_ctx.idle,
     messages=(
         "this view was created inside a custom function",
         "expected variable or none (got",

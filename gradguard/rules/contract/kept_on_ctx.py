@@ -114,6 +114,11 @@ def screen(memory: dict[str, Any], moment: str, facts: dict[str, Any], traced: b
     return _KEY in memory or (call is not None and call.create_graph)
 
 
+def idle(memory: dict[str, Any]) -> bool:
+    """Nothing was made to be differentiated again; a call that does so is no calm one."""
+    return _KEY not in memory
+
+
 def watch(incident: Incident) -> Diagnosis | None:
     """At each backward call: remembers recorded passes, and speaks when a recorded gradient is differentiated."""
     call = incident.call

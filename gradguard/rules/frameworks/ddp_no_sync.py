@@ -139,4 +139,5 @@ RULE = Rule(
     priority=10,
     severity="warning",
     screen=drifting.screen,
+    idle=drifting.idle,
 )

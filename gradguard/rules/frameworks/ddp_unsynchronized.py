@@ -157,4 +157,5 @@ RULE = Rule(
     moments=frozenset({"before_step"}),
     severity="warning",
     screen=drifting.screen,
+    idle=drifting.idle,
 )

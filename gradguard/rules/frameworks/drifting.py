@@ -24,6 +24,11 @@ def screen(memory: dict[str, Any], moment: Moment, facts: dict[str, Any], traced
     return isinstance(facts["suspicion"], replicas.Drift)
 
 
+def idle(memory: dict[str, Any]) -> bool:
+    """There are no ranks to drift apart."""
+    return not replicas.known
+
+
 def _drift(memory: dict[str, Any], optimizer: Any) -> replicas.Drift | None:
     exchanges = memory.setdefault("ddp-exchanges", {})
     exchange = exchanges.get(id(optimizer))

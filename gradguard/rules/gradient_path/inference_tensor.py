@@ -343,4 +343,5 @@ def _attribute(incident: Incident, name: str) -> tuple[ResolvedSite | None, Swit
 RULE = Rule(
     code="GG305", name="inference-tensor", summary="a tensor made in inference mode is used where autograd needs it", recognise=recognise,
     moments=frozenset({"error", "before_backward"}), priority=60, messages=(*lost_path.MESSAGES, *MESSAGES), traced_only=True,
+    screen=lost_path.screen,
 )  # fmt: skip

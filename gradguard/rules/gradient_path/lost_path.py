@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -106,6 +107,11 @@ def _still_off(incident: Incident) -> Origin | None:
             return Origin("inference" if switches.is_inference(around.text) else "no_grad", "no_grad", None, around, certain=False)
     left = switches.left_off_in(incident.sources)
     return Origin("no_grad", "no_grad", None, left[0], certain=False) if len(left) == 1 else None
+
+
+def screen(memory: dict[str, Any], moment: str, facts: dict[str, Any], traced: bool) -> bool:
+    """Before a backward that works there is something to say only of a root that is a leaf itself."""
+    return any(getattr(root, "grad_fn", None) is None for root in facts["roots"])
 
 
 # -- the story ------------------------------------------------------------------------------------------------------------

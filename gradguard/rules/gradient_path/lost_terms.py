@@ -11,7 +11,7 @@ import torch
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.graph import walk
 from gradguard.evidence.source import ResolvedSite, resolve
-from gradguard.journal import Cut, Journal
+from gradguard.journal import Cut, Journal, current_journal
 from gradguard.rules.gradient_path import additive, lost_path, origins, patching, roots, terms, words
 from gradguard.rules.gradient_path.additive import Region
 from gradguard.rules.gradient_path.origins import Origin
@@ -20,6 +20,14 @@ from gradguard.rules.incident import Incident
 from gradguard.torch_internals import node_sequence
 
 _TRIES = 12  # looks at one backward call's line in one run: the same line shows the same graph again and again
+
+
+def screen(memory: dict[str, Any], moment: str, facts: dict[str, Any], traced: bool) -> bool:
+    """Whether a value without a path has gone into anything, and this line is still to be looked at."""
+    journal, call = current_journal(), facts["call"]
+    if call is None or not (journal.partial or journal.fed):
+        return False
+    return bool(memory.get("GG308 looks", {}).get(call.site, 0) < _TRIES)
 
 
 def recognise(incident: Incident) -> Diagnosis | None:

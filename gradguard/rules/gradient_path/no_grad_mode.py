@@ -46,5 +46,5 @@ def recognise(incident: Incident) -> Diagnosis | None:
 
 RULE = Rule(
     code="GG301", name="no-grad-mode", summary="the loss was computed with grad mode off", recognise=recognise,
-    moments=frozenset({"error", "before_backward"}), priority=50, messages=lost_path.MESSAGES, traced_only=True,
+    moments=frozenset({"error", "before_backward"}), priority=50, messages=lost_path.MESSAGES, traced_only=True, screen=lost_path.screen,
 )  # fmt: skip

@@ -49,4 +49,5 @@ RULE = Rule(
     code="GG304", name="non-differentiable-op", summary="the loss was computed through an operation without a "
                                                         "derivative", recognise=recognise,
     moments=frozenset({"error", "before_backward"}), priority=50, messages=lost_path.MESSAGES, traced_only=True,
+    screen=zero_derivative.screen,
 )  # fmt: skip

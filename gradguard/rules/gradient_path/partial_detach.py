@@ -47,5 +47,5 @@ def recognise(incident: Incident) -> Diagnosis | None:
 RULE = Rule(
     code="GG308", name="partial-detach", summary="a part of the loss does not reach the parameters it was "
                                                  "computed from", recognise=recognise,
-    moments=frozenset({"before_backward"}), severity="warning", traced_only=True,
+    moments=frozenset({"before_backward"}), severity="warning", traced_only=True, screen=lost_terms.screen,
 )  # fmt: skip

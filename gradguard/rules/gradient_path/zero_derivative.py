@@ -21,6 +21,14 @@ _TRIES = 3  # graphs of one backward line that are looked at in one run
 _LIMIT = 20_000
 
 
+def screen(memory: dict[str, Any], moment: str, facts: dict[str, Any], traced: bool) -> bool:
+    """Whether this line's graph is still to be looked at."""
+    call = facts["call"]
+    return lost_path.screen(memory, moment, facts, traced) or (
+        call is not None and memory.get("GG304 looks", {}).get(call.site, 0) < _TRIES
+    )
+
+
 def recognise(incident: Incident) -> Diagnosis | None:
     """Speaks only where all gradients are zero for sure."""
     call = incident.call

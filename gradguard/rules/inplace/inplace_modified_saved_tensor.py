@@ -52,6 +52,7 @@ from gradguard.rules.inplace.numpy_write import numpy_written, told
 from gradguard.rules.inplace.repairs import drop_argument, out_of_place, patch
 from gradguard.rules.inplace.story import DETACHED, MODIFIED, Story, Write, story_of
 from gradguard.rules.inplace.tell import Target, short
+from gradguard.rules.inplace.unseen import screen
 
 CODE, NAME = "GG101", "inplace-modified-saved-tensor"
 
@@ -292,4 +293,5 @@ RULE = Rule(
     priority=10,
     messages=(MODIFIED, DETACHED),
     traced_only=True,
+    screen=screen,
 )

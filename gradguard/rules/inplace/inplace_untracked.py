@@ -36,7 +36,7 @@ from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace import numpy_write, tell
 from gradguard.rules.inplace.repairs import out_of_place
-from gradguard.rules.inplace.unseen import Unseen, unseen_writes
+from gradguard.rules.inplace.unseen import Unseen, screen, unseen_writes
 
 CODE, NAME = "GG109", "inplace-untracked"
 
@@ -132,4 +132,5 @@ RULE = Rule(
     moments=frozenset({"before_backward"}),
     severity="warning",
     traced_only=True,
+    screen=screen,
 )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gradguard.evidence.graph import Mismatch, walk
-from gradguard.journal import Prints, WriteFact
+from gradguard.journal import Prints, WriteFact, current_journal
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace.story import Story, from_fact
 from gradguard.torch_internals import fingerprint, node_sequence, saved_data, saved_slots, storage_key, version_of
@@ -37,6 +37,12 @@ class Unseen:
         return story
 
 
+def screen(memory: dict[str, Any], moment: str, facts: dict[str, Any], traced: bool) -> bool:
+    """Whether anything can have been written unseen: `.data` was handed out, or contents were noted."""
+    journal = current_journal()
+    return bool(journal.data_aliases or journal.prints)
+
+
 def unseen_writes(incident: Incident) -> list[Unseen]:
     """Saved values of the graph about to be used that were changed behind PyTorch's back; once an incident."""
     cached = incident.__dict__.get("_inplace_unseen")
@@ -54,9 +60,10 @@ def _find(incident: Incident) -> list[Unseen]:
     marks: dict[int, list[Prints]] = {}
     # numpy memory of long ago is not looked at again in every step
     since = journal.backwards[-16].clock if len(journal.backwards) >= 16 else 0
-    for item in journal.prints:
-        if item.clock > since:
-            marks.setdefault(item.storage, []).append(item)
+    for item in reversed(journal.prints):
+        if item.clock <= since:
+            break
+        marks.setdefault(item.storage, []).append(item)
     if not writes and not marks:
         return []
     newest = max([fact.seq for facts in writes.values() for fact in facts] + [item.seq_to for items in marks.values() for item in items])
@@ -74,7 +81,7 @@ def _find(incident: Incident) -> list[Unseen]:
             if later:
                 found.append(Unseen(node, name, tensor, later, None))
                 continue
-            mark = next((item for item in marks.get(storage, ()) if _concerns(item, seq) and _differs(item, tensor)), None)
+            mark = next((item for item in reversed(marks.get(storage, ())) if _concerns(item, seq) and _differs(item, tensor)), None)
             if mark is not None:
                 found.append(Unseen(node, name, tensor, [], mark))
     return found

@@ -41,7 +41,7 @@ from gradguard.evidence.values import GraphValues
 from gradguard.rules.base import Moment, Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.explosion import diverged, growth
-from gradguard.rules.numerics.watching import numbers
+from gradguard.rules.numerics.watching import numbers, pulse
 
 _STEPS = 8
 _GROWTH = 1e12
@@ -73,4 +73,5 @@ RULE = Rule(
     moments=frozenset({"before_backward"}),
     severity="warning",
     screen=screen,
+    pulse=pulse,
 )

@@ -38,7 +38,7 @@ from gradguard.rules.base import Moment, Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.backward import blame, finite
 from gradguard.rules.numerics.scaling import scaler_in_use
-from gradguard.rules.numerics.watching import numbers
+from gradguard.rules.numerics.watching import numbers, pulse
 
 
 def screen(memory: dict[str, Any], moment: Moment, facts: dict[str, Any], traced: bool) -> bool:
@@ -52,6 +52,11 @@ def screen(memory: dict[str, Any], moment: Moment, facts: dict[str, Any], traced
         state.release()
         return False
     return state.pending is not None
+
+
+def idle(memory: dict[str, Any]) -> bool:
+    """No gradient found non-finite waits for its optimizer's step."""
+    return numbers(memory).pending is None
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
@@ -80,4 +85,6 @@ RULE = Rule(
     moments=frozenset({"before_backward", "after_backward", "before_step"}),
     severity="warning",
     screen=screen,
+    idle=idle,
+    pulse=pulse,
 )

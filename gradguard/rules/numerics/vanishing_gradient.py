@@ -35,7 +35,7 @@ from gradguard.diagnosis import Diagnosis
 from gradguard.rules.base import Moment, Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.saturation import saturated
-from gradguard.rules.numerics.watching import DEAD_STEPS, numbers
+from gradguard.rules.numerics.watching import DEAD_STEPS, numbers, pulse
 
 _LEAST_LOSS = 1e-3
 
@@ -67,4 +67,5 @@ RULE = Rule(
     moments=frozenset({"before_backward"}),
     severity="warning",
     screen=screen,
+    pulse=pulse,
 )
