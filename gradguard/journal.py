@@ -179,9 +179,9 @@ class EscapeFact(NamedTuple):
     step: int = 0
 
 
-@dataclass
+@dataclass(slots=True)
 class Prints:
-    """Content fingerprint of a saved tensor that numpy can write."""
+    """Content fingerprint of a saved tensor."""
 
     storage: int
     seq_from: int
@@ -193,6 +193,7 @@ class Prints:
     version: int
     mark: int
     clock: int
+    sampled: bool = False  # of a large tensor only some pieces were read
 
 
 class NonfiniteFact(NamedTuple):

@@ -6,10 +6,7 @@ this torch lacks.
 
 from __future__ import annotations
 
-import ctypes
 import importlib
-import math
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Literal
@@ -304,35 +301,3 @@ def has_own_dispatch(tensor: torch.Tensor) -> bool:
         return bool(torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python))
     except Exception:
         return type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter
-
-
-def fingerprint(tensor: torch.Tensor) -> int | None:
-    """A checksum of a tensor's contents that also depends on their order; None where it cannot be taken.
-
-    Large tensors cost about two sums over them (`torch.hash_tensor` costs six and, an exclusive or, does not see a sort). The
-    caller sees to it that no function mode is on.
-    """
-    if has_own_dispatch(tensor):
-        return None
-    try:
-        with torch.no_grad():
-            values = tensor.detach().contiguous()
-            size = values.numel() * values.element_size()
-            if values.device.type == "cpu" and size <= 65_536:
-                address = values.data_ptr() if size else 0
-                if size and not address:
-                    return None
-                return zlib.crc32((ctypes.c_char * size).from_address(address)) if size else 0
-            if values.is_complex():
-                values = torch.view_as_real(values)
-            if values.storage_offset() * values.element_size() % 8:
-                values = values.clone()  # eight bytes are read at a time
-            raw = values.reshape(-1).view(torch.uint8)
-            side = math.isqrt(size // 8)
-            square, rest = raw[: 8 * side * side].view(torch.int64).view(side, side), raw[8 * side * side :].to(torch.int64)
-            weights = torch.arange(1, max(side, rest.numel()) + 1, dtype=torch.int64, device=raw.device)
-            rows, columns = square.sum(1), square.sum(0)
-            marks = torch.stack([(rows * weights[:side]).sum(), (columns * weights[:side]).sum(), (rest * weights[: rest.numel()]).sum()])
-            return hash(tuple(marks.tolist()))
-    except Exception:
-        return None

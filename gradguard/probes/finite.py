@@ -16,32 +16,33 @@ import torch
 
 from gradguard.callsite import CallSite, user_frame
 from gradguard.journal import Journal, NonfiniteFact
-from gradguard.torch_internals import jit_tracing, quiet, storage_key
+from gradguard.torch_internals import jit_tracing, storage_key
 
 _MOST = 1_024
 
 
 def note_nonfinite(journal: Journal, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any) -> None:
-    """Notes in the journal whether this call made, or carries on, non-finite values. Never raises."""
+    """Notes in the journal whether this call made, or carries on, non-finite values. Never raises; no mode may be on."""
     if jit_tracing():  # what is asked of a tensor there goes into the traced program
         return
     for out in result if type(result) in (tuple, list) else (result,):
         if isinstance(out, torch.Tensor):
             try:
-                with quiet(), torch.no_grad():
-                    _look(journal, func, args, kwargs, out)
+                _look(journal, func, args, kwargs, out)
             except Exception:  # tensors of odd kinds do not answer
                 continue
 
 
 def _look(journal: Journal, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: torch.Tensor) -> None:
-    if out.is_nested or not out.is_floating_point() or not out.numel() or out.layout != torch.strided:
+    if not out.is_floating_point() or out.is_nested or not out.numel() or out.layout != torch.strided:
+        return
+    out = out.detach()
+    finite = math.isfinite(out.sum().item()) or bool(torch.isfinite(out).all())
+    if finite and not journal.nonfinite:
         return
     key = storage_key(out)
-    if key is None:
-        return
-    if math.isfinite(out.detach().sum().item()) or bool(torch.isfinite(out).all()):
-        journal.nonfinite.pop(key, None)  # this memory is another tensor's now
+    if finite or key is None:
+        journal.nonfinite.pop(key or 0, None)  # this memory is another tensor's now
         return
     origin = _inherited(journal, args, kwargs)
     if origin is None:
@@ -63,7 +64,7 @@ def _inherited(journal: Journal, args: tuple[Any, ...], kwargs: dict[str, Any] |
     for value in pending:
         if isinstance(value, torch.Tensor):
             fact = journal.nonfinite.get(storage_key(value) or 0)
-            if fact is not None and value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            if fact is not None and value.is_floating_point() and not bool(torch.isfinite(value.detach()).all()):
                 found.append(fact)
         elif type(value) in (tuple, list):
             pending.extend(item for item in value[:64] if isinstance(item, torch.Tensor))

@@ -26,7 +26,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from gradguard.callsite import USER_FILES, CallSite, user_frame
-from gradguard.journal import Cut, EscapeFact, Journal, ModeFact, Prints, WriteFact
+from gradguard.journal import Cut, EscapeFact, Journal, ModeFact, WriteFact
+from gradguard.probes.contents import Contents
 from gradguard.probes.op_kinds import (
     ADDEND,
     DATA,
@@ -44,16 +45,10 @@ from gradguard.probes.op_kinds import (
     asked_in_place,
 )
 from gradguard.torch_internals import (
-    fingerprint,
-    jit_tracing,
-    node_sequence,
     numpy_reachable,
     quiet,
-    saved_data,
-    saved_slots,
     sequence_number,
     storage_key,
-    version_of,
 )
 
 _is_compiling = torch.compiler.is_compiling
@@ -86,6 +81,7 @@ class OpProbe(TorchFunctionMode):
         self.on_fault = on_fault
         self.contents = "numpy"  # whose contents are compared: "none", "numpy" (what numpy can write) or "all"
         self.locate: Locate | None = None  # level forensic: looks at every result
+        self.prints = Contents(journal)
         self._append = journal.ops.append
         self._tick = journal.tick
         self.live = True  # False: hands everything through, where it cannot be taken off the stack (within a call it sees)
@@ -118,11 +114,12 @@ class OpProbe(TorchFunctionMode):
             raise
         hush = None
         try:
-            if self.locate is not None:
-                self.locate(self.journal, func, args, kwargs, result)
-            if types and types[0] is not _Tensor:  # a subclass with a `__torch_function__` of its own must not see our questions
-                hush = quiet()
+            locate = self.locate
+            if locate is not None or (types and types[0] is not _Tensor):
+                hush = quiet()  # a subclass with a `__torch_function__` of its own, or a mode, must not see our questions
                 hush.__enter__()
+                if locate is not None:
+                    locate(self.journal, func, args, kwargs, result)
             after = sequence_number()
             if after != before:
                 frame: FrameType | None = sys._getframe(1)
@@ -137,7 +134,7 @@ class OpProbe(TorchFunctionMode):
                         if not arg.requires_grad:
                             self._gradless_operand(kind, before, after, arg)
                         elif numpy_storages and storage_key(arg) in numpy_storages:
-                            self._fingerprint(arg, before, after)
+                            self._note_contents(arg, before, after)
                     elif kind & ADDEND and isinstance(arg, float):
                         if self._escaped_in == self.journal.step and before not in self.journal.partial:
                             self.journal.remember_partial(before, ())  # a number that may be a loss term: told from the source
@@ -147,8 +144,8 @@ class OpProbe(TorchFunctionMode):
                                 self._gradless_operand(kind, before, after, item)
                 if watched is not None:
                     self._writes(func, watched)
-                if self.contents == "all" and not jit_tracing():  # what is asked of a tensor there goes into the traced program
-                    self._fingerprint_saved(result, before, after)
+                if self.contents == "all":
+                    self.prints.note_saved(args, result, before, after)
                 if type(result) is not _Tensor and isinstance(result, tuple):
                     self._side_results(before, func, result)
             elif kind == PLAIN and not self.journal.has_cuts and _grad_enabled():
@@ -299,7 +296,7 @@ class OpProbe(TorchFunctionMode):
         if name in ("numpy", "__array__"):
             storage = storage_key(source)
             if storage is not None:
-                self._fingerprint(source, 0, sequence_number())
+                self._note_contents(source, 0, sequence_number())
                 journal.numpy_storages[storage] = self._tick()
                 if len(journal.numpy_storages) > journal.limits.calls:
                     journal.numpy_storages.popitem(last=False)
@@ -406,6 +403,10 @@ class OpProbe(TorchFunctionMode):
                 )
             )
 
+    def _note_contents(self, tensor: Any, before: int, after: int) -> None:
+        with quiet():
+            self.prints.note(tensor, before, after)
+
     def _is_data_alias(self, tensor: Any) -> bool:
         aliases = self.journal.data_aliases
         if not aliases:
@@ -426,7 +427,7 @@ class OpProbe(TorchFunctionMode):
         if kind & ADDEND and before not in journal.partial and self._escaped_in == journal.step and not tensor.dim():
             journal.remember_partial(before, ())  # it may have been made of numbers or arrays, which carry no memory
         if self.contents == "numpy" and numpy_reachable(tensor):
-            self._fingerprint(tensor, before, after)
+            self._note_contents(tensor, before, after)
 
     def _fed(self, kind: int, seq: int, cut: Cut) -> None:
         """A value that had lost its path goes into a differentiable call."""
@@ -439,45 +440,6 @@ class OpProbe(TorchFunctionMode):
         for origin in roots:
             if origin.kind == "sample" and not origin.scored and _is_scoring(sys._getframe(3)):
                 origin.scored = True
-
-    def _fingerprint_saved(self, result: Any, before: int, after: int) -> None:
-        """Level forensic: notes the contents of everything that the nodes of this call have saved, whoever may write it."""
-        stack = [out.grad_fn for out in (result if type(result) in (tuple, list) else (result,)) if isinstance(out, _Tensor)]
-        seen: set[Any] = set()
-        while stack:
-            node = stack.pop()
-            if node is None or node in seen or not before <= node_sequence(node) < after:
-                continue
-            seen.add(node)
-            for _, slot in saved_slots(node):
-                saved = saved_data(slot)
-                if saved is not None and saved.layout == torch.strided and not saved.is_nested:
-                    self._fingerprint(saved, before, after)
-            stack.extend(source for source, _ in node.next_functions)
-
-    def _fingerprint(self, tensor: Any, before: int, after: int) -> None:
-        """Notes the contents of memory that numpy can write, to be compared when backward needs them (TORCH_FACTS 33)."""
-        storage = storage_key(tensor)
-        version = version_of(tensor)
-        if storage is None or version is None:
-            return
-        with quiet():
-            mark = fingerprint(tensor)
-        if mark is not None:
-            self.journal.prints.append(
-                Prints(
-                    storage,
-                    before,
-                    after,
-                    tensor.storage_offset(),
-                    tuple(tensor.shape),
-                    tuple(tensor.stride()),
-                    tensor.dtype,
-                    version,
-                    mark,
-                    self._tick(),
-                )
-            )
 
 
 _DISTRIBUTIONS = os.sep + os.path.join("torch", "distributions") + os.sep

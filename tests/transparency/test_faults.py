@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 
 from gradguard import session as session_module
+from gradguard.calm import Calm
 from gradguard.depth import Depth
 from gradguard.evidence.frames import FrameView
 from gradguard.journal import Journal
@@ -67,7 +69,6 @@ def _train(level: str | None) -> list[Any]:
         (Journal, "remember_cut"),
         (Journal, "cut_of"),
         (Session, "_record_backward"),
-        (Session, "moment"),
         (Session, "moment"),
         (session_module, "user_frame"),
         (session_module, "StepFact"),
@@ -164,3 +165,19 @@ def test_a_missing_private_name_degrades(monkeypatch: pytest.MonkeyPatch) -> Non
         y.mul_(2)
         with pytest.raises(RuntimeError, match="inplace"):
             y.sum().backward()
+
+
+@pytest.mark.parametrize(("owner", "name"), [(session_module, "before_calm_backward"), (Calm, "begins")])
+def test_a_fault_in_a_calm_step(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def train(guarded: bool) -> list[Any]:
+        torch.manual_seed(3)
+        training = mlp()
+        with guarding("standard") if guarded else nullcontext():
+            for _ in range(90):
+                training.step()
+        return [bits(t) for t in training.state()]
+
+    bare = train(False)
+    monkeypatch.setattr(owner, name, _fail)
+    assert train(True) == bare
+    assert [record.message for record in caplog.records if "internal fault" in record.message], "the calm path was never taken"

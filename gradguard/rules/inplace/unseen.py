@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
-from gradguard.evidence.graph import Mismatch, walk
+from gradguard.evidence.graph import Mismatch, nodes_from
+from gradguard.fingerprints import fingerprint
 from gradguard.journal import Prints, WriteFact, current_journal
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace.story import Story, from_fact
-from gradguard.torch_internals import fingerprint, node_sequence, saved_data, saved_slots, storage_key, version_of
+from gradguard.torch_internals import node_sequence, saved_data, saved_slots, storage_key, version_of
 
 
 @dataclass
@@ -68,7 +69,8 @@ def _find(incident: Incident) -> list[Unseen]:
         return []
     newest = max([fact.seq for facts in writes.values() for fact in facts] + [item.seq_to for items in marks.values() for item in items])
     found: list[Unseen] = []
-    for node, _ in walk(incident.root_nodes):
+    verdicts: dict[int, bool] = {}  # many nodes may have saved the same memory
+    for node in nodes_from(incident.root_nodes):
         seq = node_sequence(node)
         if seq >= newest:
             continue
@@ -81,10 +83,11 @@ def _find(incident: Incident) -> list[Unseen]:
             if later:
                 found.append(Unseen(node, name, tensor, later, None))
                 continue
-            mark = next((item for item in reversed(marks.get(storage, ())) if _concerns(item, seq) and _differs(item, tensor)), None)
+            concerning = (item for item in reversed(marks.get(storage, ())) if _concerns(item, seq))
+            mark = next((item for item in concerning if _differs(item, tensor, verdicts)), None)
             if mark is not None:
                 found.append(Unseen(node, name, tensor, [], mark))
-    return found
+    return sorted(found, key=lambda item: -node_sequence(item.node))  # in the order backward meets them
 
 
 def _concerns(item: Prints, seq: int) -> bool:
@@ -92,11 +95,17 @@ def _concerns(item: Prints, seq: int) -> bool:
     return seq < item.seq_to if item.seq_from == 0 else item.seq_from <= seq < item.seq_to
 
 
-def _differs(item: Prints, tensor: torch.Tensor) -> bool:
+def _differs(item: Prints, tensor: torch.Tensor, verdicts: dict[int, bool]) -> bool:
     """Whether the memory has other contents now, with no write that PyTorch knows of."""
     if version_of(tensor) != item.version or tensor.dtype != item.dtype:
         return False
-    with torch.no_grad():
-        seen = torch.empty(0, dtype=item.dtype, device=tensor.device).set_(tensor.untyped_storage(), item.offset, item.shape, item.stride)
-    now = fingerprint(seen)
-    return now is not None and now != item.mark
+    verdict = verdicts.get(id(item))
+    if verdict is None:
+        seen = tensor
+        if tensor.storage_offset() != item.offset or tensor.shape != item.shape or tensor.stride() != item.stride:
+            with torch.no_grad():
+                seen = torch.empty(0, dtype=item.dtype, device=tensor.device)
+                seen = seen.set_(tensor.untyped_storage(), item.offset, item.shape, item.stride)
+        now = fingerprint(seen, item.sampled)
+        verdict = verdicts[id(item)] = now is not None and now != item.mark
+    return verdict
