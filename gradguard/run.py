@@ -42,7 +42,7 @@ class Run:
         self.ledger = Ledger()
         if settings.summary:
             self.ledger.recorder = Recorder()
-        self.memory: dict[str, Any] = {"ledger": self.ledger}
+        self.memory: dict[str, Any] = {"ledger": self.ledger, "options": self.policy.options}
         self._told = 0  # repeats that were summed up already
         self._finished = False
         self.entries = 0  # how often a guard of this run was entered

@@ -30,9 +30,10 @@ from gradguard.probes import attribution
 from gradguard.probes.finite import note_nonfinite
 from gradguard.probes.hub import set_listener
 from gradguard.probes.ops import OpProbe
-from gradguard.rules.base import Moment
+from gradguard.rules.base import SKIP, Moment
 from gradguard.rules.incident import Incident
 from gradguard.run import Run
+from gradguard.skipping import Withheld, give_back_gradients, withhold_gradients
 from gradguard.torch_internals import (
     call_alone,
     can_trace_ops,
@@ -107,6 +108,7 @@ class Session:
         self._traces = False  # whether the current step is a traced one
         self._calm = False  # whether nothing but the loss has to be looked at in the current step
         self._entered_run: Run | None = None
+        self._withheld: Withheld = []  # gradients that the step under way must not see
 
     # -- opening, closing, tracing ------------------------------------------------------------------------------------
 
@@ -361,10 +363,15 @@ class Session:
 
     def before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with self.shield:
+            if self._withheld:  # the step before raised
+                self._withheld = give_back_gradients(self._withheld)
             self.run.ledger.before_step(optimizer)
             if self._calm and self.run.calm.begins(self.run.memory):
                 return
             self.moment("before_step", "optimizer", sys._getframe(2), optimizer=optimizer, args=args, kwargs=kwargs)
+            if SKIP in self.run.memory:
+                del self.run.memory[SKIP]
+                self._withheld = withhold_gradients(optimizer)
             if self.tracing and not _has_closure(args, kwargs):
                 # most torch calls of a small model's step are its optimizer's own (TORCH_FACTS 29), and none of them is a clue
                 remove_mode(self.probe)
@@ -372,6 +379,8 @@ class Session:
 
     def after_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with self.shield:
+            if self._withheld:
+                self._withheld = give_back_gradients(self._withheld)
             frame = sys._getframe(2)
             caller = user_frame(frame)
             site = None if caller is None else CallSite(caller.f_code, caller.f_lasti)

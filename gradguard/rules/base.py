@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 Moment = Literal["error", "before_backward", "after_backward", "before_step", "suspicion"]
 
 
+# Where a rule leaves word in the guard's memory, at "before_step", that the step is to be left out.
+SKIP = "skip this step"
+
+
 @dataclass(frozen=True)
 class Rule:
     """One cause of trouble.
@@ -71,3 +75,12 @@ class Rule:
         """The rule's page: the docstring of its file."""
         module = sys.modules[self.recognise.__module__]
         return inspect.cleandoc(module.__doc__ or "")
+
+
+def options_of(memory: dict[str, Any], rule: Rule) -> Any:
+    """A rule's thresholds and windows (the pydantic model `Options` in its file), as the guard's settings have them.
+
+    Args:
+        memory: the guard's, which rules get with every question.
+    """
+    return memory["options"](rule)

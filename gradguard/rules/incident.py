@@ -18,7 +18,7 @@ from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.evidence.syntax import Source
 from gradguard.evidence.taking_part import files_of, roots_taking_part, sources_of
 from gradguard.journal import BackwardFact, Journal
-from gradguard.rules.base import Moment
+from gradguard.rules.base import Moment, Rule, options_of
 
 _NOTHING: dict[str, Any] = {
     "frame_source": tuple,
@@ -68,7 +68,6 @@ class Incident:
     optimizer: Any = None
     models: tuple[nn.Module, ...] = ()
     memory: dict[str, Any] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)
     suspicion: Any = None
 
     def dispose(self) -> None:
@@ -79,6 +78,10 @@ class Incident:
         self.__dict__.update(kept)
         for view in views:
             view.dispose()
+
+    def options(self, rule: Rule) -> Any:
+        """The rule's own `Options`, as the settings have them."""
+        return options_of(self.memory, rule)
 
     @cached_property
     def frames(self) -> Sequence[FrameView]:

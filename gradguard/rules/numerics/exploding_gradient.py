@@ -35,26 +35,34 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 
 from gradguard.diagnosis import Diagnosis
 from gradguard.evidence.values import GraphValues
-from gradguard.rules.base import Moment, Rule
+from gradguard.rules.base import Moment, Rule, options_of
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.explosion import diverged, growth
 from gradguard.rules.numerics.watching import numbers, pulse
 
-_STEPS = 8
-_GROWTH = 1e12
+
+class Options(BaseModel):
+    """What can be set under `rules: {GG503: ...}`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    steps: int = Field(default=8, ge=2, le=60, description="steps in a row in which the loss grew before it speaks of a finite loss")
+    growth: float = Field(default=1e12, gt=1.0, description="how many times larger the loss has become over them")
 
 
 def screen(memory: dict[str, Any], moment: Moment, facts: dict[str, Any], traced: bool) -> bool:
     state = numbers(memory)
     state.before_backward(facts, traced)
     losses = state.plan.losses
-    if state.loss_bad or state.told is not None or len(losses) <= _STEPS or not abs(losses[-1]) > 1e9:
+    if state.loss_bad or state.told is not None or not losses or not abs(losses[-1]) > 1e9:
         return False
+    options: Options = options_of(memory, RULE)
     steps, factor = growth(list(losses))
-    return steps >= _STEPS and factor >= _GROWTH
+    return steps >= options.steps and factor >= options.growth
 
 
 def recognise(incident: Incident) -> Diagnosis | None:

@@ -27,18 +27,33 @@ Right before an optimizer would apply such a gradient, so the weights are not lo
 gradient is looked at after every backward, all of them in the first steps, in traced steps, and as often as that costs next to
 nothing. Loops that look at the gradients themselves and skip the step, and `GradScaler`, never step with such a gradient and hear
 nothing. It speaks once until training has recovered. `# gradguard: ignore[GG502]` on the op's line silences it.
+With `rules: {GG502: {skip_step: true}}` the optimizer's step on such gradients is left out, in every step and for any optimizer: it
+finds its parameters without gradient, and they have it again afterwards.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from gradguard.diagnosis import Diagnosis
-from gradguard.rules.base import Moment, Rule
+from gradguard.evidence.names import short_list
+from gradguard.rules.base import SKIP, Moment, Rule, options_of
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.backward import blame, finite
 from gradguard.rules.numerics.scaling import scaler_in_use
 from gradguard.rules.numerics.watching import numbers, pulse
+
+
+class Options(BaseModel):
+    """What can be set under `rules: {GG502: ...}`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    skip_step: bool = Field(
+        default=False, description="leave out the optimizer's step on such gradients, as GradScaler does; every step's are looked at then"
+    )
 
 
 def screen(memory: dict[str, Any], moment: Moment, facts: dict[str, Any], traced: bool) -> bool:
@@ -51,12 +66,16 @@ def screen(memory: dict[str, Any], moment: Moment, facts: dict[str, Any], traced
             return state.told is None
         state.release()
         return False
-    return state.pending is not None
+    return state.pending is not None or (options_of(memory, RULE).skip_step and _spoilt(facts["optimizer"]))
+
+
+def _spoilt(optimizer: Any) -> bool:
+    return any(p.grad is not None and not finite(p.grad) for group in optimizer.param_groups for p in group["params"])
 
 
 def idle(memory: dict[str, Any]) -> bool:
     """No gradient found non-finite waits for its optimizer's step."""
-    return numbers(memory).pending is None
+    return numbers(memory).pending is None and not options_of(memory, RULE).skip_step
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
@@ -67,14 +86,31 @@ def recognise(incident: Incident) -> Diagnosis | None:
         finally:
             memory.release()
         return None
-    found = memory.pending
-    if found is None or memory.told is not None:
+    if (memory.pending is None and not incident.options(RULE).skip_step) or not _spoilt(incident.optimizer):
         return None
-    parameters = [p for group in incident.optimizer.param_groups for p in group["params"]]
-    if all(p.grad is None or finite(p.grad) for p in parameters):
+    if incident.options(RULE).skip_step:
+        incident.memory[SKIP] = True
+    if memory.told is not None:
         return None
+    found = memory.pending or _unseen(incident)
+    if incident.options(RULE).skip_step:
+        found = found.model_copy(update={"notes": [*found.notes, "the optimizer's step was left out (`skip_step`)"]})
     memory.pending, memory.told = None, found
     return found
+
+
+def _unseen(incident: Incident) -> Diagnosis:
+    """A gradient that was fine, or not looked at, when its backward had run: nothing is left to say where it broke."""
+    bad = [p for group in incident.optimizer.param_groups for p in group["params"] if p.grad is not None and not finite(p.grad)]
+    names = [incident.names.tensor(p) or "a parameter" for p in bad]
+    return Diagnosis(
+        code="GG502",
+        name="nonfinite-backward",
+        severity="warning",
+        headline=f"the gradient of {short_list(names, 3)} is not finite when the optimizer steps",
+        explanation="The graph is gone by now, so that the place is not known; at level forensic the op is found as it runs.",
+        confidence="likely",
+    )
 
 
 RULE = Rule(

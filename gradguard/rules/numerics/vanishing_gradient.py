@@ -31,8 +31,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from gradguard.diagnosis import Diagnosis
-from gradguard.rules.base import Moment, Rule
+from gradguard.rules.base import Moment, Rule, options_of
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.saturation import saturated
 from gradguard.rules.numerics.watching import DEAD_STEPS, numbers, pulse
@@ -40,15 +42,26 @@ from gradguard.rules.numerics.watching import DEAD_STEPS, numbers, pulse
 _LEAST_LOSS = 1e-3
 
 
+class Options(BaseModel):
+    """What can be set under `rules: {GG504: ...}`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    steps: int = Field(default=DEAD_STEPS, ge=4, le=64, description="backward calls in a row with a gradient of zero before it speaks")
+
+
 def screen(memory: dict[str, Any], moment: Moment, facts: dict[str, Any], traced: bool) -> bool:
     state = numbers(memory)
     state.before_backward(facts, traced)
     plan = state.plan
-    if plan.zeros < DEAD_STEPS or plan.zeros % DEAD_STEPS or plan.asked == plan.zeros or state.loss_bad:
+    if not plan.zeros or plan.asked == plan.zeros or state.loss_bad:
+        return False
+    steps = options_of(memory, RULE).steps
+    if plan.zeros < steps or plan.zeros % steps:
         return False
     plan.asked = plan.zeros
-    recent = list(plan.losses)[-DEAD_STEPS:]
-    return not plan.dead_told and len(recent) >= DEAD_STEPS // 2 and min(abs(loss) for loss in recent) >= _LEAST_LOSS
+    recent = list(plan.losses)[-steps:]
+    return not plan.dead_told and len(recent) >= steps // 2 and min(abs(loss) for loss in recent) >= _LEAST_LOSS
 
 
 def recognise(incident: Incident) -> Diagnosis | None:

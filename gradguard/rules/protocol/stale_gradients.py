@@ -33,6 +33,8 @@ trip it (no step has used the parts that pile up there), nor clearing by hand: `
 
 from __future__ import annotations
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from gradguard.callsite import CallSite
 from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.source import resolve
@@ -45,10 +47,20 @@ from gradguard.rules.protocol.ledger import Ledger
 CODE, NAME = "GG601", "stale-gradients"
 
 
+class Options(BaseModel):
+    """What can be set under `rules: {GG601: ...}`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    after: int = Field(
+        default=2, ge=2, le=100, description="steps on gradients of earlier steps before it speaks (looked at at 2, 24, 100)"
+    )
+
+
 def recognise(incident: Incident) -> Diagnosis | None:
     """The step, the backward that piled up, and whose gradients were not cleared."""
     book = incident.suspicion.book
-    if not isinstance(book, Book) or book.last_part is None:
+    if not isinstance(book, Book) or book.last_part is None or book.stale < incident.options(RULE).after:
         return None
     name = tell.optimizer_name(book, incident)
     parameters = [p for p in book.parameters() if p.grad is not None]
