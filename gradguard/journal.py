@@ -208,6 +208,16 @@ class NonfiniteFact(NamedTuple):
     total: int
 
 
+class BrokenFact(NamedTuple):
+    """The first node of a backward call that made non-finite gradients of finite ones (level forensic)."""
+
+    call: int  # the backward call's index
+    seq: int  # the node's
+    name: str
+    bad: int  # elements
+    total: int
+
+
 @dataclass
 class Journal:
     """All facts of one thread. Lists grow at the right; `clock` orders them across kinds."""
@@ -234,6 +244,7 @@ class Journal:
         self.numpy_storages: OrderedDict[int, int] = OrderedDict()  # storage key -> clock at which numpy got hold of it
         # memory that holds non-finite values -> the call they stem from
         self.nonfinite: OrderedDict[int, NonfiniteFact] = OrderedDict()
+        self.broken: BrokenFact | None = None
         self.step = 0
         self.backward_count = 0
         self.grad_reads = 0  # how often the user's code read a `.grad`, in traced steps

@@ -25,8 +25,10 @@ from gradguard.callsite import CallSite, user_frame, user_stack
 from gradguard.calm import before_backward as before_calm_backward
 from gradguard.errors import GradGuardError, GradGuardWarning
 from gradguard.evidence.frames import FrameView, live_frames
+from gradguard.evidence.graph import root_nodes
 from gradguard.journal import BackwardFact, Cut, StepFact, current_journal
 from gradguard.probes import attribution
+from gradguard.probes.backward_nodes import NodeWatch
 from gradguard.probes.finite import note_nonfinite
 from gradguard.probes.hub import set_listener
 from gradguard.probes.ops import OpProbe
@@ -256,16 +258,26 @@ class Session:
                 if outermost:
                     step_protocol.before_backward(self, frame)
                 self.moment("before_backward", kind, frame, roots=roots, call=call)
+        watch: NodeWatch | None = None
+        if self.tracing and call is not None and not calm:
+            with self.shield:
+                if self.run.settings.trace.node_hooks:
+                    with quiet():
+                        watch = NodeWatch(root_nodes(roots), self.journal, call.index)
         self._depth += 1
         try:
             result = original(*args, **kwargs)
         except BaseException as error:
             self._depth -= 1
+            if watch is not None:
+                watch.remove()
             if isinstance(error, Exception) and not isinstance(error, GradGuardError):
                 inputs = _tensors(args, kwargs, 1 if kind == "grad" else 5, ("inputs",))
                 self._failed(error, kind, frame, roots, inputs, call)
             raise
         self._depth -= 1
+        if watch is not None:
+            watch.remove()
         with self.shield:
             if kind == "grad" and self.tracing and call is not None and not call.create_graph:
                 self._gradients(call, result)

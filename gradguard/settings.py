@@ -65,7 +65,9 @@ class Trace(_Section):
         "or all saved tensors",
     )
     locate_nonfinite: bool = Field(default=False, description="check every operation's result for NaN and infinity as it is made")
-    node_hooks: bool = Field(default=False, description="put a hook on every node of the backward graph")
+    node_hooks: bool = Field(
+        default=False, description="put a hook on every node of the backward graph that computes, to see which makes a gradient non-finite"
+    )
 
 
 class Actions(_Section):

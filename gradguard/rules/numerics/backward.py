@@ -11,6 +11,7 @@ from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.evidence.graph import is_accumulate, walk
 from gradguard.evidence.names import short_list
 from gradguard.evidence.recompute import node_kind
+from gradguard.journal import BrokenFact
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.places import Places, expression, module_at
 from gradguard.rules.numerics.ranges import elements
@@ -67,9 +68,52 @@ def blame(incident: Incident, memory: Numbers) -> Diagnosis | None:
     roots = incident.root_nodes
     nodes = [node for node, _ in walk(roots)]
     suspects = _suspects(memory.held, {id(leaf) for leaf in bad})
+    seen = _seen(incident, nodes)
+    if seen is not None:
+        suspects.sort(key=lambda suspect: suspect[0].node is not seen[0])
+        if not suspects or suspects[0][0].node is not seen[0]:
+            return _broke(incident, memory, nodes, seen, bad, leaves)
     if suspects:
         return _known(incident, memory, nodes, suspects, bad, leaves)
     return _unknown(incident, memory, nodes, bad, leaves)
+
+
+def _seen(incident: Incident, nodes: list[Any]) -> tuple[Any, BrokenFact] | None:
+    """The node that was seen making the first non-finite gradient of this call (level forensic)."""
+    fact, call = incident.journal.broken, incident.call
+    if fact is None or call is None or fact.call != call.index:
+        return None
+    node = next((node for node in nodes if node_sequence(node) == fact.seq and str(node.name()) == fact.name), None)
+    return None if node is None else (node, fact)
+
+
+def _broke(
+    incident: Incident, memory: Numbers, nodes: list[Any], seen: tuple[Any, BrokenFact], bad: list[torch.Tensor], leaves: list[torch.Tensor]
+) -> Diagnosis:
+    node, fact = seen
+    places = Places(incident, memory, nodes)
+    place = places.of(node, search=True)
+    text = expression(place, node)
+    where_in = f" (in `{place.function}`)" if place is not None and place.function != "<module>" else ""
+    related = [] if incident.place is None else [incident.place.span("this backward made the gradient non-finite", "backward")]
+    module = module_at(place, incident)
+    what = elements(fact.bad, fact.total)
+    return Diagnosis(
+        code="GG502",
+        name="nonfinite-backward",
+        severity="warning",
+        headline=f"The loss is finite and its gradient is not: the backward of `{text}` makes it non-finite in {what}{where_in}.",
+        culprit=None if place is None else place.span("its backward got finite gradients and gave non-finite ones", "culprit"),
+        related=related,
+        tensors=[_fact(incident, leaf) for leaf in bad[:4]],
+        explanation=f"Every gradient that reached `{fact.name}` was finite, and what it passed on is not: {_names(incident, bad)} got it.",
+        notes=([f"in the module `{module}`"] if module is not None else []) + places.notes + [_untouched(incident, bad, leaves)],
+        fixes=list(
+            _CURES.get(node_kind(node), [Fix(title="keep its inputs, and the scale of the loss, in the range its derivative allows")])
+        ),
+        avoid=["`clip_grad_norm_`: it divides by a norm that is NaN and spreads it to every parameter"],
+        confidence="certain" if place is not None and not places.notes else "likely",
+    )
 
 
 def finite(tensor: torch.Tensor) -> bool:

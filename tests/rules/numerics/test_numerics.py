@@ -199,3 +199,39 @@ gc.enable()
 def test_a_rule_that_is_off_says_nothing(tmp_path: Path) -> None:
     said, _ = run(HEAD + BROKEN["masked_div"][1], tmp_path / "off.py", rules={"GG5": "off"})
     assert not said
+
+
+def test_forensic_sees_a_backward_of_the_users_break() -> None:
+    """A custom Function saves nothing that a rule could read: only the hook on its node tells."""
+
+    class Scale(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 1e-30
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return grad * 1e38 * 1e38
+
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(GradGuardError) as caught, gradguard(level="forensic"):
+        y = Scale.apply(model(torch.ones(2, 3)))  # type: ignore[no-untyped-call]  # here
+        y.sum().backward()
+        optimizer.step()
+    found = caught.value.diagnosis
+    assert found.code == "GG502"
+    assert found.culprit is not None
+    assert found.culprit.text.startswith("Scale.apply(")
+    assert "ScaleBackward" in found.explanation
+
+
+def test_hooks_on_nodes_do_not_stay() -> None:
+    w = torch.ones(3, requires_grad=True)
+    loss = (w * 2).sum()
+    with gradguard(level="forensic"):
+        loss.backward(retain_graph=True)
+        first = w.grad.clone()  # type: ignore[union-attr]
+        w.grad = None
+    loss.backward()
+    assert torch.equal(first, w.grad)  # type: ignore[arg-type]

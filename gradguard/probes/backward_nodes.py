@@ -1,0 +1,83 @@
+"""Level forensic: a hook on every node of the graph that computes, for the time of one backward call, to see which made the first
+non-finite gradient.
+
+What the rules infer from saved values elsewhere is seen here as it happens, also in ops and custom Functions that save nothing.
+Leaves are left alone: AccumulateGrad may take a gradient over instead of copying it, and must not be watched at that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gradguard.evidence.graph import is_accumulate, nodes_from
+from gradguard.journal import BrokenFact, Journal
+from gradguard.torch_internals import node_sequence, quiet
+
+# Their backwards move or add what they are given: finite gradients in, finite gradients out.
+_HARMLESS = frozenset(
+    f"{name}Backward{n}"
+    for name in (
+        *("Add", "Sub", "Neg", "Relu", "T", "View", "UnsafeView", "Reshape", "ReshapeAlias", "Transpose", "Permute", "Alias", "Clone"),
+        *("Unsqueeze", "Squeeze", "Select", "Slice", "Split", "SplitWithSizes", "Unbind", "Stack", "Cat", "Expand", "AsStrided", "ToCopy"),
+    )
+    for n in range(3)
+)
+
+
+class NodeWatch:
+    """The hooks of one backward call.
+
+    Args:
+        roots: graph nodes that the call starts from.
+        journal: gets the first node whose gradients in are finite and whose gradients out are not.
+        call: the backward call's index.
+    """
+
+    def __init__(self, roots: list[Any], journal: Journal, call: int) -> None:
+        self._handles = []
+        for node in nodes_from(roots):
+            name = str(node.name())
+            if name not in _HARMLESS and not is_accumulate(node):
+                try:
+                    self._handles.append(node.register_hook(_hook(node_sequence(node), name, journal, call)))
+                except Exception:  # a kind of node that takes no hooks
+                    continue
+
+    def remove(self) -> None:
+        """Takes the hooks off: a retained graph must not keep them."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+def _hook(seq: int, name: str, journal: Journal, call: int) -> Callable[[Any, Any], None]:
+    def look(made: Any, given: Any) -> None:
+        known = journal.broken
+        if known is not None and known.call == call:
+            return
+        try:
+            with quiet():
+                for gradient in made:
+                    if not _finite(gradient):
+                        break
+                else:
+                    return
+                if not all(_finite(gradient) for gradient in given):
+                    return
+                worst = next(gradient for gradient in made if not _finite(gradient)).detach()
+                journal.broken = BrokenFact(call, seq, name, int((~torch.isfinite(worst)).sum()), worst.numel())
+        except Exception:  # gradients of odd kinds do not answer
+            return
+
+    return look
+
+
+def _finite(gradient: Any) -> bool:
+    if not isinstance(gradient, torch.Tensor) or not gradient.is_floating_point() or gradient.layout != torch.strided:
+        return True
+    values = gradient.detach()
+    return math.isfinite(values.sum().item()) or bool(torch.isfinite(values).all())
