@@ -82,8 +82,12 @@ def _told(story: Story, write: Write) -> Diagnosis:
         module = path
         subject = f"{word}" + (f" at `{path}`" if path else "")
     else:
-        subject = f"`{short(place.text if place else write.func)}`"
-    headline = f"{subject} writes over {target.phrase}, which `{story.op_word}` had saved for its backward pass"
+        text = short(place.text if place else write.func)
+        subject = f"`{text}`" if text else ""
+    saved_by = f"which `{story.op_word}` had saved for its backward pass"
+    headline = (
+        f"{subject} writes over {target.phrase}, {saved_by}" if subject else f"{target.phrase}, {saved_by}, was written over in place"
+    )
     facts = tell.tensor_facts(story, target.name)
     related = tell.compact(
         [

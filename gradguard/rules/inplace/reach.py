@@ -125,7 +125,8 @@ def _attribute_types(modules: list[nn.Module]) -> dict[str, set[str]]:
     for module in modules:
         for name, child in module._modules.items():
             if child is not None:
-                found.setdefault(name, set()).update(type(inner).__name__ for inner in child.modules())
+                # with the bases' names: wrappers such as FSDP give a module a class of their own made from the user's
+                found.setdefault(name, set()).update(kind.__name__ for inner in child.modules() for kind in type(inner).__mro__[:-2])
     return found
 
 

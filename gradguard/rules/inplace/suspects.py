@@ -26,6 +26,7 @@ from gradguard.rules.inplace.story import Story, Write
 from gradguard.rules.inplace.words import same_op
 
 _NUMBERS = ("item", "len", "float", "int", "time", "perf_counter", "numel", "size", "tolist")
+_NAMED = 1.5  # a score that a variable which may be the saved value gives
 _NOT_WRITES = frozenset({"requires_grad_", "retain_grad_", "share_memory_", "clip_grad_norm_", "clip_grad_value_"})
 
 
@@ -38,6 +39,7 @@ class Suspect:
     written: str | None
     module: nn.Module | None = None
     score: float = 0.0
+    counts: bool = False  # what looks like a counter has to have the saved value's name
 
     @property
     def place(self) -> ResolvedSite | None:
@@ -156,6 +158,7 @@ def suspects_of(story: Story) -> list[Suspect]:
                 suspect.score += seeds[flow.find(flow.key(suspect.scope, suspect.written))]
         if story.mismatch.tensor is not None and any(suspect.score >= 2 for suspect in found):
             found = [suspect for suspect in found if suspect.score >= 1]
+    found = [suspect for suspect in found if not suspect.counts or suspect.score >= _NAMED]
     return sorted(found, key=lambda suspect: -suspect.score)
 
 
@@ -279,7 +282,7 @@ def writes_of(incident: Incident, scope: Scope) -> Iterator[Suspect]:
             target, calls = peel(statement.target)
             name = dotted(target)
             if "data" not in calls and not _is_number(incident, scope, statement, name):
-                yield Suspect(scope, statement, name, score=0.1)
+                yield Suspect(scope, statement, name, score=0.1, counts=_looks_like_a_counter(statement))
         elif isinstance(statement, ast.Assign):
             for target in statement.targets:
                 for single in flatten(target):
@@ -332,10 +335,16 @@ def _is_number(incident: Incident, scope: Scope, statement: ast.AugAssign, name:
     value_node = statement.value
     if isinstance(value_node, (ast.List, ast.ListComp, ast.JoinedStr, ast.Tuple)):
         return True
-    if isinstance(value_node, ast.Constant) and not isinstance(value_node.value, float):
-        return not isinstance(statement.op, (ast.Mult, ast.Div))
+    if isinstance(value_node, ast.Constant) and isinstance(value_node.value, (str, bytes)):
+        return True
     called = {called_name(item) for item in ast.walk(value_node) if isinstance(item, ast.Call)}
     return bool(called & set(_NUMBERS))
+
+
+def _looks_like_a_counter(statement: ast.AugAssign) -> bool:
+    """`n += 1`: a number that counts, unless something tells that it is the saved value."""
+    value = statement.value
+    return isinstance(value, ast.Constant) and isinstance(value.value, int) and not isinstance(statement.op, (ast.Mult, ast.Div))
 
 
 def _is_container(incident: Incident, scope: Scope, target: ast.Subscript, name: str | None) -> bool:

@@ -17,7 +17,7 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.places import Places, expression, module_at
 from gradguard.rules.numerics.ranges import number
 from gradguard.rules.numerics.watching import DEAD_STEPS, Numbers, Plan
-from gradguard.torch_internals import node_sequence
+from gradguard.torch_internals import node_sequence, numpy_reachable, saved_data, saved_slots
 
 _TINY = 1e-6  # a largest derivative below this is as good as none
 
@@ -88,6 +88,12 @@ _CURES = {
 }
 
 
+def _shared_with_numpy(node: Any) -> bool:
+    """Whether numpy can write what the node saved: it may not be what the op computed."""
+    saved = (saved_data(slot) for _, slot in saved_slots(node))
+    return any(numpy_reachable(data) for data in saved if data is not None)
+
+
 def saturated(incident: Incident, memory: Numbers) -> Diagnosis | None:
     """The diagnosis where everything on the way to the far end passes ops whose derivative is nowhere above `_TINY`."""
     plan = memory.plan
@@ -101,7 +107,7 @@ def saturated(incident: Incident, memory: Numbers) -> Diagnosis | None:
         found = None if slope is None else slope[0](values, node)
         if found is not None and found.numel():
             largest = float(found.max())
-            if largest < _TINY:
+            if largest < _TINY and not _shared_with_numpy(node):
                 closed[node] = largest
     if not closed or id(leaf) in _reached(incident.root_nodes, closed):
         return _squashed(incident, memory, values, leaf)
