@@ -177,6 +177,7 @@ class EscapeFact(NamedTuple):
     storage: int | None  # for numpy: the memory shared with the array
     frame: int  # id of the user's frame, to relate places of one call
     step: int = 0
+    array: weakref.ref[Any] | None = None  # for numpy: while it lives, `storage` is this memory and no later tensor's
 
 
 @dataclass(slots=True)

@@ -321,7 +321,9 @@ class OpProbe(TorchFunctionMode):
         if cut is not None:
             self._escaped_in = journal.step
         value = result if isinstance(result, (int, float, complex)) else (tuple(result) if name == "tolist" and _is_flat(result) else None)
-        journal.escapes.append(EscapeFact(self._tick(), name, site, value, cut, storage, 0 if frame is None else id(frame), journal.step))
+        array = None if storage is None else weakref.ref(result)
+        frame_id = 0 if frame is None else id(frame)
+        journal.escapes.append(EscapeFact(self._tick(), name, site, value, cut, storage, frame_id, journal.step, array))
 
     def _data(self, source: Any, result: Any) -> None:
         journal = self.journal

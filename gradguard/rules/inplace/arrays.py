@@ -18,6 +18,7 @@ from gradguard.evidence.bindings import dotted, flatten
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.evidence.syntax import FUNCTIONS, Source, header_range, load, range_of
 from gradguard.evidence.taking_part import file_of_class
+from gradguard.journal import Prints
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace.aliases import iterated_by, parameters_of, peel
 
@@ -49,14 +50,16 @@ class ArrayStory:
     writes: list[ArrayWrite]
 
 
-def array_story(incident: Incident, tensor: torch.Tensor, storage: int | None) -> ArrayStory:
-    """The arrays on this memory and the statements that write into them."""
+def array_story(incident: Incident, tensor: torch.Tensor, mark: Prints) -> ArrayStory:
+    """The arrays on the memory whose contents were noted, and the statements that write into them."""
     found: list[ArrayWrite] = []
     left: ResolvedSite | None = None
     name: str | None = None
     for fact in reversed(incident.journal.escapes):
-        if fact.storage is None or fact.storage != storage:
+        if fact.storage is None or fact.storage != mark.storage:
             continue
+        if fact.clock < mark.clock and (fact.array is None or fact.array() is None):
+            continue  # it may have been the memory of another tensor, which is gone
         place = resolve(fact.site)
         if place is None or place.source is None:
             continue

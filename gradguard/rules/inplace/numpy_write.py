@@ -39,7 +39,7 @@ def _find(incident: Incident) -> tuple[Unseen, ArrayStory] | None:
     found = None
     for item in unseen_writes(incident):
         if item.mark is not None:
-            found = (item, array_story(incident, item.tensor, item.mark.storage))
+            found = (item, array_story(incident, item.tensor, item.mark))
             if found[1].writes:
                 break
     return found
