@@ -20,7 +20,7 @@ _GRADGUARD_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _INTEGRATIONS_DIR = os.path.join(os.path.dirname(_GRADGUARD_DIR.rstrip(os.sep)), "integrations") + os.sep
 _TORCH_DIR = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _PATHS = sysconfig.get_paths()
-_LIBRARY_DIRS = tuple({os.path.abspath(_PATHS[key]) + os.sep for key in ("stdlib", "platstdlib", "purelib", "platlib")})
+_LIBRARY_DIRS = tuple({os.path.abspath(_PATHS[key]) + os.sep for key in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")})
 
 
 class CallSite(NamedTuple):

@@ -245,6 +245,7 @@ class Journal:
         self.numpy_storages: OrderedDict[int, int] = OrderedDict()  # storage key -> clock at which numpy got hold of it
         # memory that holds non-finite values -> the call they stem from
         self.nonfinite: OrderedDict[int, NonfiniteFact] = OrderedDict()
+        self.data_writes = 0  # writes through `.data` so far
         self.broken: BrokenFact | None = None
         self.step = 0
         self.backward_count = 0

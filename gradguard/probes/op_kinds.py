@@ -16,6 +16,7 @@ REWRAP = 64  # builds a tensor from Python numbers or arrays
 ADDEND = 128  # its operands are summands of its result
 TOGGLE = 256  # sets requires_grad of a leaf
 GRAD = 512  # `.grad` is read
+SET_DATA = 2048  # `.data` is given another tensor's memory
 FLAG = 1024  # works in place if its `inplace` argument says so
 
 _ESCAPES = {"item", "tolist", "numpy", "__float__", "__int__", "__index__", "__array__", "__complex__", "__bool__"}
@@ -115,6 +116,8 @@ def classify(func: Any) -> int:
         return PLAIN if attribute in _PROPERTY_VIEWS else SKIP
     if name == "requires_grad_" or (name == "__set__" and getattr(getattr(func, "__self__", None), "__name__", "") == "requires_grad"):
         return TOGGLE
+    if name == "__set__" and getattr(getattr(func, "__self__", None), "__name__", "") == "data":
+        return SET_DATA
     if name == "_set_grad_enabled":
         return MODE
     if name in _QUERIES or name.startswith("_record_function_"):  # the profiler's marks

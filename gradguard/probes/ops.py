@@ -38,6 +38,7 @@ from gradguard.probes.op_kinds import (
     MODE,
     PLAIN,
     REWRAP,
+    SET_DATA,
     SKIP,
     TOGGLE,
     WRITE,
@@ -101,6 +102,8 @@ class OpProbe(TorchFunctionMode):
             if USER_FILES[sys._getframe(1).f_code.co_filename]:
                 self.journal.grad_reads += 1
             return func(*args)
+        if kind == SET_DATA:
+            return self._set_data(func, args)
         if kind & FLAG:
             kind = kind & ~FLAG | WRITE if asked_in_place(args, kwargs) else kind & ~FLAG
         before = sequence_number()
@@ -354,6 +357,28 @@ class OpProbe(TorchFunctionMode):
             if cut is not None:
                 journal.remember_cut(result, cut)
 
+    def _set_data(self, func: Any, args: tuple[Any, ...]) -> Any:
+        """`p.data = other`: whoever saved `p` itself finds the other memory, under the old version number."""
+        tensor = args[0]
+        before = storage_key(tensor)
+        result = func(*args)
+        try:
+            storage = storage_key(tensor)
+            frame = user_frame(sys._getframe(2))
+            if storage is None or storage == before or frame is None:
+                return result
+            outer = user_frame(frame.f_back)
+            site, caller = CallSite(frame.f_code, frame.f_lasti), None if outer is None else CallSite(outer.f_code, outer.f_lasti)
+            with quiet():
+                version = tensor._version
+            self.journal.data_writes += 1
+            self.journal.writes.append(
+                WriteFact(self._tick(), sequence_number(), storage, version, site, "data", "data", None, _grad_enabled(), caller)
+            )
+        except Exception as fault:
+            self.on_fault(fault)
+        return result
+
     def _mode_switch(self, args: tuple[Any, ...]) -> None:
         enabled = bool(args[0]) if args else True
         frame: FrameType | None = sys._getframe(2)
@@ -390,6 +415,8 @@ class OpProbe(TorchFunctionMode):
                         module = weakref.ref(owner)
                 frame = frame.f_back
             outer = user_frame(frame.f_back) if frame is not None else None
+            unseen = self._is_data_alias(tensor)
+            self.journal.data_writes += unseen
             self.journal.writes.append(
                 WriteFact(
                     self._tick(),
@@ -398,7 +425,7 @@ class OpProbe(TorchFunctionMode):
                     now,
                     None if frame is None else CallSite(frame.f_code, frame.f_lasti),
                     _name(func),
-                    "data" if self._is_data_alias(tensor) else "op",
+                    "data" if unseen else "op",
                     module,
                     _grad_enabled(),
                     None if outer is None else CallSite(outer.f_code, outer.f_lasti),

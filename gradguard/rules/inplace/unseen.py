@@ -39,9 +39,9 @@ class Unseen:
 
 
 def screen(memory: dict[str, Any], moment: str, facts: dict[str, Any], traced: bool) -> bool:
-    """Whether anything can have been written unseen: `.data` was handed out, or contents were noted."""
+    """Whether anything can have been written unseen: through `.data`, or where contents were noted."""
     journal = current_journal()
-    return bool(journal.data_aliases or journal.prints)
+    return bool(journal.data_writes or journal.prints)
 
 
 def unseen_writes(incident: Incident) -> list[Unseen]:
@@ -55,7 +55,7 @@ def unseen_writes(incident: Incident) -> list[Unseen]:
 def _find(incident: Incident) -> list[Unseen]:
     journal = incident.journal
     writes: dict[int, list[WriteFact]] = {}
-    for fact in journal.writes if journal.data_aliases else ():
+    for fact in journal.writes if journal.data_writes else ():
         if fact.via == "data":
             writes.setdefault(fact.storage, []).append(fact)
     marks: dict[int, list[Prints]] = {}

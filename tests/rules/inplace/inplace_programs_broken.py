@@ -585,3 +585,20 @@ loss.backward()
 """,
     silent=True,
 )
+
+_add(
+    "data_replaced",
+    "GG109",
+    ("scale",),
+    """
+scale, shift = nn.Parameter(torch.rand(4)), nn.Parameter(torch.rand(4))
+average = torch.rand(4)
+optimizer = torch.optim.SGD([scale, shift], lr=0.1)
+x = torch.randn(8, 4)
+loss = (torch.tanh(x * scale) * scale + shift).pow(2).mean()
+scale.data = average * 0.5  #!
+loss.backward()
+optimizer.step()
+""",
+    silent=True,
+)

@@ -133,6 +133,33 @@ for _ in range(4):
     grad, = torch.autograd.grad(loss, x)
     x.data.add_(0.1 * grad.sign()).clamp_(-1, 1)
 """,
+    "weights_swapped_after_backward": """
+scale = nn.Parameter(torch.rand(4))
+average = scale.detach().clone()
+opt = torch.optim.SGD([scale], lr=0.1)
+for _ in range(4):
+    loss = (torch.tanh(torch.randn(8, 4) * scale) * scale).pow(2).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    average = 0.9 * average + 0.1 * scale.detach()
+    kept = scale.data
+    scale.data = average.clone()
+    (torch.randn(8, 4) * scale.detach()).sum().item()
+    scale.data = kept
+""",
+    "the_same_memory_set_again": """
+net = nn.Linear(3, 1)
+average = [p.detach() * 0.9 for p in net.parameters()]
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for _ in range(4):
+    opt.zero_grad()
+    loss = net(torch.randn(5, 3)).pow(2).mean()
+    for p, q in zip(net.parameters(), average):
+        p.data = q
+    loss.backward()
+    opt.step()
+""",
     "gradient_clipping_and_lbfgs": """
 net = nn.Linear(3, 1)
 opt = torch.optim.LBFGS(net.parameters(), max_iter=3)
