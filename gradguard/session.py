@@ -25,7 +25,7 @@ from gradguard.callsite import CallSite, user_frame, user_stack
 from gradguard.calm import before_backward as before_calm_backward
 from gradguard.errors import GradGuardError, GradGuardWarning
 from gradguard.evidence.frames import FrameView, live_frames
-from gradguard.evidence.graph import root_nodes
+from gradguard.evidence.graph import nodes_from, root_nodes
 from gradguard.journal import BackwardFact, Cut, StepFact, current_journal
 from gradguard.probes import attribution
 from gradguard.probes.backward_nodes import NodeWatch
@@ -263,7 +263,7 @@ class Session:
             with self.shield:
                 if self.run.settings.trace.node_hooks:
                     with quiet():
-                        watch = NodeWatch(root_nodes(roots), self.journal, call.index)
+                        watch = NodeWatch(nodes_from(root_nodes(roots)), self.journal, call.index)
         self._depth += 1
         try:
             result = original(*args, **kwargs)

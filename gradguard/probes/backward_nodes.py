@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from gradguard.evidence.graph import is_accumulate, nodes_from
 from gradguard.journal import BrokenFact, Journal
-from gradguard.torch_internals import node_sequence, quiet
+from gradguard.torch_internals import ACCUMULATE_SEQ, node_sequence, quiet
 
 # Their backwards move or add what they are given: finite gradients in, finite gradients out.
 _HARMLESS = frozenset(
@@ -32,16 +31,16 @@ class NodeWatch:
     """The hooks of one backward call.
 
     Args:
-        roots: graph nodes that the call starts from.
+        nodes: those of the call's graph.
         journal: gets the first node whose gradients in are finite and whose gradients out are not.
         call: the backward call's index.
     """
 
-    def __init__(self, roots: list[Any], journal: Journal, call: int) -> None:
+    def __init__(self, nodes: list[Any], journal: Journal, call: int) -> None:
         self._handles = []
-        for node in nodes_from(roots):
+        for node in nodes:
             name = str(node.name())
-            if name not in _HARMLESS and not is_accumulate(node):
+            if name not in _HARMLESS and node_sequence(node) < ACCUMULATE_SEQ:
                 try:
                     self._handles.append(node.register_hook(_hook(node_sequence(node), name, journal, call)))
                 except Exception:  # a kind of node that takes no hooks
