@@ -120,6 +120,7 @@ class Cut:
         "arguments",
         "around",
         "clock",
+        "drawn",
         "func",
         "guess",
         "kind",
@@ -153,6 +154,7 @@ class Cut:
         self.site = site
         self.func = func
         self.seq = seq
+        self.drawn = False  # a random sample of torch.distributions that has no path it could have had: on purpose, always
         self.sources = sources  # sequence numbers of the graph nodes whose outputs were cut off
         self.mode = mode
         self.origins = origins  # empty for an origin itself

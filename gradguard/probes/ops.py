@@ -206,7 +206,8 @@ class OpProbe(TorchFunctionMode):
             live = _grad_enabled()
             cause = _cut_kind(kind, live, tensors[0])
             mode = journal.modes[-1] if cause in ("no_grad", "inference") and journal.modes else None
-            if cause == "no_grad" and _is_sampling(sys._getframe(2)):
+            drawn_from = _sampled_distribution(sys._getframe(2)) if cause in ("no_grad", "nondiff") else None
+            if cause == "no_grad" and getattr(drawn_from, "has_rsample", False):
                 cause = "sample"
             outer = user_frame(frame.f_back) if frame is not None else None
             cut = Cut(
@@ -222,6 +223,7 @@ class OpProbe(TorchFunctionMode):
                 tuple(leaves),
                 _around(outer) if cause == "inference" else (),
             )
+            cut.drawn = drawn_from is not None and cause != "sample"
             if origins:
                 cut = Cut("rewrap", cut.clock, site, name, cut.seq, (), None, _merge([(cut,), *origins]))
         else:
@@ -474,17 +476,17 @@ class OpProbe(TorchFunctionMode):
 _DISTRIBUTIONS = os.sep + os.path.join("torch", "distributions") + os.sep
 
 
-def _is_sampling(frame: FrameType | None) -> bool:
-    """Whether the call comes from `sample()` of a torch distribution that could have sampled with a path (`rsample`)."""
+def _sampled_distribution(frame: FrameType | None) -> Any:
+    """The torch distribution whose `sample()` the call comes from, if it does."""
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
     for _ in range(4):
         if frame is None or _DISTRIBUTIONS not in frame.f_code.co_filename:
-            return False
+            return None
         if frame.f_code.co_name == "sample":
-            return bool(getattr(frame.f_locals.get("self"), "has_rsample", False))
+            return frame.f_locals.get("self")
         frame = frame.f_back
-    return False
+    return None
 
 
 def _is_scoring(frame: FrameType | None) -> bool:

@@ -52,6 +52,19 @@ def region(roots: Iterable[Any], fed: Any, limit: int = 4_000) -> Region:
     return found
 
 
+def is_pile(node: Any) -> bool:
+    """Whether the node stacks or concatenates."""
+    return str(node.name()).startswith(("Stack", "Cat"))
+
+
+def of_terms(node: Any) -> bool:
+    """Whether what is stacked can be terms of a loss, single numbers or one a sample: states of a rollout have more dimensions."""
+    try:
+        return len(node._input_metadata[0].shape) <= 1
+    except Exception:
+        return False
+
+
 def scalar(node: Any) -> bool:
     """Whether a node's result is a single number."""
     try:

@@ -87,6 +87,8 @@ def _term(incident: Incident, region: Region, since: int) -> Diagnosis | None:
         found = _trained(incident, origins.ranked(incident, origins.merged(found)))
         if not found or _difference(incident, node, found[0]):
             continue
+        if additive.is_pile(node) and not additive.of_terms(node):
+            continue
         if not cuts or additive.scalar(node) or _is_add(node):
             return _tell_term(incident, found, place)
     return None
@@ -94,7 +96,7 @@ def _term(incident: Incident, region: Region, since: int) -> Diagnosis | None:
 
 def _counts(cut: Cut, since: int, members: set[int], scalar: bool) -> bool:
     """Whether an origin can be a bug: of this step, no random sample, and not itself a live term (`x - x.detach()`)."""
-    if cut.clock <= since or cut.kind == "sample" or any(seq in members for seq in cut.sources):
+    if cut.clock <= since or cut.kind == "sample" or cut.drawn or any(seq in members for seq in cut.sources):
         return False
     return scalar or cut.kind not in ("nondiff", "cast")
 
