@@ -81,7 +81,9 @@ def recognise(incident: Incident) -> Diagnosis | None:
         owned = [p.device for p in module.parameters()][:1] if isinstance(module, nn.Module) else []
     seen = [*devices, *owned]
     accelerated = next((d for d in seen if d.type != "cpu"), None)
-    expected = owned[0] if owned else accelerated
+    homes = {p.device for root in incident.modules for p in root.parameters()}
+    home = homes.pop() if len(homes) == 1 else None  # where the model is, the operands belong
+    expected = owned[0] if owned else home if home in devices else accelerated
     if expected is None or scope is None or node is None:
         return None
     judge, maker = _judge(expected), _maker(expected)

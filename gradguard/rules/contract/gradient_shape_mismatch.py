@@ -108,7 +108,11 @@ def _from_function(incident: Incident, view: FunctionView, index: int, got: str 
     fixes = []
     title = f"give {what} the shape of {of} before it is returned"
     detail = "Reshape it where forward flattened the input, or sum it over the dimensions that were broadcast."
-    if got and expected and _elements(got) == _elements(expected) and made is not None:
+    sizes, wanted = _sizes(got), _sizes(expected)
+    if sizes and wanted and len(sizes) > 1 and sizes == wanted[::-1]:
+        title = f"compute {what} the other way round: it is the transpose of what {of} needs"
+        detail = "Exchange the operands of its product (`g.t() @ x` for `x.t() @ g`), or return `.t()` of it; a view would mix up elements."
+    elif got and expected and _elements(got) == _elements(expected) and made is not None:
         title = f"view {what} back to the shape of {of}: `{made.name or 'grad'}.view({argument or 'x'}.shape)`"
         detail = (
             f"Both have the same number of elements; keep {of}'s shape on ctx in forward (`ctx.shape = {argument or 'x'}.shape`) "

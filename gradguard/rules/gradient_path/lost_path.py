@@ -232,9 +232,11 @@ def _notes(incident: Incident, lost: LostPath) -> list[str]:
         )
         notes.append(f"The path is cut at other places too: {places}. A target or a mask may stay cut; what is to be trained may not.")
     if not lost.origins[0].certain:
+        followed = "the place was found by following the values through the source."
         notes.append(
-            "This step was not traced: the place was found by following the values through the source. "
-            "`level: strict` (or GRADGUARD_LEVEL=strict) records every cut as it happens."
+            f"The cut was not recorded as it happened: {followed}"
+            if incident.traced
+            else f"This step was not traced: {followed} `level: strict` (or GRADGUARD_LEVEL=strict) records every cut as it happens."
         )
     if not lost.silent:
         notes += second_problem(lost.root, lost.root_name, incident)

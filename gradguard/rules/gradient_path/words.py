@@ -56,6 +56,8 @@ def label(origin: Origin) -> str:
     name = result_name(origin)
     result = f"`{name}`" if name else "the result"
     inner = f"`{short(origin.inner, 32)}`" if origin.inner else "its input"
+    if inner == result:  # `a = a.detach()`
+        result = f"the new {result}"
     if origin.kind in ("no_grad", "inference"):
         return f"{result} is computed here with grad mode off" if origin.place is not None else "computed with grad mode off"
     if origin.kind == "sample":
@@ -171,6 +173,19 @@ def explanation(origin: Origin, root: str) -> str:
     return "A detached tensor shares the values but not the graph: whatever is computed from it has no path back to the parameters."
 
 
+def _leaves_torch(origin: Origin) -> bool:
+    """Whether the value goes on to numpy or Python in the same expression (`a.detach().cpu().numpy()`): there is the real cut."""
+    place = origin.place
+    if place is None or place.source is None or place.node is None:
+        return False
+    for above in place.source.ancestors(place.node):
+        if isinstance(above, ast.stmt):
+            return False
+        if isinstance(above, ast.Attribute) and above.attr in ("numpy", "tolist", "item"):
+            return True
+    return False
+
+
 def fix(origin: Origin, root: str) -> Fix:
     """The change an expert would make, in words; the patch is added elsewhere."""
     rule = rule_of(origin)
@@ -223,7 +238,7 @@ def fix(origin: Origin, root: str) -> Fix:
             title=f"Call backward on {f'`{inner}`' if inner else 'the computed value'} itself, without `{operation(origin)}`",
             safety="unsafe",
         )
-    if origin.kind == "escape":
+    if origin.kind == "escape" or _leaves_torch(origin):
         return Fix(
             title=f"Stay in torch: use {f'`{inner}`' if inner else 'the tensor'} without `{operation(origin)}`, and keep numbers "
             f"for logging",

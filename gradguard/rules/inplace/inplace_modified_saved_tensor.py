@@ -203,7 +203,7 @@ def _copy_for_the_op(story: Story, target: Target) -> list[Fix]:
     return [
         Fix(
             title=f"give `{story.op_word}` a copy of its own at line {saved.line}: `{short(text, 50)}.clone()`",
-            safety="safe",
+            safety="safe" if alone else "manual",
             patch=diff,
             detail="it then saves the copy, which nothing writes over" + ("" if alone else "; other lines that read it need the same"),
         )

@@ -121,11 +121,15 @@ def _cloned(story: Story, attribute: str) -> Fix | None:
     if name is None or where is None:
         return Fix(title=f"use a copy in the forward pass: `self.{attribute}.clone()`", safety="safe")
     diff = patch(place.source, [(found, f"{name}.clone()") for found in map(range_of, read) if found is not None])
+    savers = {story.incident.place_of_node(item.seq) for item in story.incident.mismatches}
+    lines = sorted({saver.line for saver in savers if saver is not None and saver.file == place.file} - {place.line})
+    alone = not lines and None not in savers
+    others = f"; line{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines))} saved it too, and need the same" if lines else ""
     return Fix(
         title=f"use a copy in the forward pass: `{name}.clone()` at line {where[0]}",
-        safety="safe",
-        patch=diff,
-        detail="the op then saves the copy, and the buffer may be written",
+        safety="safe" if alone else "manual",
+        patch=diff if alone else None,
+        detail=f"the op then saves the copy, and the buffer may be written{others}",
     )
 
 

@@ -107,6 +107,9 @@ def _called(incident: Incident, book: Book, idle: Idle, called: dict[int, Any]) 
     culprit: SourceSpan | None = None
     shown = tell.listed(paths, len(paths))
     prefix = tell.common_prefix(paths) or paths[0]
+    others = [full for p in book.parameters() if (full := getattr(incident.names.state(p), "full", None)) and p.grad is not None]
+    if any(other.startswith(f"{prefix}.") for other in others):  # a part of it does train
+        prefix = paths[0].rpartition(".")[0] or paths[0]
     if not any(entry[2] for _, entry in hit) and place is not None:
         blocks = [*place.enclosing_withs(), *place.decorators()]
         block = next((b for b in blocks if "no_grad" in b.text or "inference_mode" in b.text or "set_grad_enabled" in b.text), None)

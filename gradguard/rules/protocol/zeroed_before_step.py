@@ -74,9 +74,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
         ),
         tensors=tell.facts(only if untrained else parameters, incident.names),
         explanation=(
-            f"In {data['count']} steps all that this backward added to `.grad` was cleared before `{who}` (or any other "
-            "optimizer) stepped, "
-            f"and nothing read it in between: the call has no effect.{untrained}"
+            f"In {data['count']} steps all that this backward added to `.grad` was cleared before any optimizer had stepped on it: "
+            f"this backward trains nothing.{untrained}"
         ),
         fixes=[
             Fix(
