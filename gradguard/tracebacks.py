@@ -13,6 +13,7 @@ import torch.overrides
 from gradguard.callsite import USER_FILES, is_torch_or_own
 from gradguard.errors import GradGuardError
 from gradguard.reporters.terminal import print_diagnosis
+from gradguard.torch_internals import call_alone
 
 _TORCH_DIR = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
@@ -131,10 +132,16 @@ def _linked(entries: list[TracebackType]) -> TracebackType | None:
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     kept: list[TracebackType] = []
+    short = False  # a torch function written in Python was called again by the shorter way (`call_alone`)
     for entry in _entries(trace):
         filename = entry.tb_frame.f_code.co_filename
         if not _is_own(filename):
+            if short and kept and kept[-1].tb_frame.f_code is entry.tb_frame.f_code:
+                kept.pop()
+            short = False
             kept.append(entry)
+        elif entry.tb_frame.f_code is call_alone.__code__:
+            short = True
         elif len(kept) > 1 and kept[-1].tb_frame.f_code.co_filename == torch.overrides.__file__:
             # a torch function that asked the guard's function mode: without the guard it would not have turned aside
             del kept[-2:]

@@ -67,6 +67,7 @@ class _GradGuardCallback:
         super().__init__()
         self._arguments = {"level": level, "config": config, "report": report, "log_every_n_steps": log_every_n_steps, **settings}
         self.guard = Guard(level=level, config=config, report=report, **settings)
+        self.guard.made_at = None  # each callback is a run of its own, also where one line makes several
         self.log_every_n_steps = log_every_n_steps
         self._own_report = self.guard.report is None
         self._entered = False

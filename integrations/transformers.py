@@ -44,6 +44,7 @@ class GradGuardCallback(_Base):
         **settings: Any,
     ) -> None:
         self.guard = Guard(level=level, config=config, report=report, **settings)
+        self.guard.made_at = None  # each callback is a run of its own, also where one line makes several
         self._entered = False
         self._trainer: Any = None
 

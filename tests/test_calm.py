@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import math
+import sys
 import warnings
+import weakref
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from gradguard import gradguard
+from gradguard import gradguard, replicas
 from gradguard.diagnosis import Diagnosis
 from gradguard.session import current_session
 
 STEPS = 150
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of the process may have left replicas or an Accelerator that accumulates, with which no step is calm."""
+    monkeypatch.delitem(sys.modules, "accelerate.state", raising=False)
+    monkeypatch.setattr(replicas, "known", weakref.WeakKeyDictionary())
 
 
 def _trained(spoil: Any, level: str = "watch") -> tuple[list[Diagnosis], list[bool]]:

@@ -76,7 +76,7 @@ def _hook(seq: int, name: str, journal: Journal, call: int) -> Callable[[Any, An
 
 
 def _finite(gradient: Any) -> bool:
-    if not isinstance(gradient, torch.Tensor) or not gradient.is_floating_point() or gradient.layout != torch.strided:
+    if not isinstance(gradient, torch.Tensor) or not gradient.is_floating_point() or gradient.layout != torch.strided or gradient.is_nested:
         return True
     values = gradient.detach()
     return math.isfinite(values.sum().item()) or bool(torch.isfinite(values).all())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from gradguard import replicas
 from gradguard import session as session_module
 from gradguard.calm import Calm
 from gradguard.depth import Depth
@@ -177,6 +180,8 @@ def test_a_fault_in_a_calm_step(owner: Any, name: str, monkeypatch: pytest.Monke
                 training.step()
         return [bits(t) for t in training.state()]
 
+    monkeypatch.delitem(sys.modules, "accelerate.state", raising=False)  # of other tests: with an Accelerator no step is calm
+    monkeypatch.setattr(replicas, "known", weakref.WeakKeyDictionary())
     bare = train(False)
     monkeypatch.setattr(owner, name, _fail)
     assert train(True) == bare

@@ -87,6 +87,6 @@ RULE = Rule(
     recognise=recognise,
     moments=frozenset({"before_backward"}),
     screen=lambda memory, moment, facts, traced: "accelerate.state" in sys.modules,
-    idle=lambda memory: "accelerate.state" not in sys.modules,
+    idle=lambda memory: (state := sys.modules.get("accelerate.state")) is None or _accumulation(state) <= 1,
     severity="warning",
 )
