@@ -64,8 +64,9 @@ class Contents:
     def _saved(self, saved: torch.Tensor, parameters: dict[int | None, torch.Tensor], before: int, after: int) -> None:
         key = storage_key(saved)
         parameter = parameters.get(key)
-        if key is None or parameter is None or numpy_reachable(saved):
-            self.note(saved, before, after, sampled=True)
+        by_numpy = numpy_reachable(saved)  # there every element counts, as at the levels below
+        if key is None or parameter is None or by_numpy:
+            self.note(saved, before, after, sampled=not by_numpy)
             return
         steady = self._steady.get(key)
         if steady is not None and steady[0]() is parameter and steady[1] == version_of(saved) and steady[2].shape == tuple(saved.shape):
