@@ -9,20 +9,17 @@ been counted.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradguard.callsite import user_stack
 from gradguard.journal import BackwardFact
-from gradguard.torch_internals import others_watch, sequence_number
+from gradguard.torch_internals import others_watch
 
 if TYPE_CHECKING:
     from gradguard.rules.base import Rule
-    from gradguard.session import Session
+    from gradguard.run import Run
 
-_Tensor = torch.Tensor
 Idle = Callable[[dict[str, Any]], bool]
 Pulse = Callable[[dict[str, Any], BackwardFact, torch.Tensor], bool]
 
@@ -44,37 +41,10 @@ class Calm:
         return self.possible and all(idle(memory) for idle in self._idle)
 
 
-def before_backward(session: Session, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> BackwardFact | None:
-    """The fact of a backward() call that is as calm as its step; None where it has to be looked at more closely."""
-    run = session.run
-    if not args or type(args[0]) is not _Tensor or run.ledger.ended or others_watch():
-        return None
-    if (args[3] if len(args) > 3 else kwargs.get("create_graph")) or not run.ledger.asleep:
-        return None
-    root = args[0]
-    node = root.grad_fn
-    if node is None:
-        return None
-    journal = session.journal
-    stack = user_stack(frame)
-    retain = args[2] if len(args) > 2 else kwargs.get("retain_graph")
-    fact = BackwardFact(
-        journal.backward_count + 1,
-        journal.tick(),
-        session.step,
-        stack[0] if stack else None,
-        "backward",
-        (node._sequence_nr(),),
-        sequence_number(),
-        bool(retain),
-        False,
-        False,
-        False,
-        stack,
-    )
-    for pulse in run.calm.pulses:
-        if not pulse(run.memory, fact, root):
-            return None
-    journal.backward_count += 1
-    journal.backwards.append(fact)
-    return fact
+def is_calm(run: Run, call: BackwardFact, roots: tuple[Any, ...]) -> bool:
+    """Whether a backward() call of a calm step is as calm as its step; nothing has been noted where it is not."""
+    if call.create_graph or run.ledger.ended or not run.ledger.asleep or others_watch():
+        return False
+    if len(roots) != 1 or type(roots[0]) is not torch.Tensor or call.root_seqs[0] < 0:
+        return False
+    return all(pulse(run.memory, call, roots[0]) for pulse in run.calm.pulses)

@@ -22,7 +22,7 @@ import torch
 
 from gradguard import checkpointing, step_protocol
 from gradguard.callsite import CallSite, user_frame, user_stack
-from gradguard.calm import before_backward as before_calm_backward
+from gradguard.calm import is_calm
 from gradguard.errors import GradGuardError, GradGuardWarning
 from gradguard.evidence.frames import FrameView, live_frames
 from gradguard.evidence.graph import nodes_from, root_nodes
@@ -250,11 +250,11 @@ class Session:
         calm = False
         with self.shield:
             roots = _tensors(args, kwargs, 0, ("tensors", "outputs"))
-            if outermost and self._calm:
-                call = before_calm_backward(self, frame, args, kwargs)
-            calm = call is not None
+            call = self._backward_fact(kind, frame, args, kwargs, roots)
+            calm = outermost and self._calm and is_calm(self.run, call, roots)
+            self.journal.backward_count = call.index
+            self.journal.backwards.append(call)
             if not calm:
-                call = self._record_backward(kind, frame, args, kwargs, roots)
                 if outermost:
                     step_protocol.before_backward(self, frame)
                 self.moment("before_backward", kind, frame, roots=roots, call=call)
@@ -298,11 +298,10 @@ class Session:
             if isinstance(gradient, torch.Tensor) and not gradient.requires_grad:
                 self.journal.remember_cut(gradient, cut)
 
-    def _record_backward(
+    def _backward_fact(
         self, kind: str, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any], roots: tuple[Any, ...]
     ) -> BackwardFact:
         journal = self.journal
-        journal.backward_count += 1
         stack = user_stack(frame)
         at = 2 if kind == "backward" else 3
         retain = args[at] if len(args) > at else kwargs.get("retain_graph")
@@ -314,8 +313,8 @@ class Session:
             with quiet():
                 nodes = [getattr(root, "grad_fn", None) for root in roots]
                 seqs = tuple([-1 if node is None else node_sequence(node) for node in nodes])
-        fact = BackwardFact(
-            journal.backward_count,
+        return BackwardFact(
+            journal.backward_count + 1,
             journal.tick(),
             self.step,
             stack[0] if stack else None,
@@ -328,8 +327,6 @@ class Session:
             self._depth > 0,
             stack,
         )
-        journal.backwards.append(fact)
-        return fact
 
     def run_engine(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The op probe is off while torch handles `backward` itself; custom Functions' backwards shall be seen."""

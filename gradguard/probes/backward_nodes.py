@@ -7,13 +7,13 @@ Leaves are left alone: AccumulateGrad may take a gradient over instead of copyin
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from gradguard.journal import BrokenFact, Journal
+from gradguard.probes.finite import all_finite
 from gradguard.torch_internals import ACCUMULATE_SEQ, node_sequence, quiet
 
 # Their backwards move or add what they are given: finite gradients in, finite gradients out.
@@ -78,5 +78,4 @@ def _hook(seq: int, name: str, journal: Journal, call: int) -> Callable[[Any, An
 def _finite(gradient: Any) -> bool:
     if not isinstance(gradient, torch.Tensor) or not gradient.is_floating_point() or gradient.layout != torch.strided or gradient.is_nested:
         return True
-    values = gradient.detach()
-    return math.isfinite(values.sum().item()) or bool(torch.isfinite(values).all())
+    return all_finite(gradient.detach())

@@ -33,11 +33,16 @@ def note_nonfinite(journal: Journal, func: Any, args: tuple[Any, ...], kwargs: d
                 continue
 
 
+def all_finite(values: torch.Tensor) -> bool:
+    """Whether all elements of a detached strided tensor are finite: by their sum, and one by one only where the sum is not."""
+    return math.isfinite(values.sum().item()) or bool(torch.isfinite(values).all())
+
+
 def _look(journal: Journal, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: torch.Tensor) -> None:
     if not out.is_floating_point() or out.is_nested or not out.numel() or out.layout != torch.strided:
         return
     out = out.detach()
-    finite = math.isfinite(out.sum().item()) or bool(torch.isfinite(out).all())
+    finite = all_finite(out)
     if finite and not journal.nonfinite:
         return
     key = storage_key(out)

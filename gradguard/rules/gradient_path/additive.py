@@ -59,18 +59,21 @@ def is_pile(node: Any) -> bool:
 
 def of_terms(node: Any) -> bool:
     """Whether what is stacked can be terms of a loss, single numbers or one a sample: states of a rollout have more dimensions."""
-    try:
-        return len(node._input_metadata[0].shape) <= 1
-    except Exception:
-        return False
+    dims = _dims(node)
+    return dims is not None and dims <= 1
 
 
 def scalar(node: Any) -> bool:
     """Whether a node's result is a single number."""
+    return _dims(node) == 0
+
+
+def _dims(node: Any) -> int | None:
+    """How many dimensions a node's result has; None where the node does not tell."""
     try:
-        return bool(len(node._input_metadata[0].shape) == 0)
+        return len(node._input_metadata[0].shape)
     except Exception:
-        return False
+        return None
 
 
 def constant_leaves(found: Region, roots: Iterable[Any]) -> list[Any]:

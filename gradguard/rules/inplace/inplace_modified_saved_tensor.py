@@ -158,7 +158,7 @@ def _culprit(story: Story, write: Write, target: Target, flag: Flag | None) -> t
 
 def _called_by_name(story: Story, write: Write, place: ResolvedSite) -> bool:
     """Whether the line calls this very module (`self.dropout(h)`), not a container of it."""
-    held = None if write.module is None else holder_of(write.module, _roots_of(story, write.module))
+    held = None if write.module is None else holder_of(write.module, [root for _, root in story.incident.names.modules])
     called = (place.callee or "").rpartition(".")[2]
     return held is not None and not held[1].isdigit() and called == held[1]
 

@@ -33,8 +33,10 @@ finds its parameters without gradient, and they have it again afterwards.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from gradguard.diagnosis import Diagnosis
@@ -69,8 +71,12 @@ def screen(memory: dict[str, Any], moment: Moment, facts: dict[str, Any], traced
     return state.pending is not None or (options_of(memory, RULE).skip_step and _spoilt(facts["optimizer"]))
 
 
+def _bad(optimizer: Any) -> Iterator[torch.Tensor]:
+    return (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None and not finite(p.grad))
+
+
 def _spoilt(optimizer: Any) -> bool:
-    return any(p.grad is not None and not finite(p.grad) for group in optimizer.param_groups for p in group["params"])
+    return next(_bad(optimizer), None) is not None
 
 
 def idle(memory: dict[str, Any]) -> bool:
@@ -86,14 +92,15 @@ def recognise(incident: Incident) -> Diagnosis | None:
         finally:
             memory.release()
         return None
-    if (memory.pending is None and not incident.options(RULE).skip_step) or not _spoilt(incident.optimizer):
+    skip: bool = incident.options(RULE).skip_step
+    if (memory.pending is None and not skip) or not _spoilt(incident.optimizer):
         return None
-    if incident.options(RULE).skip_step:
+    if skip:
         incident.memory[SKIP] = True
     if memory.told is not None:
         return None
     found = memory.pending or _unseen(incident)
-    if incident.options(RULE).skip_step:
+    if skip:
         found = found.model_copy(update={"notes": [*found.notes, "the optimizer's step was left out (`skip_step`)"]})
     memory.pending, memory.told = None, found
     return found
@@ -101,8 +108,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
 
 def _unseen(incident: Incident) -> Diagnosis:
     """A gradient that was fine, or not looked at, when its backward had run: nothing is left to say where it broke."""
-    bad = [p for group in incident.optimizer.param_groups for p in group["params"] if p.grad is not None and not finite(p.grad)]
-    names = [incident.names.tensor(p) or "a parameter" for p in bad]
+    names = [incident.names.tensor(p) or "a parameter" for p in _bad(incident.optimizer)]
     return Diagnosis(
         code="GG502",
         name="nonfinite-backward",
