@@ -36,6 +36,7 @@ class Carrier:
 
     Attributes:
         link: the edge it stands on.
+        entry: the node of the present turn that uses it first.
         names: what holds it, as the user would write it; empty when nothing was found.
         how: whether it is still held, and by what ("overwritten": only the graph holds it any more).
         store: the statement that puts it there; the culprit where the value is carried.
@@ -47,6 +48,7 @@ class Carrier:
     """
 
     link: Link
+    entry: Any = None
     names: list[str] = field(default_factory=list)
     how: How = "unknown"
     store: Store | None = None
@@ -109,7 +111,7 @@ class Carriers:
         """
         if border is not None:
             link = replace(link, carriers=(link.source, *(node for node in link.carriers[1:] if node_sequence(node) < border)))
-        carrier = Carrier(link)
+        carrier = Carrier(link, entry=self._entry(link, border))
         carrier.made = self.site(link.source)
         for search in (self._in_loops, self._held, self._grown, self._succeeded):
             search(carrier, border)
@@ -119,6 +121,12 @@ class Carriers:
             again = self.made_again(link.source, link.seq + 1 if border is None else border)
             carrier.renewal = "unknown" if again is None else "each step" if again else "once"
         return carrier
+
+    def _entry(self, link: Link, border: int | None) -> Any:
+        """The node of the present turn through which the old graph comes in: the first that uses any of the carriers."""
+        users = [user for node in link.carriers for user, _ in self.graph.users.get(node, ()) if user not in link.carriers]
+        present = [user for user in users if border is None or node_sequence(user) >= border]
+        return min(present, key=node_sequence) if present and border is not None else link.user
 
     def _in_loops(self, carrier: Carrier, border: int | None) -> None:
         """A variable that a loop around the call carries from turn to turn."""

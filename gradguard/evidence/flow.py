@@ -269,7 +269,15 @@ def stores_into(tree: ast.AST, name: str) -> list[ast.stmt]:
 
 
 def guards_a_cache(source: Source, statement: ast.stmt, name: str) -> bool:
-    """Whether the store runs only while the thing is not there yet: `if self.x is None`, `if key not in cache`, `hasattr`, `== 0`."""
+    """Whether the store runs only while the thing is not there yet: `if self.x is None`, `if key not in cache`, `hasattr`, `== 0`.
+
+    What is made from what was there before (`self.mean = 0.9 * self.mean + ...`) continues it, in whatever branch it stands.
+    """
+    value = getattr(statement, "value", None)
+    if isinstance(statement, ast.AugAssign) or (
+        isinstance(statement, (ast.Assign, ast.AnnAssign)) and value is not None and reads_of(value, name)
+    ):
+        return False
     child: ast.AST = statement
     for above in source.ancestors(statement):
         if isinstance(above, FUNCTIONS):

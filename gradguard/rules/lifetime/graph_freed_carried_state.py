@@ -28,7 +28,8 @@ optimizer.step() changed them, memory grows with every step, and each backward t
 
 ## When it speaks, what silences it
 When backward() fails on a freed graph, the freed part was made before the last call of this same backward, and what carries
-it over is made anew in each step (a variable that the loop carries, an attribute or a container that a step fills).
+it over is made anew in each step (a variable that the loop carries, an attribute or a container that a step fills). Also when
+`retain_graph=True` has kept that old graph and backward() fails in it on weights that optimizer.step() has changed since.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ from gradguard.evidence.carried import Carrier
 from gradguard.evidence.source import resolve
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
-from gradguard.rules.lifetime import tell
-from gradguard.rules.lifetime.edits import after, patch, replaced
+from gradguard.rules.lifetime import retained, tell
+from gradguard.rules.lifetime.detaching import detach_fix
+from gradguard.rules.lifetime.edits import patch, replaced
 from gradguard.rules.lifetime.study import MESSAGES, Study, study
 
 AVOID = (
@@ -53,6 +55,8 @@ AVOID = (
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
+    if incident.says(retained.CHANGED):
+        return retained.recognise(incident, RULE.code, RULE.name)
     facts = study(incident)
     if facts is None or facts.cause != "carried" or facts.carrier is None:
         return None
@@ -108,7 +112,6 @@ def _range(node: ast.AST) -> tuple[int, int, int, int] | None:
 
 
 def _fixes(facts: Study, carrier: Carrier, name: str) -> list[Fix]:
-    plain = (carrier.name or "").strip()
     if carrier.how == "container":
         stored = _stored_names(carrier)
         what = f"`{stored[0]}.detach()`" if stored else "the detached tensor"
@@ -119,16 +122,7 @@ def _fixes(facts: Study, carrier: Carrier, name: str) -> list[Fix]:
                 patch=_patch_container(carrier, stored),
             )
         ]
-    detach = _detached(carrier, plain)
-    title = f"detach {name} between the steps: `{detach}` after `backward()`" if detach else f"detach {name} before the next step uses it"
-    fixes = [
-        Fix(
-            title=title,
-            safety="unsafe",
-            detail=("truncated backpropagation through time: the value goes on, the history ends at the step"),
-            patch=_patch_variable(facts, carrier, detach),
-        )
-    ]
+    fixes = [detach_fix(carrier, name, resolve(facts.call.site) if facts.call is not None else None)]
     fixes.append(
         Fix(
             title="if the gradient through several steps is wanted, sum their losses and call backward() once for all of them",
@@ -136,41 +130,6 @@ def _fixes(facts: Study, carrier: Carrier, name: str) -> list[Fix]:
         )
     )
     return fixes
-
-
-def _detached(carrier: Carrier, name: str) -> str | None:
-    """The line that detaches what the variable holds, by the kind of value it holds."""
-    import torch
-
-    if not name or carrier.tensor is None:
-        return None
-    if carrier.how == "unknown" or (carrier.holding is not None and carrier.holding.through):
-        through = carrier.holding.through if carrier.holding is not None else ()
-        return (
-            f"{name} = tuple(part.detach() for part in {name})"
-            if through == ("tuple",)
-            else f"{name} = [part.detach() for part in {name}]"
-            if through == ("list",)
-            else None
-        )
-    value = carrier.value
-    if isinstance(value, tuple) and type(value) is tuple and value and all(isinstance(part, torch.Tensor) for part in value):
-        return f"{name} = tuple(part.detach() for part in {name})"
-    if isinstance(value, list) and value and all(isinstance(part, torch.Tensor) for part in value):
-        return f"{name} = [part.detach() for part in {name}]"
-    return f"{name} = {name}.detach()" if value is None or isinstance(value, torch.Tensor) else None
-
-
-def _patch_variable(facts: Study, carrier: Carrier, detach: str | None) -> str | None:
-    """The detaching line after the backward statement, where both stand in one function."""
-    if detach is None or carrier.store is None or facts.call is None:
-        return None
-    place = resolve(facts.call.site)
-    if place is None or place.source is not carrier.store.source or not isinstance(place.statement, ast.Expr):
-        return None
-    if carrier.store.source.qualname_around(place.statement) != carrier.store.function_name:
-        return None
-    return patch(carrier.store.source, insert=[after(carrier.store.source, place.statement, detach)])
 
 
 def _stored_names(carrier: Carrier) -> list[str]:
@@ -199,6 +158,6 @@ RULE = Rule(
     name="graph-freed-carried-state",
     recognise=recognise,
     priority=50,
-    messages=MESSAGES,
+    messages=(*MESSAGES, retained.CHANGED),
     summary="a tensor of an earlier step (hidden state, memory bank, running average) brings its freed graph into this one",
 )

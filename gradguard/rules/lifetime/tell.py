@@ -88,7 +88,7 @@ def made_span(study: Study, carrier: Carrier, label: str) -> list[SourceSpan]:
 
 def entry_place(study: Study, carrier: Carrier) -> ResolvedSite | None:
     """Where the carried tensor enters the new graph."""
-    user = carrier.link.user
+    user = carrier.entry
     return None if user is None else study.finder.site(user)
 
 

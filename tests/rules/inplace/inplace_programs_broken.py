@@ -280,18 +280,18 @@ for _ in range(2):
 
 _add(
     "rnn_state_retained",
-    "GG102",
+    "GG203",
     ("opt", "hidden"),
     """
 cell = nn.GRUCell(2, 3)
 opt = torch.optim.SGD(cell.parameters(), lr=0.1)
 hidden = torch.zeros(4, 3)
 for step in range(3):
-    hidden = cell(torch.randn(4, 2), hidden)
+    hidden = cell(torch.randn(4, 2), hidden)  #!
     loss = hidden.pow(2).mean()
     opt.zero_grad()
     loss.backward(retain_graph=True)
-    opt.step()  #!
+    opt.step()
 """,
 )
 

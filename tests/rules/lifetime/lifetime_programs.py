@@ -55,6 +55,60 @@ main()
         ("hidden",),
     ),
     Program(
+        "mean_of_a_loss_kept_by_a_module",
+        "GG203",
+        """
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mean = None
+
+    def forward(self, value):
+        if self.mean is None:
+            self.mean = value
+        else:
+            self.mean = 0.8 * self.mean + 0.2 * value  # <<
+        return value / self.mean + value
+
+def main():
+    net, criterion = nn.Linear(3, 1), Scaled()
+    opt = torch.optim.SGD(net.parameters(), lr=0.01)
+    for it in range(4):
+        loss = criterion(net(torch.randn(5, 3)).pow(2).mean())
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+main()
+""",
+        ("`self.mean` of `Scaled`",),
+    ),
+    Program(
+        "retained_and_then_updated",
+        "GG203",
+        """
+class Reader(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell, self.out = nn.LSTM(3, 5), nn.Linear(5, 2)
+        self.memory = (torch.zeros(1, 4, 5), torch.zeros(1, 4, 5))
+
+    def forward(self, x):
+        seen, self.memory = self.cell(x, self.memory)  # <<
+        return self.out(seen)
+
+def main():
+    reader = Reader()
+    opt = torch.optim.Adam(reader.parameters())
+    for it in range(4):
+        loss = F.cross_entropy(reader(torch.randn(6, 4, 3)).flatten(0, 1), torch.randint(0, 2, (24,)))
+        opt.zero_grad()
+        loss.backward(retain_graph=True)
+        opt.step()
+main()
+""",
+        ("`self.memory` of `Reader`", "opt.step()", "reader.cell."),
+    ),
+    Program(
         "state_through_a_step_function",
         "GG203",
         """

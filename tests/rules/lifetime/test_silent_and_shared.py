@@ -7,7 +7,7 @@ import ast
 import pytest
 import torch
 from conftest import Run
-from lifetime_programs import HEAD
+from lifetime_programs import ALL, HEAD
 
 from gradguard.evidence.carried import find_carried_state
 from gradguard.evidence.frames import live_frames
@@ -96,6 +96,26 @@ for it in range(3):
     repaired = source.replace("    loss.backward()\n", "    loss.backward()\n" + added[0] + "\n")
     ast.parse(repaired)
     assert run(repaired) == []
+
+
+@pytest.mark.parametrize("slug", ["mean_of_a_loss_kept_by_a_module", "retained_and_then_updated"])
+def test_a_value_kept_by_a_module_is_cut_off_in_the_module(run: Run, slug: str) -> None:
+    """The loop has no `self` to write: the patch changes the method that keeps the value, and the program then runs."""
+    source = HEAD + next(program.source for program in ALL if program.slug == slug).replace("  # <<", "")
+    diagnosis, text = run(source)[0]
+    patch = diagnosis.fixes[0].patch
+    assert patch is not None, text
+    repaired = applied(source, patch)
+    assert run(repaired) == []
+
+
+def applied(source: str, patch: str) -> str:
+    """The source with a unified diff's one hunk in it."""
+    hunk = [line for line in patch.splitlines() if not line.startswith(("---", "+++", "@@"))]
+    before = "\n".join(line[1:] for line in hunk if line[:1] in " -")
+    after = "\n".join(line[1:] for line in hunk if line[:1] in " +")
+    assert source.count(before) == 1
+    return source.replace(before, after)
 
 
 def test_the_retaining_call_is_not_blamed(run: Run) -> None:
