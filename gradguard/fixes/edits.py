@@ -1,37 +1,71 @@
-"""Patches: small replacements in a file, as a unified diff."""
+"""Patches: small changes of a file, as a unified diff; None wherever the result would not be Python or a place is not known."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 
-from gradguard.evidence.syntax import Source, range_of
+from gradguard.evidence.syntax import Range, Source, range_of
 from gradguard.fixes.diff import unified
 
+Edit = tuple[Range, str]  # a range of the tree (columns in bytes, as `ast` counts them) and its new text
 
-def replaced(source: Source, changes: list[tuple[ast.AST, str]]) -> str | None:
-    """The diff that puts new text in place of nodes; None where the result would not be Python or a node has no place.
 
-    Nodes must not overlap.
+def patched(source: Source, changes: Sequence[Edit] = (), insert: Sequence[tuple[int, str]] = ()) -> str | None:
+    """The diff that writes new text into ranges and new lines between lines.
+
+    Args:
+        changes: must not overlap.
+        insert: new lines, each with the number of the line that it is put after.
     """
-    lines = list(source.lines)
-    placed = [(range_of(node), text) for node, text in changes]
-    for place, text in sorted(placed, key=lambda item: item[0] or (0, 0, 0, 0), reverse=True):
-        if place is None or not 0 < place[0] <= place[2] <= len(lines):
+    lines = [line if line.endswith("\n") else line + "\n" for line in source.lines]
+    below = [(after, text + "\n") for after, text in sorted(insert, reverse=True)]
+    for (first, start, last, end), text in sorted(changes, reverse=True):
+        if not 0 < first <= last <= len(lines):
             return None
-        first, start, last, end = place
+        while below and below[0][0] >= last:  # from the end upwards, so that line numbers above stay true
+            lines.insert(*below.pop(0))
         head = lines[first - 1][: source.characters(first, start)]
         tail = lines[last - 1][source.characters(last, end) :]
         lines[first - 1 : last] = (head + text + tail).splitlines(keepends=True)
+    for after, text in below:
+        lines.insert(after, text)
     return unified(source, lines)
+
+
+def replaced(source: Source, changes: Sequence[tuple[ast.AST, str]]) -> str | None:
+    """The diff that puts new text in place of nodes, which must not overlap."""
+    edits = [edit for node, text in changes for edit in edit_of(node, text)]
+    return patched(source, edits) if len(edits) == len(changes) else None
+
+
+def edit_of(node: ast.AST, text: str) -> list[Edit]:
+    """The node's text changed; empty where its place is not known."""
+    place = range_of(node)
+    return [] if place is None else [(place, text)]
+
+
+def after(source: Source, statement: ast.stmt, text: str) -> tuple[int, str]:
+    """A new line after a statement, at its indentation, for `patched(insert=...)`."""
+    return (statement.end_lineno or statement.lineno, indent_of(source, statement.lineno) + text)
+
+
+def before(source: Source, statement: ast.stmt, text: str) -> tuple[int, str]:
+    """A new line before a statement, at its indentation, for `patched(insert=...)`."""
+    return (statement.lineno - 1, indent_of(source, statement.lineno) + text)
+
+
+def indent_of(source: Source, line: int) -> str:
+    """The white space a line (1-based) begins with."""
+    text = source.lines[line - 1]
+    return text[: len(text) - len(text.lstrip())]
 
 
 def inserted(source: Source, line: int, text: str) -> str | None:
     """The diff that puts a line of its own before `line` (1-based), indented as that one is."""
     if not 0 < line <= len(source.lines):
         return None
-    old = source.lines[line - 1]
-    indent = old[: len(old) - len(old.lstrip())]
-    return unified(source, [*source.lines[: line - 1], f"{indent}{text}\n", *source.lines[line - 1 :]])
+    return patched(source, insert=[(line - 1, indent_of(source, line) + text)])
 
 
 def removed(source: Source, first: int, last: int) -> str | None:

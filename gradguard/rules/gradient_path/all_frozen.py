@@ -42,8 +42,9 @@ from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.evidence.names import short_list
 from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.taking_part import files_of, sources_of
+from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
-from gradguard.rules.gradient_path import frozen, lost_path, patching, roots
+from gradguard.rules.gradient_path import frozen, lost_path, roots
 from gradguard.rules.gradient_path.places import short
 from gradguard.rules.incident import Incident
 
@@ -63,6 +64,15 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if parameters:
         return _frozen(incident, lost, modules, parameters)
     return _plain(incident, lost, followed[0].made if followed is not None else [])
+
+
+def _part(incident: Incident, names: list[str]) -> str:
+    """How a part of the model is switched on again: a child by name, so that nobody unfreezes the whole by copying the line."""
+    for name, module in incident.names.modules:
+        children = [child for child, part in module.named_children() if list(part.parameters())] if name in names else []
+        if len(children) > 1:
+            return f"{name}[{children[-1]}]" if children[-1].isdigit() else f"{name}.{children[-1]}"
+    return "module"
 
 
 # -- frozen parameters ------------------------------------------------------------------------------------------------------
@@ -122,9 +132,10 @@ def _frozen(incident: Incident, lost: lost_path.LostPath, modules: list[torch.nn
             )
             headline += f", since {_short_reason(chosen)}"
         related += [freeze.place.span(f"freezes {_thing(freeze)}", "declared") for freeze in switched[:4] if freeze is not chosen]
+        call = f"{_part(incident, outer)}.requires_grad_(True)"
         fixes = [
             Fix(
-                title="Switch requires_grad on for what is to be trained, after the freezing: `module.requires_grad_(True)`",
+                title=f"Switch requires_grad on for the part that is to be trained, after the freezing, such as `{call}`",
                 safety="manual",
                 detail="Freeze only the part that shall stay fixed, or replace the head after freezing: new modules require grad.",
             )
@@ -161,9 +172,7 @@ def _call_instead(place: ResolvedSite | None) -> str | None:
         or not isinstance(node.targets[0], ast.Attribute)
     ):
         return None
-    return patching.replaced(
-        place.source, node, f"{place.source.flat(node.targets[0].value)}.requires_grad_({place.source.flat(node.value)})"
-    )
+    return replaced(place.source, [(node, f"{place.source.flat(node.targets[0].value)}.requires_grad_({place.source.flat(node.value)})")])
 
 
 def _facts(incident: Incident, parameters: list[torch.Tensor]) -> list[TensorFacts]:
@@ -281,9 +290,8 @@ def _with_grad(place: ResolvedSite | None) -> str | None:
     text = place.source.flat(place.call)
     if not text.endswith(")"):
         return None
-    return patching.replaced(
-        place.source, place.call, text[:-1].rstrip(", ") + (", " if place.call.args or place.call.keywords else "") + "requires_grad=True)"
-    )
+    separator = ", " if place.call.args or place.call.keywords else ""
+    return replaced(place.source, [(place.call, text[:-1].rstrip(", ") + separator + "requires_grad=True)")])
 
 
 def _diagnosis(

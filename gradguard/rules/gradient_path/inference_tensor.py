@@ -42,8 +42,9 @@ from gradguard.callsite import CallSite
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.bindings import dotted
 from gradguard.evidence.source import ResolvedSite, resolve
+from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
-from gradguard.rules.gradient_path import follow, lost_path, patching, switches
+from gradguard.rules.gradient_path import follow, lost_path, switches
 from gradguard.rules.gradient_path.places import same_place, short, site_at
 from gradguard.rules.gradient_path.scopes import UNKNOWN, Scope, entry_by_name, entry_of, evaluate
 from gradguard.rules.gradient_path.switches import Switch
@@ -212,7 +213,7 @@ def _no_grad_instead(switch: Switch | None) -> Fix:
             and not node.args
             and not node.keywords
         ):
-            patch = patching.replaced(source, node.func, source.flat(node.func.value) + ".no_grad")
+            patch = replaced(source, [(node.func, source.flat(node.func.value) + ".no_grad")])
     return Fix(title=title, safety="safe", patch=patch)
 
 

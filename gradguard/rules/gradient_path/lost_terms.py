@@ -224,7 +224,7 @@ def _tell_term(incident: Incident, found: list[Origin], place: ResolvedSite | No
         tensors=[lost_path.facts(_leaf_name(incident, leaf), leaf) for leaf in origin.leaves[:3]],
         explanation=f"backward() works, because the rest of `{name}` has a graph; this term only changes the number. "
                     f"{words.explanation(origin, name)}",
-        fixes=[patching.with_patch(words.fix(origin, name), origin)],
+        fixes=[patching.with_patch(words.fix(origin, name), origin, found)],
         notes=["If the term is only meant to be reported, keep it out of what backward() is called on."], confidence="likely",
     )  # fmt: skip
 

@@ -3,37 +3,40 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 
 from gradguard.diagnosis import Fix
 from gradguard.evidence.source import ResolvedSite
-from gradguard.evidence.syntax import Source, range_of
-from gradguard.fixes.diff import unified
+from gradguard.evidence.syntax import Source
+from gradguard.fixes.edits import replaced
 from gradguard.rules.gradient_path import words
 from gradguard.rules.gradient_path.origins import Origin, callee_name
 
 
-def replaced(source: Source, node: ast.AST, text: str) -> str | None:
-    """The diff that writes `text` in a node's place; None when its place is not known."""
-    place = range_of(node)
-    if place is None or not 0 < place[0] <= place[2] <= len(source.lines):
-        return None
-    first, start, last, end = place
-    start, end = source.characters(first, start), source.characters(last, end)
-    new = list(source.lines)
-    new[first - 1 : last] = [source.lines[first - 1][:start] + text + source.lines[last - 1][end:]]
-    return unified(source, new)
+def with_patch(fix: Fix, origin: Origin, others: Sequence[Origin] = ()) -> Fix:
+    """The fix with a patch where the change is mechanical and the place is certain.
 
-
-def with_patch(fix: Fix, origin: Origin) -> Fix:
-    """The fix with a patch where the change is mechanical and the place is certain."""
+    Args:
+        others: further origins of the same lost path; those cut by the same statement are repaired together.
+    """
     place = origin.place
     if place is None or place.source is None or not origin.certain:
         return fix
-    patch = _patch(place, place.source, origin)
-    return fix if patch is None else fix.model_copy(update={"patch": patch})
+    beside = [other for other in others if other is not origin and other.place is not None and other.place.statement is place.statement]
+    edits = [_edit(place, place.source, origin), *(_edit(other.place, place.source, other) for other in beside if other.place)]
+    certain = [edit for edit in edits if edit is not None]
+    if edits[0] is None or len(certain) != len(edits):
+        return fix
+    patch = replaced(place.source, list(dict(certain).items()))
+    if patch is None:
+        return fix
+    names = list(dict.fromkeys(f"`{item.inner}`" for item in (origin, *beside) if item.inner))
+    title = f"Drop `{words.operation(origin)}` from {' and '.join(names)}" if beside and len(names) > 1 else fix.title
+    return fix.model_copy(update={"patch": patch, "title": title})
 
 
-def _patch(place: ResolvedSite, source: Source, origin: Origin) -> str | None:
+def _edit(place: ResolvedSite, source: Source, origin: Origin) -> tuple[ast.AST, str] | None:
+    """The node to change, and its new text."""
     node = place.node
     if words.rule_of(origin) == "GG302" and origin.kind in ("detach", "data"):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "detach" and not node.args:
@@ -43,7 +46,7 @@ def _patch(place: ResolvedSite, source: Source, origin: Origin) -> str | None:
     if origin.kind == "sample" and isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and callee_name(place) == "sample":
         text = source.flat(node)
         receiver = source.flat(node.func.value)
-        return replaced(source, node, receiver + ".r" + text[len(receiver) + 1 :]) if text.startswith(receiver + ".sample") else None
+        return (node, receiver + ".r" + text[len(receiver) + 1 :]) if text.startswith(receiver + ".sample") else None
     if (
         origin.kind == "rewrap"
         and isinstance(node, ast.Call)
@@ -51,13 +54,12 @@ def _patch(place: ResolvedSite, source: Source, origin: Origin) -> str | None:
         and not node.keywords
         and place.callee_full_name == "torch.tensor"
     ) and isinstance(node.args[0], (ast.List, ast.ListComp)):
-        return replaced(
-            source, node.func, source.flat(node.func).rpartition(".")[0] + ".stack" if "." in source.flat(node.func) else "torch.stack"
-        )
+        library = source.flat(node.func).rpartition(".")[0] or "torch"
+        return node.func, f"{library}.stack"
     return None
 
 
-def _unless_wrapped(source: Source, node: ast.expr, inner: ast.expr) -> str | None:
+def _unless_wrapped(source: Source, node: ast.expr, inner: ast.expr) -> tuple[ast.AST, str] | None:
     """Dropping `.detach()` from `x.detach().numpy()` or from `Variable(x.data)` would not repair anything."""
     above = source.parents.get(node)
     if isinstance(above, ast.Attribute) and above.attr in ("numpy", "tolist", "item", "cpu", "data", "requires_grad_"):
@@ -66,4 +68,4 @@ def _unless_wrapped(source: Source, node: ast.expr, inner: ast.expr) -> str | No
         full = source.flat(above.func).rpartition(".")[2]
         if full in ("Variable", "tensor", "as_tensor", "Parameter", "float", "int", "array", "asarray", "deepcopy"):
             return None
-    return replaced(source, node, source.flat(inner))
+    return node, source.flat(inner)

@@ -12,7 +12,8 @@ import torch
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.frames import FrameView
 from gradguard.evidence.source import ResolvedSite, resolve
-from gradguard.rules.gradient_path import follow, lost_path, patching
+from gradguard.fixes.edits import replaced
+from gradguard.rules.gradient_path import follow, lost_path
 from gradguard.rules.gradient_path.flows import given_back
 from gradguard.rules.gradient_path.places import function_word, same_place, site_at
 from gradguard.rules.gradient_path.scopes import Scope, definitions, entry_by_name, entry_of, evaluate
@@ -48,7 +49,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
         related = [span for span in related if span.role != "backward"]
     patch = None
     if site is not None and site.source is not None and isinstance(node, (ast.Name, ast.Attribute)):
-        patch = patching.replaced(site.source, node, site.source.flat(node) + ".detach()")
+        patch = replaced(site.source, [(node, site.source.flat(node) + ".detach()")])
     container = f" of `{name}`" if name and label and name != label else ""
     return Diagnosis(
         code="GG302", name="detached", headline=f"{what}{container} is sent to another process with its graph "

@@ -8,11 +8,11 @@ from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.bindings import dotted
 from gradguard.evidence.graph import walk
 from gradguard.evidence.source import ResolvedSite
+from gradguard.fixes.edits import replaced
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace import tell
 from gradguard.rules.inplace.aliases import peel
 from gradguard.rules.inplace.reach import step_scopes
-from gradguard.rules.inplace.repairs import replaced
 from gradguard.rules.inplace.story import DETACHED, saving_op
 from gradguard.rules.inplace.suspects import Suspect
 from gradguard.torch_internals import check_saved, node_sequence
@@ -51,7 +51,7 @@ def detached(incident: Incident, code: str, name: str) -> Diagnosis:
         and isinstance(place.statement, ast.Expr)
         and variable is not None
     ):
-        diff = replaced(place.source, place.call, lambda text: f"{variable} = {text.removesuffix('detach_()')}detach()")
+        diff = replaced(place.source, [(place.call, f"{variable} = {place.source.flat(place.call).removesuffix('detach_()')}detach()")])
     return Diagnosis(
         code=code,
         name=name,

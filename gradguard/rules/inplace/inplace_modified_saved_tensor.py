@@ -41,6 +41,7 @@ from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.bindings import dotted
 from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.syntax import range_of
+from gradguard.fixes.edits import before, patched
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace import tell
@@ -49,7 +50,7 @@ from gradguard.rules.inplace.classify import kind_of
 from gradguard.rules.inplace.detached import detached
 from gradguard.rules.inplace.flags import Flag, flag_argument, flag_of, holder_of
 from gradguard.rules.inplace.numpy_write import numpy_written, told
-from gradguard.rules.inplace.repairs import drop_argument, out_of_place, patch
+from gradguard.rules.inplace.repairs import drop_argument, out_of_place
 from gradguard.rules.inplace.story import DETACHED, MODIFIED, Story, Write, story_of
 from gradguard.rules.inplace.tell import Target, short
 from gradguard.rules.inplace.unseen import screen
@@ -199,7 +200,7 @@ def _copy_for_the_op(story: Story, target: Target) -> list[Fix]:
         return []
     text, where = saved.source.flat(read[0]), range_of(read[0])
     alone = all(item.seq == story.mismatch.seq or _line_of(story, item.seq) == saved.line for item in story.incident.mismatches)
-    diff = patch(saved.source, [((where[2], where[3], where[2], where[3]), ".clone()")]) if where is not None and alone else None
+    diff = patched(saved.source, [((where[2], where[3], where[2], where[3]), ".clone()")]) if where is not None and alone else None
     return [
         Fix(
             title=f"give `{story.op_word}` a copy of its own at line {saved.line}: `{short(text, 50)}.clone()`",
@@ -227,7 +228,7 @@ def _without_flag(write: Write, flag: Flag | None) -> Fix:
     if isinstance(flag.node, ast.Call):
         argument = flag_argument(flag.node, type(write.module))
         edit = None if argument is None else drop_argument(flag.node, argument)
-        diff = None if edit is None else patch(flag.source, [edit])
+        diff = None if edit is None else patched(flag.source, [edit])
         return Fix(
             title=f"take `inplace=True` off the `nn.{kind}` at line {flag.span.line}",
             safety="safe",
@@ -264,13 +265,15 @@ def _for_assignment(place: ResolvedSite, target: Target) -> Fix:
     node = place.node
     if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript) and place.source is not None:
         index, value = node.targets[0].slice, place.source.flat(node.value)
+        if target.chain and (copy := _copied_before(target)) is not None:
+            return copy
         if isinstance(index, (ast.Compare, ast.BoolOp)) or (isinstance(index, ast.UnaryOp) and isinstance(index.op, ast.Invert)):
             mask = place.source.flat(index)
             new = f"{name} = torch.where({mask.replace(written, name)}, {value}, {name})"
             diff = None
             if name == written and "torch" in place.source.imports and isinstance(node.value, (ast.Constant, ast.Name, ast.UnaryOp)):
                 whole = (node.lineno, node.col_offset, node.end_lineno or node.lineno, node.end_col_offset or 0)
-                diff = patch(place.source, [(whole, new)])
+                diff = patched(place.source, [(whole, new)])
             return Fix(title=f"make a new tensor instead: `{short(new, 90)}`", safety="unsafe", patch=diff)
         if place.enclosing_loops:
             return Fix(
@@ -286,6 +289,21 @@ def _for_assignment(place: ResolvedSite, target: Target) -> Fix:
             safety="manual",
         )
     return Fix(title=f"write into a copy: `{name}.clone()`, or use an operation that returns a new tensor", safety="manual")
+
+
+def _copied_before(target: Target) -> Fix | None:
+    """A copy of the value before the helper gets it: the names of two functions do not mix, and the helper may stay as it is."""
+    link, place = target.chain[-1], target.write.caller
+    if link.call != "argument" or place is None or place.source is None or place.statement is None or not link.base.isidentifier():
+        return None
+    line = f"{link.base} = {link.base}.clone()"
+    called = (place.callee or "the helper").rpartition(".")[2]
+    return Fix(
+        title=f"let `{called}` write into a copy: `{line}` before the call at line {place.line}",
+        safety="unsafe",
+        detail="other names of the same memory no longer see the change",
+        patch=patched(place.source, insert=[before(place.source, place.statement, line)]),
+    )
 
 
 RULE = Rule(

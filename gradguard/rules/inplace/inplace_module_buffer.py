@@ -33,12 +33,13 @@ import ast
 from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.bindings import dotted
 from gradguard.evidence.syntax import range_of
+from gradguard.fixes.edits import patched
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace import tell
 from gradguard.rules.inplace.aliases import aliases
 from gradguard.rules.inplace.classify import kind_of
-from gradguard.rules.inplace.repairs import out_of_place, patch
+from gradguard.rules.inplace.repairs import out_of_place
 from gradguard.rules.inplace.story import MODIFIED, Story, Write, story_of
 
 CODE, NAME = "GG108", "inplace-module-buffer"
@@ -120,7 +121,7 @@ def _cloned(story: Story, attribute: str) -> Fix | None:
     where = range_of(read[0]) if read else None
     if name is None or where is None:
         return Fix(title=f"use a copy in the forward pass: `self.{attribute}.clone()`", safety="safe")
-    diff = patch(place.source, [(found, f"{name}.clone()") for found in map(range_of, read) if found is not None])
+    diff = patched(place.source, [(found, f"{name}.clone()") for found in map(range_of, read) if found is not None])
     savers = {story.incident.place_of_node(item.seq) for item in story.incident.mismatches}
     lines = sorted({saver.line for saver in savers if saver is not None and saver.file == place.file} - {place.line})
     alone = not lines and None not in savers

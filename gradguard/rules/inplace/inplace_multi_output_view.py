@@ -30,6 +30,7 @@ by the rules for those.
 from __future__ import annotations
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.evidence.flow import reads_of
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace import tell
@@ -109,7 +110,18 @@ def _fixes(write: Refused, base: str | None) -> list[Fix]:
         fixes.append(
             Fix(title=f"work on a copy of the piece: `{write.written}.clone()`", safety="unsafe", detail="the base keeps its values")
         )
-    return fixes
+    # where the base is not used again the piece is all that matters, and the change of one line is the cure
+    return fixes if base is None or _read_below(write, base) else fixes[::-1]
+
+
+def _read_below(write: Refused, base: str) -> bool:
+    """Whether the function of the write reads the base after it, or may do so in another turn of a loop."""
+    place = write.place
+    if place is None or place.statement is None or place.enclosing_loops:
+        return True
+    scope = place.enclosing_function or (place.source.tree if place.source is not None else None)
+    end = place.statement.end_lineno or place.statement.lineno
+    return scope is None or any(read.lineno > end for read in reads_of(scope, base))
 
 
 def _base_written(incident: Incident) -> Diagnosis | None:

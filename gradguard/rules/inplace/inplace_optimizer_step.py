@@ -29,7 +29,10 @@ outside the forward pass.
 
 from __future__ import annotations
 
+from typing import Any
+
 from gradguard.diagnosis import Diagnosis, Fix
+from gradguard.evidence.graph import leaves
 from gradguard.evidence.names import short_list
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
@@ -160,16 +163,40 @@ def _fixes(story: Story, write: Write, carried: Carried | None, subject: str) ->
             Fix(
                 title=f"use `{name}.detach()` in the second loss, if it is not meant to send a gradient through {network}", safety="manual"
             ),
-            Fix(title=f"call both backward passes before {subject}", safety="manual"),
+            _all_backwards_first(story, write, f"call both backward passes before {subject}"),
         ]
+    again = Fix(title=f"compute the loss again after {subject}, with the updated {network}", safety="manual")
+    earlier = _all_backwards_first(story, write, f"call this backward before {subject}")
+    return [again, earlier] if _others_trained(story, write) else [earlier, again]
+
+
+def _all_backwards_first(story: Story, write: Write, title: str) -> Fix:
+    """The other order of the calls, which would give the stepping optimizer the second loss's gradients too."""
+    others = _others_trained(story, write)
+    if not others:
+        return Fix(title=title, safety="manual", detail="first all backward passes of one forward pass, then the steps")
+    return Fix(
+        title=f"{title}, with `inputs=` set to the parameters of `{others[0]}`",
+        safety="manual",
+        detail="first all backward passes, then the steps; without `inputs=` the second loss adds to the first network's gradient",
+    )
+
+
+def _others_trained(story: Story, write: Write) -> list[str]:
+    """Optimizers, by name, that train what else this loss hangs on: it is their loss, not the stepping one's."""
+    incident = story.incident
+    below = {id(leaf) for leaf in leaves(incident.root_nodes)}
+    mine = {id(parameter) for parameter in parameters_of(write.optimizer)}
     return [
-        Fix(
-            title=f"call this backward before {subject}",
-            safety="manual",
-            detail="first all backward passes of one forward pass, then the steps",
-        ),
-        Fix(title=f"compute the loss again after {subject}, with the updated {network}", safety="manual"),
+        incident.names.optimizer(optimizer)
+        for optimizer in incident.names.optimizers()
+        if optimizer is not write.optimizer and any(id(parameter) in below - mine for parameter in parameters_of(optimizer))
     ]
+
+
+def parameters_of(optimizer: Any) -> list[Any]:
+    """What an optimizer trains."""
+    return [parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]
 
 
 RULE = Rule(

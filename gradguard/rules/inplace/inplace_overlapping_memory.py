@@ -34,12 +34,13 @@ from gradguard.evidence.bindings import dotted
 from gradguard.evidence.graph import op_name, walk
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.evidence.syntax import load, range_of
+from gradguard.fixes.edits import patched
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace import tell
 from gradguard.rules.inplace.aliases import OVERLAPPING
 from gradguard.rules.inplace.refused import Refused
-from gradguard.rules.inplace.repairs import out_of_place, patch
+from gradguard.rules.inplace.repairs import out_of_place
 from gradguard.torch_internals import node_sequence
 
 CODE, NAME = "GG107", "inplace-overlapping-memory"
@@ -82,7 +83,7 @@ def _fixes(write: Refused, maker: ResolvedSite | None, what: str) -> list[Fix]:
         fixes.append(Fix(title=f"make a new tensor instead: `{tell.short(made[0], 90)}`", safety="safe", patch=made[1]))
     if maker is not None and maker.node is not None and maker.source is not None:
         where = range_of(maker.node)
-        diff = None if where is None else patch(maker.source, [((where[2], where[3], where[2], where[3]), ".clone()")])
+        diff = None if where is None else patched(maker.source, [((where[2], where[3], where[2], where[3]), ".clone()")])
         fixes.append(
             Fix(
                 title=f"give it memory of its own: `{tell.short(maker.text, 60)}.clone()`",

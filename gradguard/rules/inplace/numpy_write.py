@@ -9,11 +9,11 @@ import torch
 from gradguard.diagnosis import Confidence, Diagnosis, Fix, SourceSpan
 from gradguard.evidence.bindings import dotted
 from gradguard.evidence.syntax import range_of
+from gradguard.fixes.edits import patched
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace import tell
 from gradguard.rules.inplace.aliases import peel
 from gradguard.rules.inplace.arrays import ArrayStory, array_story
-from gradguard.rules.inplace.repairs import patch
 from gradguard.rules.inplace.unseen import Unseen, unseen_writes
 from gradguard.torch_internals import numpy_reachable
 
@@ -111,7 +111,7 @@ def _fixes(array: ArrayStory, tensor: torch.Tensor) -> list[Fix]:
     left = array.left
     if left is not None and left.source is not None and left.node is not None and left.callee is not None:
         where = range_of(left.node)
-        diff = None if where is None else patch(left.source, [((where[2], where[3], where[2], where[3]), ".copy()")])
+        diff = None if where is None else patched(left.source, [((where[2], where[3], where[2], where[3]), ".copy()")])
         return [Fix(title=f"copy the array before writing into it: `{tell.short(left.text, 60)}.copy()`", safety="safe", patch=diff)]
     if not numpy_reachable(tensor):
         return [Fix(title="give the writer a copy: `tensor.clone()`, or let it write before forward or after backward", safety="manual")]

@@ -145,6 +145,9 @@ class Refused:
             return []
         state = self.state
         name = state.full if state is not None else self.written
+        whole = None if state is None else getattr(state.owner, state.path.rpartition(".")[2], None)
+        if isinstance(whole, torch.Tensor) and tell.shape_of(whole) != tell.shape_of(tensor):
+            name = f"a view of {name}"
         return [
             TensorFacts(
                 name=name,

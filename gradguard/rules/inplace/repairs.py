@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
 
 import torch
 
 from gradguard.evidence.bindings import call_arguments, dotted
 from gradguard.evidence.source import ResolvedSite
-from gradguard.evidence.syntax import Range, Source, range_of
-from gradguard.fixes.diff import unified
+from gradguard.evidence.syntax import Source, range_of
+from gradguard.fixes.edits import Edit, patched
 
 _OPERATORS = {
     ast.Add: "+",
@@ -31,19 +30,6 @@ _PLAIN = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.Constant, ast.Li
 _RANDOM = frozenset(
     {"copy", "fill", "zero", "uniform", "normal", "random", "bernoulli", "exponential", "requires_grad", "set", "resize", "swap"}
 )
-
-Edit = tuple[Range, str]
-
-
-def patch(source: Source, edits: list[Edit]) -> str | None:
-    """The diff that replaces the ranges; None when the text does not parse afterwards."""
-    lines = list(source.lines)
-    for (first, start, last, end), new in sorted(edits, reverse=True):
-        if not 0 < first <= last <= len(lines):
-            return None
-        head, tail = lines[first - 1].encode()[:start].decode(), lines[last - 1].encode()[end:].decode()
-        lines[first - 1 : last] = (head + new + tail).splitlines(keepends=True)
-    return unified(source, lines)
 
 
 def out_of_place(place: ResolvedSite) -> tuple[str, str | None] | None:
@@ -66,7 +52,7 @@ def _augmented(source: Source, node: ast.AugAssign) -> tuple[str, str | None] | 
     if not isinstance(node.value, _PLAIN):
         value = f"({value})"
     new = f"{name} = {name} {operator} {value}"
-    return new, patch(source, [(whole, new)])
+    return new, patched(source, [(whole, new)])
 
 
 def _flag_off(source: Source, node: ast.Call) -> tuple[str, str | None] | None:
@@ -92,7 +78,7 @@ def _flag_off(source: Source, node: ast.Call) -> tuple[str, str | None] | None:
     offset = whole[1]
     raw = text.encode()
     new = prefix + (raw[: start - offset] + raw[end - offset :]).decode()
-    return new, patch(source, edits)
+    return new, patched(source, edits)
 
 
 def drop_argument(call: ast.Call, argument: ast.expr | ast.keyword) -> Edit | None:
@@ -139,7 +125,7 @@ def _method(source: Source, node: ast.Call) -> tuple[str, str | None] | None:
     for (_, start, _, end), new in sorted(edits, reverse=True):
         raw = raw[: start - whole[1]] + new.encode() + raw[end - whole[1] :]
     text = prefix + raw.decode()
-    return text, patch(source, [(whole, text)])
+    return text, patched(source, [(whole, text)])
 
 
 def _in_place_left(node: ast.expr) -> bool:
@@ -169,16 +155,9 @@ def under_no_grad(place: ResolvedSite) -> str | None:
         return None
     body = "".join(f"    {text}" if text.strip() else text for text in source.lines[first - 1 : last])
     end = len(source.lines[last - 1].encode())
-    return patch(source, [((first, 0, last, end), f"{indent}with {source_name(source, 'torch')}.no_grad():\n{body}")])
+    return patched(source, [((first, 0, last, end), f"{indent}with {source_name(source, 'torch')}.no_grad():\n{body}")])
 
 
 def source_name(source: Source, module: str) -> str:
     """What the file calls a module."""
     return next((name for name, full in source.imports.items() if full == module), module)
-
-
-def replaced(source: Source, node: ast.AST, change: Callable[[str], str]) -> str | None:
-    """The diff that changes one node's text."""
-    place = range_of(node)
-    text = None if place is None else source.text(place)
-    return None if place is None or text is None else patch(source, [(place, change(text))])

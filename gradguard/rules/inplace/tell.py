@@ -119,7 +119,7 @@ def tensor_facts(story: Story, name: str | None) -> TensorFacts:
     """The saved value in figures."""
     tensor, state = story.mismatch.tensor, story.state
     return TensorFacts(
-        name=state.full if state is not None else name,
+        name=state.full if state is not None else _viewed(story, name),
         kind="tensor" if state is None else "buffer" if state.is_buffer else "parameter",
         shape=shape_of(tensor),
         dtype=None if tensor is None else str(tensor.dtype).removeprefix("torch."),
@@ -127,6 +127,20 @@ def tensor_facts(story: Story, name: str | None) -> TensorFacts:
         version_saved=story.mismatch.expected,
         version_found=story.mismatch.found,
     )
+
+
+def _viewed(story: Story, name: str | None) -> str | None:
+    """The variable's name, or that it was a view of it which was saved: the shape that is shown is the view's."""
+    whole = next((view.locals[name] for view in story.incident.user_frames if name in view.locals), None) if name else None
+    if isinstance(whole, torch.Tensor):
+        viewed = shape_of(whole) != shape_of(story.mismatch.tensor)
+    else:
+        saved = story.mismatch.tensor
+        try:
+            viewed = saved is not None and saved.numel() * saved.element_size() < saved.untyped_storage().nbytes()
+        except Exception:  # tensors without memory of their own
+            viewed = False
+    return f"a view of {name}" if viewed and name is not None else name
 
 
 def shape_of(tensor: torch.Tensor | None) -> list[int] | None:

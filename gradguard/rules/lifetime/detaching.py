@@ -15,7 +15,7 @@ from gradguard.evidence.bindings import dotted
 from gradguard.evidence.carried import Carrier
 from gradguard.evidence.flow import reads_of
 from gradguard.evidence.source import ResolvedSite
-from gradguard.rules.lifetime.edits import after, patch, replaced
+from gradguard.fixes.edits import after, edit_of, patched
 
 DETAIL = "truncated backpropagation through time: the value goes on, the history ends at the step"
 
@@ -72,7 +72,7 @@ def _after_backward(carrier: Carrier, call: ResolvedSite | None, line: str | Non
         return None
     if store.source.qualname_around(call.statement) != store.function_name:
         return None
-    return patch(store.source, insert=[after(store.source, call.statement, line)])
+    return patched(store.source, insert=[after(store.source, call.statement, line)])
 
 
 def _in_method(carrier: Carrier, name: str) -> Fix:
@@ -86,18 +86,18 @@ def _in_method(carrier: Carrier, name: str) -> Fix:
     if plain and isinstance(value, (ast.Name, ast.Attribute)) and isinstance(store.statement, ast.Assign):
         kept = f"{dotted(value)}.detach()"
         title = f"keep `{kept}` in {name}: what is computed in this step keeps its graph"
-        return Fix(title=title, safety="unsafe", detail=DETAIL, patch=patch(store.source, replaced(value, kept)))
+        return Fix(title=title, safety="unsafe", detail=DETAIL, patch=patched(store.source, edit_of(value, kept)))
     end = store.statement.end_lineno or store.statement.lineno
     used_below = any(read.lineno > end for read in reads_of(store.function, written))
     if line is not None and not used_below:
         title = f"detach {name} where it is kept: `{line}` after it is made"
         return Fix(
-            title=title, safety="unsafe", detail=DETAIL, patch=patch(store.source, insert=[after(store.source, store.statement, line)])
+            title=title, safety="unsafe", detail=DETAIL, patch=patched(store.source, insert=[after(store.source, store.statement, line)])
         )
     reads = reads_of(value, written) if value is not None else []
     if plain and len(reads) == 1:
         title = f"read the earlier value as `{written}.detach()` where the new one is made from it"
-        change = None if _may_be_none(carrier) else patch(store.source, replaced(reads[0], f"{written}.detach()"))
+        change = None if _may_be_none(carrier) else patched(store.source, edit_of(reads[0], f"{written}.detach()"))
         return Fix(title=title, safety="unsafe", detail=DETAIL, patch=change)
     return unknown
 

@@ -40,10 +40,10 @@ from gradguard.evidence.carried import Carrier
 from gradguard.evidence.flow import reads_of
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.evidence.stores import Store
+from gradguard.fixes.edits import after, edit_of, patched
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.lifetime import tell
-from gradguard.rules.lifetime.edits import after, patch, replaced
 from gradguard.rules.lifetime.study import MESSAGES, Study, study
 
 AVOID = (
@@ -178,10 +178,10 @@ def _patch(facts: Study, store: Store | None) -> str | None:
     loss = value or ("loss" if not uses_of(function, "loss") else "batch_loss")
     if receiver is None or (value is None and uses_of(function, loss)):
         return None
-    changes = replaced(receiver, loss)
+    changes = edit_of(receiver, loss)
     if value is None:
-        changes += replaced(statement, f"{loss} = {store.source.flat(statement.value)}")
-        return patch(store.source, changes, [after(store.source, backward, f"{target} += {loss}.item()")])
+        changes += edit_of(statement, f"{loss} = {store.source.flat(statement.value)}")
+        return patched(store.source, changes, [after(store.source, backward, f"{target} += {loss}.item()")])
     return None
 
 

@@ -40,11 +40,11 @@ from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.bindings import dotted
 from gradguard.evidence.carried import Carrier
 from gradguard.evidence.source import resolve
+from gradguard.fixes.edits import edit_of, patched
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.lifetime import retained, tell
 from gradguard.rules.lifetime.detaching import detach_fix
-from gradguard.rules.lifetime.edits import patch, replaced
 from gradguard.rules.lifetime.study import MESSAGES, Study, study
 
 AVOID = (
@@ -150,7 +150,7 @@ def _patch_container(carrier: Carrier, stored: list[str]) -> str | None:
         else []
     )
     nodes = [node for node in nodes if isinstance(node.ctx, ast.Load)]
-    return patch(carrier.store.source, replaced(nodes[0], f"{stored[0]}.detach()")) if len(nodes) == 1 else None
+    return patched(carrier.store.source, edit_of(nodes[0], f"{stored[0]}.detach()")) if len(nodes) == 1 else None
 
 
 RULE = Rule(

@@ -36,11 +36,11 @@ from gradguard.diagnosis import Diagnosis, Fix, Role, SourceSpan
 from gradguard.evidence.graph import op_name
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.evidence.syntax import header_range
+from gradguard.fixes.edits import edit_of, patched
 from gradguard.journal import BackwardFact
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.lifetime import tell
-from gradguard.rules.lifetime.edits import patch, replaced
 from gradguard.rules.lifetime.sharing import Entry, entry_into_first_loss, entry_into_second_loss, inner_use, whose_parameters
 from gradguard.rules.lifetime.study import MESSAGES, Study, study
 
@@ -90,7 +90,7 @@ def _not_detached(facts: Study) -> Diagnosis:
         title=f"use `{written}.detach()` in {which}",
         safety="unsafe",
         detail=("it then trains what its own optimizer holds, and the graph stays whole for the other"),
-        patch=patch(entry.source, replaced(entry.read, f"{entry.name}.detach()")) if entry is not None else None,
+        patch=patched(entry.source, edit_of(entry.read, f"{entry.name}.detach()")) if entry is not None else None,
     )
     avoid = (
         "retain_graph=True would let it run, but the first loss would leave its "
@@ -131,7 +131,7 @@ def _second_not_detached(facts: Study) -> Diagnosis:
         title=f"use `{written}.detach()` in the second loss",
         safety="unsafe",
         detail=("the second loss then trains its own parameters only, with the value as it is"),
-        patch=patch(entry.source, replaced(entry.read, f"{entry.name}.detach()")) if entry is not None else None,
+        patch=patched(entry.source, edit_of(entry.read, f"{entry.name}.detach()")) if entry is not None else None,
     )
     avoid = (
         "retain_graph=True on the first call would send the second loss into parameters "
@@ -164,18 +164,20 @@ def _two_losses(facts: Study) -> Diagnosis:
     fixes = [
         Fix(
             title="add the losses up and call backward() once on the sum",
-            safety="unsafe",
-            detail="gradients add up just the same, and the common part is gone through once",
+            safety="unsafe" if stepped else "safe",
+            detail="gradients add up just the same, and the common part is gone through once"
+            if not stepped
+            else "one optimizer step for both, in place of the two",
         )
     ]
     if not stepped:
         fixes.append(
             Fix(
-                title=f"or pass retain_graph=True to the first call, {tell.call_words(facts.freed_by)}, where the two must stay apart",
+                title=f"pass retain_graph=True to the first call, {tell.call_words(facts.freed_by)}, where the two must stay apart",
                 safety="manual",
             )
         )
-    fixes.append(Fix(title=f"or `.detach()` {name} in one of the losses, if that one is not to train what is behind it", safety="unsafe"))
+    fixes.append(Fix(title=f"`.detach()` {name} in one of the losses, if that one is not to train what is behind it", safety="unsafe"))
     avoid = (
         [
             (
@@ -238,7 +240,7 @@ def _inner(facts: Study) -> Diagnosis:
         safety="safe",
         patch=_retaining(first),
     )
-    alternative = Fix(title="or call backward() once, on the sum of the losses", safety="manual")
+    alternative = Fix(title="call backward() once, on the sum of the losses", safety="manual")
     culprit_name = f"{name} frees its own inner graph in its backward, and a second backward goes through it"
     return Diagnosis(
         code=RULE.code,
@@ -263,7 +265,7 @@ def _retaining(place: ResolvedSite | None) -> str | None:
     if text is None or "\n" in text or not text.endswith(")"):
         return None
     separator = "" if not (call.args or call.keywords) else " " if text[:-1].rstrip().endswith(",") else ", "
-    return patch(place.source, replaced(call, f"{text[:-1]}{separator}retain_graph=True)"))
+    return patched(place.source, edit_of(call, f"{text[:-1]}{separator}retain_graph=True)"))
 
 
 def _outer(facts: Study, inner: BackwardFact | None) -> BackwardFact | None:
@@ -285,7 +287,7 @@ def _part_of_a_larger_loss(facts: Study) -> Diagnosis:
     )
     fixes = [
         Fix(title=f"take the second call out: {tell.call_words(facts.freed_by)} has given its gradient already", safety="unsafe"),
-        Fix(title=f"or pass retain_graph=True to {tell.call_words(facts.freed_by)} if both gradients are wanted", safety="manual"),
+        Fix(title=f"pass retain_graph=True to {tell.call_words(facts.freed_by)} if both gradients are wanted", safety="manual"),
     ]
     return _diagnosis(facts, f"{shown} is part of a loss whose backward() has already freed its graph", culprit, text, fixes, [])
 

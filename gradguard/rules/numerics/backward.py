@@ -59,12 +59,18 @@ _CURES["Log2"] = _CURES["Log10"] = _CURES["Log1P"] = _CURES["Xlogy"] = _CURES["L
 _CURES["PowTensor"] = _CURES["Pow"]
 
 
+_TOLD = "GG502 told"  # in the guard's memory
+
+
 def blame(incident: Incident, memory: Numbers) -> Diagnosis | None:
     """The diagnosis right after the backward call that left non-finite gradients; None where no parameter has one."""
     leaves = [leaf for leaf in (ref() for ref in memory.plan.leaves) if leaf is not None]
     bad = [leaf for leaf in leaves if leaf.grad is not None and not finite(leaf.grad)]
     if not bad:
         return None
+    if incident.memory.get(_TOLD) and any(not finite(leaf.detach()) for leaf in leaves):
+        return None  # the step that followed has made the weights NaN: what comes now is no news
+    incident.memory[_TOLD] = True
     roots = incident.root_nodes
     nodes = [node for node, _ in walk(roots)]
     suspects = _suspects(memory.held, {id(leaf) for leaf in bad})

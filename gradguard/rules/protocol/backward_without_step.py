@@ -28,7 +28,7 @@ from __future__ import annotations
 import ast
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.evidence.source import resolve
+from gradguard.evidence.source import dotted, resolve
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
@@ -99,6 +99,9 @@ def _never(book: Book) -> Diagnosis | None:
         if gate is not None
         else (f"`{name}.step()` is never reached" if step is not None else f"nothing calls `{name}.step()`")
     )
+    bare = None if step is not None else _without_parentheses(book, name)
+    if bare is not None:
+        condition, culprit = f"`{bare.text}` names the method and does not call it", bare
     if culprit is None and backward is not None:
         culprit = backward.span(f"fills gradients that no step of `{name}` uses", "culprit")
     decides = f" (`{names[-1]}` decides)" if len(names) > 1 else ""
@@ -125,7 +128,7 @@ def _never(book: Book) -> Diagnosis | None:
             Fix(
                 title="Count over epochs, or step at the end of the epoch as well"
                 if gate is not None
-                else f"Call `{name}.step()` after backward",
+                else (f"Call `{name}.step()` after backward" if bare is None else f"Write `{bare.text}()`"),
                 safety="unsafe",
             )
         ],
@@ -147,6 +150,22 @@ def _step_in_source(book: Book, name: str) -> tuple[ast.Call | None, ast.If | No
         if calls:
             return calls[0], None, statement_span(place.source, calls[0], "never reached")
     return None, None, None
+
+
+def _without_parentheses(book: Book, name: str) -> SourceSpan | None:
+    """The one statement that is `optimizer.step`, without a call."""
+    place = resolve(book.last_part.call.site) if book.last_part is not None else None
+    if place is None or place.source is None or place.source.tree is None:
+        return None
+    found = [
+        node.value
+        for node in ast.walk(place.source.tree)
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Attribute)
+        and node.value.attr == "step"
+        and (dotted(node.value.value) or "").rpartition(".")[2] == name.rpartition(".")[2]
+    ]
+    return statement_span(place.source, found[0], "names the method: without `()` nothing runs") if len(found) == 1 else None
 
 
 RULE = Rule(

@@ -36,6 +36,7 @@ from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import orphans, tell
 from gradguard.rules.protocol.books import Book, Prepared
+from gradguard.rules.protocol.joined import adding_place, joined_later
 from gradguard.rules.protocol.owners import Owner, Owners
 from gradguard.rules.protocol.places import attribute_set
 from gradguard.rules.protocol.survey import Stranger
@@ -118,6 +119,15 @@ def _told(incident: Incident, book: Book, left: Found) -> Diagnosis:
         them = "them" if len(attributes) > 1 else "it"
         title = f"Make {them} `nn.Parameter`" if plain else f"Use `nn.{container}` for `self.{owner.attribute}`"
         fix = Fix(title=title, safety="unsafe", detail="Before the optimizer is made.")
+    elif joined_later(book, shown):
+        model = owner.variable or type(owner.root).__name__
+        culprit = adding_place(incident, book, owner)
+        related = tell.spans(tell.span(book.made, f"`{name}` is made with the parameters that `{model}` has here", "declared"))
+        headline = f"{tell.listed(paths, len(paths))} joined `{model}` after `{name}` was made: they get gradients and are never updated"
+        fix = Fix(
+            title=f"Call `{name}.add_param_group(...)` with the new parameters where they are added, or make `{name}` afterwards",
+            safety="unsafe",
+        )
     else:
         culprit = tell.span(book.made, f"leaves out {tell.listed(paths, len(paths))}", "culprit")
         related = []

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import nn
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.evidence.source import ResolvedSite, assignments_to, at_line, dotted, resolve
-from gradguard.evidence.syntax import FUNCTIONS, Source
+from gradguard.evidence.source import assignments_to, at_line, dotted, resolve
+from gradguard.evidence.syntax import Source
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.owners import Owner
-from gradguard.rules.protocol.places import in_tiers
+from gradguard.rules.protocol.places import function_around, in_tiers, only_one
 
 CODE, NAME = "GG604", "optimizer-orphaned-parameters"
 
@@ -80,14 +80,14 @@ def _replaced(incident: Incident, book: Book, owner: Owner, everything: bool) ->
     inner = parts[1:] if parts and parts[0] == owner.variable else parts
     whole = everything
     for sources in in_tiers(incident):
-        within = _only(made, ((source, node) for source in sources for node in _parts_replaced(source, owner)))
+        within = only_one(made, ((source, node) for source in sources for node in _parts_replaced(source, owner)))
         whole = everything and within is None
         outside = None
         if inner and not everything:
-            outside = _only(made, ((source, node) for source in sources for node in _new_parts(source, inner[-1], owner.attribute)))
+            outside = only_one(made, ((source, node) for source in sources for node in _new_parts(source, inner[-1], owner.attribute)))
         rebound = None
         if whole or not inner:
-            rebound = _only(made, ((source, node) for source in sources for node in _new_variables(source, owner.variable)))
+            rebound = only_one(made, ((source, node) for source in sources for node in _new_variables(source, owner.variable)))
         found = outside or within or rebound
         if found:
             place = at_line(*found)
@@ -95,17 +95,6 @@ def _replaced(incident: Incident, book: Book, owner: Owner, everything: bool) ->
             label = f"puts a new {what} in place; the optimizer keeps the old one's parameters"
             return None if place is None else place.statement_span(label, "culprit"), whole
     return None, whole
-
-
-def _only(made: ResolvedSite | None, found: Iterable[tuple[Source, ast.stmt]]) -> tuple[str, int] | None:
-    """File and line of the one statement, of those that do not run before the optimizer is made; of several, none is known to be it."""
-
-    def before(source: Source, node: ast.stmt) -> bool:
-        same = made is not None and made.file == source.filename and made.enclosing_function is _function_around(source, node)
-        return same and made is not None and node.lineno <= made.line
-
-    places = {(source.filename, node.lineno) for source, node in found if not before(source, node)}
-    return places.pop() if len(places) == 1 else None
 
 
 def _new_parts(source: Source, *names: str) -> Iterator[ast.stmt]:
@@ -130,13 +119,9 @@ def _parts_replaced(source: Source, owner: Owner) -> Iterator[ast.stmt]:
         return
     for node in ast.walk(source.tree or ast.Module([], [])):
         if isinstance(node, ast.Assign) and any(dotted(target) == f"self.{parts[-2]}" for target in node.targets):
-            around = _function_around(source, node)
+            around = function_around(source, node)
             if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)) and around.name != "__init__":
                 yield node
-
-
-def _function_around(source: Source, node: ast.AST) -> ast.AST | None:
-    return next((above for above in source.ancestors(node) if isinstance(above, FUNCTIONS)), None)
 
 
 def _scopes(source: Source) -> list[ast.AST]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from gradguard.callsite import USER_FILES
 from gradguard.diagnosis import SourceSpan
 from gradguard.evidence.source import ResolvedSite, at_line, dotted
-from gradguard.evidence.syntax import Source, load
+from gradguard.evidence.syntax import FUNCTIONS, Source, load
 from gradguard.evidence.taking_part import sources_of
 from gradguard.rules.incident import Incident
 
@@ -34,6 +34,22 @@ def in_tiers(incident: Incident) -> Iterator[list[Source]]:
         if isinstance(file, str) and file.endswith(".py") and USER_FILES[file]:
             files.setdefault(file)
     yield sources_of([file for file in files if file not in first][:_MOST_FILES])
+
+
+def only_one(made: ResolvedSite | None, found: Iterable[tuple[Source, ast.stmt]]) -> tuple[str, int] | None:
+    """File and line of the one statement, of those that do not run before the optimizer is made; of several, none is known to be it."""
+
+    def before(source: Source, node: ast.stmt) -> bool:
+        same = made is not None and made.file == source.filename and made.enclosing_function is function_around(source, node)
+        return same and made is not None and node.lineno <= made.line
+
+    places = {(source.filename, node.lineno) for source, node in found if not before(source, node)}
+    return places.pop() if len(places) == 1 else None
+
+
+def function_around(source: Source, node: ast.AST) -> ast.AST | None:
+    """The function whose body a node stands in."""
+    return next((above for above in source.ancestors(node) if isinstance(above, FUNCTIONS)), None)
 
 
 def class_node(kind: type) -> tuple[Source, ast.ClassDef] | None:

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import pytest
-from conftest import Run
 from lifetime_programs import ALL, HEAD, Program
+
+from tests.running import Run
 
 
 def marked(source: str) -> tuple[str, set[int]]:

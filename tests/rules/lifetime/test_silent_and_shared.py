@@ -6,13 +6,13 @@ import ast
 
 import pytest
 import torch
-from conftest import Run
 from lifetime_programs import ALL, HEAD
 
 from gradguard.evidence.carried import find_carried_state
 from gradguard.evidence.frames import live_frames
 from gradguard.evidence.names import Names
 from gradguard.journal import current_journal
+from tests.running import Run, applied
 
 SOUND = {
     "detached_state": """
@@ -107,15 +107,6 @@ def test_a_value_kept_by_a_module_is_cut_off_in_the_module(run: Run, slug: str) 
     assert patch is not None, text
     repaired = applied(source, patch)
     assert run(repaired) == []
-
-
-def applied(source: str, patch: str) -> str:
-    """The source with a unified diff's one hunk in it."""
-    hunk = [line for line in patch.splitlines() if not line.startswith(("---", "+++", "@@"))]
-    before = "\n".join(line[1:] for line in hunk if line[:1] in " -")
-    after = "\n".join(line[1:] for line in hunk if line[:1] in " +")
-    assert source.count(before) == 1
-    return source.replace(before, after)
 
 
 def test_the_retaining_call_is_not_blamed(run: Run) -> None:

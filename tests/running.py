@@ -1,0 +1,53 @@
+"""Runs a small program under the guard, as a module of its own, and gives back what was said; puts patches into sources."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import linecache
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from gradguard import gradguard
+from gradguard.diagnosis import Diagnosis
+from gradguard.errors import GradGuardError
+
+HEAD = """import torch
+import torch.nn as nn
+import torch.nn.functional as F
+torch.manual_seed(0)
+"""
+Run = Callable[..., list[tuple[Diagnosis, str]]]
+_count = itertools.count()
+
+
+def run_source(folder: Path, source: str, level: str = "standard") -> list[tuple[Diagnosis, str]]:
+    """Every diagnosis with its text (empty for what was only warned of); the program's own exceptions pass."""
+    name = f"program_{next(_count)}_{folder.name}"
+    path = folder / f"{name}.py"
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    texts: list[tuple[Diagnosis, str]] = []
+    guard = gradguard(level=level)
+    try:
+        with guard:
+            spec.loader.exec_module(module)
+    except GradGuardError as error:
+        texts.append((error.diagnosis, str(error)))
+    finally:
+        sys.modules.pop(name, None)
+        linecache.clearcache()
+    return texts + [(diagnosis, "") for diagnosis in guard.diagnoses if not any(diagnosis is known for known, _ in texts)]
+
+
+def applied(source: str, patch: str) -> str:
+    """The source with a unified diff's one hunk in it."""
+    hunk = [line for line in patch.splitlines() if not line.startswith(("---", "+++", "@@"))]
+    before = "\n".join(line[1:] for line in hunk if line[:1] in " -")
+    after = "\n".join(line[1:] for line in hunk if line[:1] in " +")
+    assert source.count(before) == 1, patch
+    return source.replace(before, after)
