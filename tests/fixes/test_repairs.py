@@ -220,3 +220,64 @@ main()
         warnings.simplefilter("ignore")
         said = run_source(tmp_path, HEAD + source)
     assert [diagnosis.code for diagnosis, _ in said if diagnosis.code == "GG502"] == ["GG502"]
+
+
+DETACHED_PIECE = """
+def main():
+    cell = nn.Linear(3, 8)
+    opt = torch.optim.SGD(cell.parameters(), lr=0.1)
+    for it in range(2):
+        h, c = cell(torch.randn(5, 3)).chunk(2, -1)
+        h.detach_()
+        loss = (h * c).pow(2).mean()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+main()
+"""
+
+INTO_OUT = """
+class Mixer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 4))
+
+    def forward(self, x):
+        y = torch.empty(5, 4)
+        torch.mm(x, self.weight, out=y)
+        return y
+
+mixer = Mixer()
+mixer(torch.randn(5, 3)).pow(2).mean().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "line", "words"),
+    [
+        (DETACHED_PIECE, "GG110", "h.detach_()", "`h`, a view"),
+        (INTO_OUT, "GG111", "torch.mm(x, self.weight, out=y)", "`self.weight` requires grad"),
+    ],
+    ids=["detach", "out"],
+)
+@pytest.mark.parametrize("level", ["standard", "watch"])
+def test_refused_before_anything_was_written(tmp_path: Path, source: str, code: str, line: str, words: str, level: str) -> None:
+    diagnosis = first(tmp_path, source, code, level)
+    assert diagnosis.culprit is not None and diagnosis.culprit.text.strip() == line
+    assert words in diagnosis.headline
+    patch = diagnosis.fixes[0].patch
+    assert patch is not None
+    assert run_source(tmp_path, applied(HEAD + source, patch)) == []
+
+
+def test_out_and_detach_in_place_are_left_alone_where_torch_allows_them(tmp_path: Path) -> None:
+    source = """
+net = nn.Linear(3, 4)
+with torch.no_grad():
+    buffer = torch.empty(5, 4)
+    torch.mm(torch.randn(5, 3), net.weight.t(), out=buffer)
+state = net(torch.randn(5, 3))
+state.detach_()
+net(torch.randn(5, 3)).pow(2).mean().backward()
+"""
+    assert run_source(tmp_path, HEAD + source) == []
