@@ -152,6 +152,14 @@ def node_sequence(node: Any) -> int:
         return -1
 
 
+def output_metadata(node: Any) -> tuple[int, ...] | None:
+    """The shape of a node's first output as the node itself tells it; None in releases whose nodes do not (2.4)."""
+    try:
+        return tuple(int(length) for length in node._input_metadata[0].shape)
+    except Exception:
+        return None
+
+
 def storage_key(tensor: torch.Tensor) -> int | None:
     """Identifies the memory a tensor lives in, as long as that memory lives; None for tensors without a storage."""
     try:

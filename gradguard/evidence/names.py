@@ -163,6 +163,12 @@ class Names:
             storage = storage_key(tensor)
         return by_storage.get(storage) if storage is not None else None
 
+    def states(self) -> Iterator[torch.Tensor]:
+        """The parameters and buffers of every module."""
+        for _, root in self.modules:
+            yield from root.parameters()
+            yield from root.buffers()
+
     def module_path(self, module: nn.Module) -> str | None:
         """Where a module sits, such as `model.blocks.0.act` or `blocks.0.act`."""
         for variable, root in self.modules:

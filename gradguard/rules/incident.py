@@ -14,6 +14,7 @@ from gradguard.callsite import CallSite
 from gradguard.evidence.frames import FrameView
 from gradguard.evidence.graph import Mismatch, mismatches, root_nodes
 from gradguard.evidence.names import Names
+from gradguard.evidence.old_torch import described, saved_leaves
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.evidence.syntax import Source
 from gradguard.evidence.taking_part import files_of, roots_taking_part, sources_of
@@ -128,7 +129,12 @@ class Incident:
     @cached_property
     def mismatches(self) -> list[Mismatch]:
         """Saved values of the graph that were written since, in the order backward meets them."""
-        return mismatches(self.root_nodes)
+        found = mismatches(self.root_nodes)
+        for item in found:
+            if item.tensor is None:
+                leaf = described(item.message, item.found, saved_leaves(item.node))
+                item.tensor = leaf if leaf is not None else described(item.message, item.found, self.names.states())
+        return found
 
     def site_of_node(self, seq: int) -> CallSite | None:
         """The user's line that made the graph node with this sequence number, if it was traced."""

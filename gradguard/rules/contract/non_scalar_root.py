@@ -32,6 +32,7 @@ import torch
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.evidence.graph import op_name
+from gradguard.evidence.old_torch import output_shape
 from gradguard.evidence.source import ResolvedSite, dotted
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
@@ -224,12 +225,11 @@ def _by_scalar(node: Any, edges: int) -> bool:
 
 
 def _shape(node: Any) -> list[int] | None:
-    try:
-        metadata = node._input_metadata
-        return [int(n) for n in metadata[0].shape]
-    except Exception:
-        variable = getattr(node, "variable", None)
-        return None if variable is None else list(variable.shape)
+    shape = output_shape(node)
+    if shape is not None:
+        return list(shape)
+    variable = getattr(node, "variable", None)
+    return None if variable is None else list(variable.shape)
 
 
 def _numel(node: Any) -> int | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradguard.evidence.graph import is_accumulate
+from gradguard.evidence.old_torch import output_shape
 from gradguard.torch_internals import node_sequence
 
 SUMS = frozenset({"AddBackward0", "SubBackward0", "RsubBackward1", "RsubBackward0", "StackBackward0", "CatBackward0", "AddcmulBackward0"})
@@ -70,10 +71,8 @@ def scalar(node: Any) -> bool:
 
 def _dims(node: Any) -> int | None:
     """How many dimensions a node's result has; None where the node does not tell."""
-    try:
-        return len(node._input_metadata[0].shape)
-    except Exception:
-        return None
+    shape = output_shape(node)
+    return None if shape is None else len(shape)
 
 
 def constant_leaves(found: Region, roots: Iterable[Any]) -> list[Any]:

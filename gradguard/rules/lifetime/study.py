@@ -8,6 +8,7 @@ carried it is made anew in each turn.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, Literal
 
 import torch
@@ -15,6 +16,7 @@ import torch
 from gradguard.evidence.carried import Carrier, Carriers, previous_turn
 from gradguard.evidence.consumed import Consumed, Link, consumed, freeing_call, freeing_calls
 from gradguard.evidence.graph import is_accumulate, leaves
+from gradguard.evidence.old_torch import output_shape
 from gradguard.journal import BackwardFact
 from gradguard.rules.incident import Incident
 from gradguard.torch_internals import node_sequence
@@ -226,13 +228,8 @@ def _is_addend(result: Study, link: Link, sums: set[Any], begun: set[int]) -> bo
 
 
 def _size(node: Any) -> int | None:
-    try:
-        size = 1
-        for length in node._input_metadata[0].shape:
-            size *= int(length)
-        return size
-    except Exception:
-        return None
+    shape = output_shape(node)
+    return None if shape is None else prod(shape)
 
 
 def _belongs_to_another(result: Study, carrier: Carrier) -> bool:

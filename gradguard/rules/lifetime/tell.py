@@ -9,6 +9,7 @@ import torch
 from gradguard.diagnosis import SourceSpan, TensorFacts
 from gradguard.evidence.carried import Carrier
 from gradguard.evidence.graph import op_name
+from gradguard.evidence.old_torch import output_shape
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.journal import BackwardFact
 from gradguard.rules.lifetime.study import Study
@@ -128,10 +129,8 @@ def tensor_facts(name: str | None, tensor: torch.Tensor | None, node: Any = None
 
 
 def _node_shape(node: Any) -> list[int] | None:
-    try:
-        return [int(length) for length in node._input_metadata[0].shape]
-    except Exception:
-        return None
+    shape = output_shape(node)
+    return None if shape is None else list(shape)
 
 
 def notes(study: Study, carrier: Carrier | None = None) -> list[str]:
