@@ -43,7 +43,7 @@ def adding_place(incident: Incident, book: Book, owner: Owner) -> SourceSpan | N
         found = only_one(made, ((source, node) for source in sources for node in _adding(source, parts)))
         if found is not None:
             place = at_line(*found)
-            return None if place is None else place.statement_span("adds them when the optimizer is there already", "culprit")
+            return None if place is None else place.statement_span("adds them when the optimizer is there already", "declared")
     return None
 
 

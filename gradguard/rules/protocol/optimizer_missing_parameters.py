@@ -121,11 +121,11 @@ def _told(incident: Incident, book: Book, left: Found) -> Diagnosis:
         fix = Fix(title=title, safety="unsafe", detail="Before the optimizer is made.")
     elif joined_later(book, shown):
         model = owner.variable or type(owner.root).__name__
-        culprit = adding_place(incident, book, owner)
-        related = tell.spans(tell.span(book.made, f"`{name}` is made with the parameters that `{model}` has here", "declared"))
+        culprit = tell.span(book.made, f"`{name}` gets the parameters that `{model}` has here, before it gets these", "culprit")
+        related = tell.spans(adding_place(incident, book, owner))
         headline = f"{tell.listed(paths, len(paths))} joined `{model}` after `{name}` was made: they get gradients and are never updated"
         fix = Fix(
-            title=f"Call `{name}.add_param_group(...)` with the new parameters where they are added, or make `{name}` afterwards",
+            title=f"Make `{name}` after `{model}` has all its parameters, or call `{name}.add_param_group(...)` where they are added",
             safety="unsafe",
         )
     else:
