@@ -77,7 +77,7 @@ def _find(incident: Incident) -> list[Unseen]:
         for name, slot in saved_slots(node):
             tensor = saved_data(slot)
             storage = None if tensor is None else storage_key(tensor)
-            if tensor is None or storage is None or (storage not in writes and storage not in marks):
+            if tensor is None or storage is None or (storage not in writes and storage not in marks) or _is_unread(node, name):
                 continue
             later = [fact for fact in writes.get(storage, ()) if fact.seq > seq]
             if later:
@@ -88,6 +88,12 @@ def _find(incident: Incident) -> list[Unseen]:
             if mark is not None:
                 found.append(Unseen(node, name, tensor, [], mark))
     return sorted(found, key=lambda item: -node_sequence(item.node))  # in the order backward meets them
+
+
+def _is_unread(node: Any, slot: str) -> bool:
+    """Whether backward does not read this saved value: a normalisation that trains saves its running statistics for nothing, and
+    its next call updates them in C++, past the version counter."""
+    return slot in ("running_mean", "running_var") and bool(getattr(node, "_saved_training", False))
 
 
 def _concerns(item: Prints, seq: int) -> bool:

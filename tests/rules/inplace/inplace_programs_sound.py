@@ -160,6 +160,16 @@ for _ in range(4):
     loss.backward()
     opt.step()
 """,
+    "two_views_through_one_batch_norm": """
+encoder = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
+opt = torch.optim.SGD(encoder.parameters(), lr=0.1)
+for step in range(3):
+    one, two = encoder(torch.randn(8, 3)), encoder(torch.randn(8, 3))
+    loss = (one - two).pow(2).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
     "gradient_clipping_and_lbfgs": """
 net = nn.Linear(3, 1)
 opt = torch.optim.LBFGS(net.parameters(), max_iter=3)
