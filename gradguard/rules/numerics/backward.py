@@ -75,7 +75,10 @@ def blame(incident: Incident, memory: Numbers) -> Diagnosis | None:
     nodes = [node for node, _ in walk(roots)]
     suspects = _suspects(memory.held, {id(leaf) for leaf in bad})
     seen = _seen(incident, nodes)
-    if seen is not None:
+    hidden = [] if seen is None else [item for item in suspects if item[0].kind in _FORWARD and item[0].node in set(_below([seen[0]]))]
+    if hidden:  # what the broken node had been given was NaN already
+        suspects = hidden
+    elif seen is not None:
         suspects.sort(key=lambda suspect: suspect[0].node is not seen[0])
         if not suspects or suspects[0][0].node is not seen[0]:
             return _broke(incident, memory, nodes, seen, bad, leaves)

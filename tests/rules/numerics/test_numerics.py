@@ -235,3 +235,21 @@ def test_hooks_on_nodes_do_not_stay() -> None:
         w.grad = None
     loss.backward()
     assert torch.equal(first, w.grad)  # type: ignore[arg-type]
+
+
+def test_a_hook_on_a_node_does_not_hide_what_forward_had_spoilt() -> None:
+    """The normalisation's backward is the first to turn finite gradients into NaN; what it was given was NaN already."""
+    torch.manual_seed(0)
+    scorer, norm, out = torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD([*scorer.parameters(), *norm.parameters(), *out.parameters()], lr=0.1)
+    x, empty = torch.randn(3, 4), torch.tensor([False, True, False])[:, None]
+    with pytest.raises(GradGuardError) as caught, gradguard(level="forensic"):
+        scores = scorer(x).masked_fill(empty, float("-inf"))
+        shares = torch.softmax(scores, dim=-1)  # here
+        loss = out(norm(shares)).masked_fill(empty, 0.0).mean()
+        loss.backward()
+        optimizer.step()
+    found = caught.value.diagnosis
+    assert found.code == "GG501"
+    assert found.culprit is not None
+    assert found.culprit.text == "torch.softmax(scores, dim=-1)"
