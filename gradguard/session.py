@@ -216,7 +216,7 @@ class Session:
         on = on and not self.faulty and can_trace_ops()
         if on and self.guards:
             trace = self.run.settings.trace
-            self.probe.contents = trace.contents
+            self.probe.prints.whose = trace.contents
             self.probe.locate = note_nonfinite if trace.locate_nonfinite else None
         if on and not mode_is_active(self.probe):
             insert_mode(self.probe)

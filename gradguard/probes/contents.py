@@ -13,7 +13,7 @@ import torch
 
 from gradguard.fingerprints import fingerprint
 from gradguard.journal import Journal, Prints
-from gradguard.torch_internals import jit_tracing, node_sequence, numpy_reachable, saved_data, saved_slots, storage_key, version_of
+from gradguard.torch_internals import jit_tracing, node_sequence, numpy_reachable, quiet, saved_data, saved_slots, storage_key, version_of
 
 _Parameter = torch.nn.Parameter
 
@@ -23,6 +23,7 @@ class Contents:
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
+        self.whose = "numpy"  # contents are compared: "none", "numpy" (what numpy can write) or "all"
         # A parameter is alive between its uses, so its memory cannot have become another tensor's: its contents are noted once
         # for all the calls of a forward pass.
         self._steady: dict[int, tuple[weakref.ref[torch.Tensor], int, Prints]] = {}
@@ -38,6 +39,11 @@ class Contents:
         item = Prints(storage, before, after, offset, shape, stride, tensor.dtype, version, mark, self.journal.tick(), sampled)
         self.journal.prints.append(item)
         return item
+
+    def note_quietly(self, tensor: torch.Tensor, before: int, after: int) -> None:
+        """`note`, where a mode may be listening."""
+        with quiet():
+            self.note(tensor, before, after)
 
     def note_saved(self, args: tuple[Any, ...], result: Any, before: int, after: int) -> None:
         """Notes everything that the nodes of this call have saved."""

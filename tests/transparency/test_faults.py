@@ -18,6 +18,7 @@ from gradguard.calm import Calm
 from gradguard.depth import Depth
 from gradguard.evidence.frames import FrameView
 from gradguard.journal import Journal
+from gradguard.probes.lost_paths import LostPaths
 from gradguard.probes.ops import OpProbe
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol.ledger import Ledger
@@ -64,10 +65,10 @@ def _train(level: str | None) -> list[Any]:
     [
         (OpProbe, "_gradless"),
         (OpProbe, "_writes"),
-        (OpProbe, "_cut"),
-        (OpProbe, "_gradless_operand"),
-        (OpProbe, "_inputs"),
-        (OpProbe, "_escape"),
+        (LostPaths, "cut"),
+        (LostPaths, "operand"),
+        (LostPaths, "_inputs"),
+        (LostPaths, "escape"),
         (OpProbe, "_mode_switch"),
         (Journal, "remember_cut"),
         (Journal, "cut_of"),

@@ -1,0 +1,313 @@
+"""Where values lose their path to the graph: calls that make no node, and what is made of their results.
+
+A value without a graph remembers, as long as it lives, where the path of what it was made from ended (`Cut`); what is made from
+it inherits that memory. Nothing is kept alive by it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from itertools import islice
+from types import FrameType
+from typing import Any
+
+import torch
+
+from gradguard.callsite import USER_FILES, CallSite, user_frame
+from gradguard.journal import Cut, EscapeFact, Journal
+from gradguard.probes.arguments import call_name, is_flat, is_one_of, numbers_in, tensors_in
+from gradguard.probes.contents import Contents
+from gradguard.probes.op_kinds import ADDEND, DETACH, REWRAP, WRITE
+from gradguard.torch_internals import numpy_reachable, sequence_number, storage_key
+
+_grad_enabled = torch.is_grad_enabled
+_Tensor = torch.Tensor
+_ESCAPES_SEARCHED = 256  # for the number a new tensor is made of; all 4,096 would take milliseconds
+_DISTRIBUTIONS = os.sep + os.path.join("torch", "distributions") + os.sep
+_PROBES = os.path.dirname(__file__) + os.sep
+
+
+class LostPaths:
+    """Writes to a journal where paths end, and what has lost its path goes into.
+
+    Args:
+        journal: where facts go.
+        prints: notes the contents of memory that numpy gets.
+    """
+
+    def __init__(self, journal: Journal, prints: Contents) -> None:
+        self.journal = journal
+        self.prints = prints
+        self.escaped_in = -1  # the step in which a value with a lost path last left for Python or numpy
+
+    def cut(self, kind: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any) -> None:
+        """Remembers on a gradless result where its inputs' path ended, or inherits their memories."""
+        outputs = result if isinstance(result, (tuple, list)) else (result,)
+        tensors = [out for out in outputs if isinstance(out, _Tensor) and (not out.requires_grad or kind & REWRAP)]
+        if len(tensors) < len(outputs) and len(outputs) > 1:  # each result from an input of its own (broadcast_tensors): nothing was cut
+            tensors = [out for out in tensors if not out.is_floating_point()]
+        if kind & WRITE and result is None and args and isinstance(args[0], _Tensor) and not args[0].requires_grad:
+            tensors = [args[0]]  # `buffer[i] = value` gives nothing back
+        if not tensors:
+            return
+        attached, origins, leaves = self._inputs(args, kwargs)
+        journal = self.journal
+        guess = False
+        if kind & REWRAP and not attached and not origins:
+            origins, guess = self._recovered(args)
+        if not attached and not origins:
+            return
+        frame = user_frame(sys._getframe(1))
+        site = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
+        name = call_name(func)
+        if attached:
+            live = _grad_enabled()
+            cause = _cut_kind(kind, live, tensors[0])
+            mode = journal.modes[-1] if cause in ("no_grad", "inference") and journal.modes else None
+            drawn_from = _sampled_distribution(sys._getframe(1)) if cause in ("no_grad", "nondiff") else None
+            if cause == "no_grad" and getattr(drawn_from, "has_rsample", False):
+                cause = "sample"
+            outer = user_frame(frame.f_back) if frame is not None else None
+            cut = Cut(
+                cause,
+                self.journal.tick(),
+                site,
+                name,
+                sequence_number(),
+                tuple(attached),
+                mode,
+                (),
+                None if outer is None else CallSite(outer.f_code, outer.f_lasti),
+                tuple(leaves),
+                _around(outer) if cause == "inference" else (),
+            )
+            cut.drawn = drawn_from is not None and cause != "sample"
+            if origins:
+                cut = Cut("rewrap", cut.clock, site, name, cut.seq, (), None, _merge([(cut,), *origins]))
+        else:
+            cut = Cut("rewrap", self.journal.tick(), site, name, sequence_number(), (), None, _merge(origins), guess=guess)
+        for out in tensors:
+            journal.remember_cut(out, cut)
+
+    def side_results(self, before: int, func: Any, result: Any) -> None:
+        """The indices that `x.max(dim=1)` gives beside the values: no derivative leads through them."""
+        cut = None
+        for out in result:
+            if isinstance(out, _Tensor) and not out.requires_grad and not out.is_floating_point():
+                if cut is None:
+                    frame = user_frame(sys._getframe(1))
+                    site = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
+                    cut = Cut("nondiff", self.journal.tick(), site, call_name(func), before, (before,))
+                self.journal.remember_cut(out, cut)
+
+    def escape(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
+        source = args[0] if args else None
+        if not isinstance(source, _Tensor):
+            return
+        name = call_name(func)
+        journal = self.journal
+        storage = None
+        if name in ("numpy", "__array__"):
+            storage = storage_key(source)
+            if storage is not None:
+                self.prints.note_quietly(source, 0, sequence_number())
+                journal.numpy_storages[storage] = self.journal.tick()
+                if len(journal.numpy_storages) > journal.limits.calls:
+                    journal.numpy_storages.popitem(last=False)
+        if name == "__bool__":
+            return
+        frame = user_frame(sys._getframe(1))
+        site = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
+        cut = journal.cut_of(source)
+        if source.requires_grad:
+            node = source.grad_fn
+            mode = journal.modes[-1] if not _grad_enabled() and journal.modes else None
+            cut = Cut(
+                "escape",
+                self.journal.tick(),
+                site,
+                name,
+                sequence_number(),
+                (-1 if node is None else node._sequence_nr(),),
+                mode,
+                leaves=(weakref.ref(source),) if node is None else (),
+            )
+        if cut is not None:
+            self.escaped_in = journal.step
+        value = result if isinstance(result, (int, float, complex)) else (tuple(result) if name == "tolist" and is_flat(result) else None)
+        array = None if storage is None else weakref.ref(result)
+        frame_id = 0 if frame is None else id(frame)
+        journal.escapes.append(EscapeFact(self.journal.tick(), name, site, value, cut, storage, frame_id, journal.step, array))
+
+    def data(self, source: Any, result: Any) -> None:
+        journal = self.journal
+        aliases = journal.data_aliases
+        aliases[id(result)] = weakref.ref(result)
+        if len(aliases) > journal.limits.writes:
+            aliases.popitem(last=False)
+        if source.requires_grad:
+            frame = user_frame(sys._getframe(1))
+            site = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
+            node = source.grad_fn
+            outer = None if frame is None else user_frame(frame.f_back)
+            journal.remember_cut(
+                result,
+                Cut(
+                    "data",
+                    self.journal.tick(),
+                    site,
+                    "data",
+                    sequence_number(),
+                    (-1 if node is None else node._sequence_nr(),),
+                    outer=None if outer is None else CallSite(outer.f_code, outer.f_lasti),
+                    leaves=(weakref.ref(source),) if node is None else (),
+                ),
+            )
+        else:
+            cut = journal.cut_of(source)
+            if cut is not None:
+                journal.remember_cut(result, cut)
+
+    def operand(self, kind: int, before: int, after: int, tensor: Any) -> None:
+        journal = self.journal
+        if journal.has_cuts:
+            cut = journal.cut_of(tensor)
+            if cut is not None:
+                self._fed(kind, before, cut)
+        if kind & ADDEND and before not in journal.partial and self.escaped_in == journal.step and not tensor.dim():
+            journal.remember_partial(before, ())  # it may have been made of numbers or arrays, which carry no memory
+        if self.prints.whose == "numpy" and numpy_reachable(tensor):
+            self.prints.note_quietly(tensor, before, after)
+
+    def _fed(self, kind: int, seq: int, cut: Cut) -> None:
+        """A value that had lost its path goes into a differentiable call."""
+        journal = self.journal
+        roots = cut.roots()
+        if kind & ADDEND:
+            journal.remember_partial(seq, _merge([journal.partial.get(seq, ()), roots]))
+        else:
+            journal.remember_fed(seq, _merge([journal.fed.get(seq, ()), roots]))
+        for origin in roots:
+            if origin.kind == "sample" and not origin.scored and _is_scoring(sys._getframe(1)):
+                origin.scored = True
+
+    def _inputs(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any] | None
+    ) -> tuple[list[int], list[tuple[Cut, ...]], list[weakref.ref[torch.Tensor]]]:
+        """The graph nodes behind the inputs that have one (-1 for a leaf), the memories of those that had, and the leaves."""
+        attached: list[int] = []
+        origins: list[tuple[Cut, ...]] = []
+        leaves: list[weakref.ref[torch.Tensor]] = []
+        cut_of = self.journal.cut_of
+        for tensor in tensors_in(args, kwargs):
+            if tensor.requires_grad:
+                node = tensor.grad_fn
+                if node is None and tensor._base is not None:  # a view made under no_grad still says that it requires grad
+                    tensor = tensor._base
+                    node = tensor.grad_fn
+                attached.append(-1 if node is None else node._sequence_nr())
+                leaf = tensor if node is None else _only_leaf(node)
+                if leaf is not None:
+                    leaves.append(weakref.ref(leaf))
+            else:
+                cut = cut_of(tensor)
+                if cut is not None:
+                    origins.append(cut.roots())
+        return attached, origins, leaves
+
+    def _recovered(self, args: tuple[Any, ...]) -> tuple[list[tuple[Cut, ...]], bool]:
+        """Memories of Python numbers and arrays that a new tensor is made of: they left through item(), numpy() ...
+
+        The second is True where the values themselves prove nothing: then it is only what left last, in this step.
+        """
+        escapes = self.journal.escapes
+        if not escapes or not args:
+            return [], False
+        numbers = numbers_in(args[0])
+        if numbers:
+            recent = islice(reversed(escapes), _ESCAPES_SEARCHED)
+            found = list(islice((fact.cut.roots() for fact in recent if fact.cut is not None and is_one_of(fact.value, numbers)), 4))
+            if found:
+                return found, False
+        elif type(args[0]).__module__ != "numpy":
+            return [], False
+        return [fact.cut.roots() for fact in list(escapes)[-8:] if fact.cut is not None and fact.step == self.journal.step], True
+
+
+def _sampled_distribution(frame: FrameType | None) -> Any:
+    """The torch distribution whose `sample()` the call comes from, if it does."""
+    frame = _out_of_here(frame)
+    for _ in range(4):
+        if frame is None or _DISTRIBUTIONS not in frame.f_code.co_filename:
+            return None
+        if frame.f_code.co_name == "sample":
+            return frame.f_locals.get("self")
+        frame = frame.f_back
+    return None
+
+
+def _out_of_here(frame: FrameType | None) -> FrameType | None:
+    """The frame that made the torch call: below it stand the probes' own."""
+    while frame is not None and frame.f_code.co_filename.startswith(_PROBES):
+        frame = frame.f_back
+    return frame
+
+
+def _is_scoring(frame: FrameType | None) -> bool:
+    """Whether the call comes from a distribution's `log_prob`, or the like."""
+    frame = _out_of_here(frame)
+    for _ in range(6):
+        if frame is None or _DISTRIBUTIONS not in frame.f_code.co_filename:
+            return False
+        if frame.f_code.co_name in ("log_prob", "cdf", "icdf"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _only_leaf(node: Any) -> Any:
+    """The leaf that a value is a plain function of (`scale.exp()`), through at most five nodes with one input each."""
+    for _ in range(5):
+        following = [source for source, _ in node.next_functions if source is not None]
+        if len(following) != 1:
+            return None
+        node = following[0]
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            return leaf
+    return None
+
+
+def _around(frame: FrameType | None, most: int = 6) -> tuple[CallSite, ...]:
+    """The user frames from here outwards."""
+    found: list[CallSite] = []
+    while frame is not None and len(found) < most:
+        if USER_FILES[frame.f_code.co_filename]:
+            found.append(CallSite(frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return tuple(found)
+
+
+def _cut_kind(kind: int, live: bool, out: Any) -> Any:
+    if not live:
+        return "inference" if torch.is_inference_mode_enabled() else "no_grad"
+    if kind & DETACH:
+        return "detach"
+    if kind & REWRAP:
+        return "rewrap"
+    return "nondiff" if not out.is_floating_point() and not out.is_complex() else "detach" if kind & DETACH else "nondiff"
+
+
+def _merge(origins: list[tuple[Cut, ...]]) -> tuple[Cut, ...]:
+    """Distinct origins in argument order, at most eight: a running average must not grow a history."""
+    seen: dict[int, Cut] = {}
+    for group in origins:
+        for cut in group:
+            seen.setdefault(id(cut), cut)
+    merged = list(seen.values())
+    if len(merged) > 8:
+        keep = sorted(merged, key=lambda cut: cut.clock)[-8:]
+        merged = [cut for cut in merged if cut in keep]
+    return tuple(merged)
