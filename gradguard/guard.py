@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -75,7 +76,7 @@ class Guard:
         self.made_at = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
         self._open: list[tuple[Session, Run]] = []
         self._last: tuple[Session, Run] | None = None  # of the last entering
-        self._private: dict[int, Run] = {}
+        self._private: WeakKeyDictionary[Session, Run] = WeakKeyDictionary()  # by thread
         self._found: deque[Diagnosis] = deque(maxlen=1_000)
         self._entered_at = 0
         self._held: list[tuple[Diagnosis, Exception]] | None = None
@@ -86,7 +87,7 @@ class Guard:
         """A guard that goes on with a run of this thread, whoever began it."""
         guard = cls(settings=run.settings)
         guard.made_at = None
-        guard._private[id(current_session())] = run
+        guard._private[current_session()] = run
         return guard
 
     @property
@@ -111,9 +112,9 @@ class Guard:
         if self.made_at is not None:
             return session.run_of(self.made_at, self.settings)
         # made by an adapter, not in a line of the user's: nothing to share it by
-        run = self._private.get(id(session))
+        run = self._private.get(session)
         if run is None:
-            run = self._private[id(session)] = Run(self.settings)
+            run = self._private[session] = Run(self.settings)
         return run
 
     @property

@@ -45,6 +45,7 @@ class Run:
         self.memory: dict[str, Any] = {"ledger": self.ledger, "options": self.policy.options}
         self._told = 0  # repeats that were summed up already
         self._finished = False
+        self.skipped = 0  # optimizer steps left out (`gradguard.skipping`)
         self.entries = 0  # how often a guard of this run was entered
         self.files: set[str] = set()  # the user's files met, for ignore comments that silence nothing
         # only weakly: atexit must not keep a run, and with it a rule's memory, for the life of the process

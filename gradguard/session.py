@@ -21,19 +21,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradguard import checkpointing, step_protocol
-from gradguard.callsite import CallSite, user_frame, user_stack
+from gradguard.backward_calls import backward_fact, tensors_of
+from gradguard.callsite import CallSite, user_frame
 from gradguard.calm import is_calm
 from gradguard.errors import GradGuardError, GradGuardWarning
-from gradguard.evidence.frames import FrameView, live_frames
 from gradguard.evidence.graph import nodes_from, root_nodes
+from gradguard.incidents import Incidents
 from gradguard.journal import BackwardFact, Cut, StepFact, current_journal
 from gradguard.probes import attribution
 from gradguard.probes.backward_nodes import NodeWatch
 from gradguard.probes.finite import note_nonfinite
 from gradguard.probes.hub import set_listener
 from gradguard.probes.ops import OpProbe
-from gradguard.rules.base import SKIP, Moment
-from gradguard.rules.incident import Incident
+from gradguard.rules.base import SKIP
 from gradguard.run import Run
 from gradguard.skipping import Withheld, give_back_gradients, withhold_gradients
 from gradguard.torch_internals import (
@@ -41,8 +41,6 @@ from gradguard.torch_internals import (
     can_trace_ops,
     insert_mode,
     mode_is_active,
-    node_sequence,
-    others_watch,
     quiet,
     remove_mode,
     sequence_number,
@@ -76,7 +74,7 @@ class _Shield:
         return True
 
 
-class Session:
+class Session(Incidents):
     """See the module's docstring. Implements `gradguard.probes.hub.Listener`."""
 
     def __init__(self) -> None:
@@ -103,7 +101,7 @@ class Session:
         self.probe = OpProbe(self.journal, failed, fault)
         self.shield = _Shield(ref)
         self.census: Any = None  # the handle of a hook on module calls, while there is one
-        self._depth = 0  # nested backward calls
+        self.depth = 0  # nested backward calls
         self._on = False  # whether the op probe stands on the mode stack, as far as this session put it there
         self._backwards = 0  # since the step began
         self._stale = False  # whether the op probe may have been left on the stack
@@ -202,7 +200,7 @@ class Session:
         run = self.run
         on = self._traces = run.depth.next_step()
         self._calm = not on and run.ledger.asleep and run.calm.begins(run.memory)
-        if on != self.tracing or (on and not self._on) or (self._stale and not self._depth):
+        if on != self.tracing or (on and not self._on) or (self._stale and not self.depth):
             self.trace(on)
 
     def closing(self, frame: FrameType) -> None:
@@ -223,7 +221,7 @@ class Session:
         elif not on:
             remove_mode(self.probe)
         # a step that ends within a backward (an optimizer in a hook) leaves the probe where torch will put it back afterwards
-        self._stale = not on and self._depth > 0
+        self._stale = not on and self.depth > 0
         self.probe.live = on
         self.tracing = self._on = on
 
@@ -244,13 +242,13 @@ class Session:
         __tracebackhide__ = True
         call: BackwardFact | None = None
         roots: tuple[Any, ...] = ()
-        outermost = kind == "backward" and not self._depth
-        if self.tracing and not self._on and not self._depth:  # an optimizer's step() raised: its post hook never came
+        outermost = kind == "backward" and not self.depth
+        if self.tracing and not self._on and not self.depth:  # an optimizer's step() raised: its post hook never came
             self.trace(True)
         calm = False
         with self.shield:
-            roots = _tensors(args, kwargs, 0, ("tensors", "outputs"))
-            call = self._backward_fact(kind, frame, args, kwargs, roots)
+            roots = tensors_of(args, kwargs, 0, ("tensors", "outputs"))
+            call = backward_fact(self, kind, frame, args, kwargs, roots)
             calm = outermost and self._calm and is_calm(self.run, call, roots)
             self.journal.backward_count = call.index
             self.journal.backwards.append(call)
@@ -264,18 +262,18 @@ class Session:
                 if self.run.settings.trace.node_hooks:
                     with quiet():
                         watch = NodeWatch(nodes_from(root_nodes(roots)), self.journal, call.index)
-        self._depth += 1
+        self.depth += 1
         try:
             result = original(*args, **kwargs)
         except BaseException as error:
-            self._depth -= 1
+            self.depth -= 1
             if watch is not None:
                 watch.remove()
             if isinstance(error, Exception) and not isinstance(error, GradGuardError):
-                inputs = _tensors(args, kwargs, 1 if kind == "grad" else 5, ("inputs",))
+                inputs = tensors_of(args, kwargs, 1 if kind == "grad" else 5, ("inputs",))
                 self._failed(error, kind, frame, roots, inputs, call)
             raise
-        self._depth -= 1
+        self.depth -= 1
         if watch is not None:
             watch.remove()
         with self.shield:
@@ -297,36 +295,6 @@ class Session:
         for gradient in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(gradient, torch.Tensor) and not gradient.requires_grad:
                 self.journal.remember_cut(gradient, cut)
-
-    def _backward_fact(
-        self, kind: str, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any], roots: tuple[Any, ...]
-    ) -> BackwardFact:
-        journal = self.journal
-        stack = user_stack(frame)
-        at = 2 if kind == "backward" else 3
-        retain = args[at] if len(args) > at else kwargs.get("retain_graph")
-        create = args[at + 1] if len(args) > at + 1 else kwargs.get("create_graph", False)
-        if len(roots) == 1 and type(roots[0]) is torch.Tensor and not self.tracing and not others_watch():
-            node = roots[0].grad_fn  # nobody hears the question
-            seqs: tuple[int, ...] = (-1 if node is None else node_sequence(node),)
-        else:
-            with quiet():
-                nodes = [getattr(root, "grad_fn", None) for root in roots]
-                seqs = tuple([-1 if node is None else node_sequence(node) for node in nodes])
-        return BackwardFact(
-            journal.backward_count + 1,
-            journal.tick(),
-            self.step,
-            stack[0] if stack else None,
-            "backward" if kind == "backward" else "grad",
-            seqs,
-            sequence_number(),
-            bool(create if retain is None else retain),
-            bool(create),
-            self.tracing,
-            self._depth > 0,
-            stack,
-        )
 
     def run_engine(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The op probe is off while torch handles `backward` itself; custom Functions' backwards shall be seen."""
@@ -381,6 +349,7 @@ class Session:
             if SKIP in self.run.memory:
                 del self.run.memory[SKIP]
                 self._withheld = withhold_gradients(optimizer)
+                self.run.skipped += 1
             if self.tracing and not _has_closure(args, kwargs):
                 # most torch calls of a small model's step are its optimizer's own (TORCH_FACTS 29), and none of them is a clue
                 remove_mode(self.probe)
@@ -416,110 +385,6 @@ class Session:
     def wants_forwards(self) -> bool:
         """Whether forwards without grad shall be reported."""
         return self.run.ledger.modes.wants_forwards()
-
-    # -- incidents ----------------------------------------------------------------------------------------------------
-
-    def op_failed(self, error: BaseException, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A torch call of the user's raised."""
-        if isinstance(error, GradGuardError) or not isinstance(error, (RuntimeError, TypeError, ValueError, IndexError)):
-            return
-        if isinstance(error, torch.OutOfMemoryError):
-            return
-        self._failed(error, "forward", sys._getframe(2), (), (), None, func, args, kwargs)
-
-    def _failed(
-        self,
-        error: Exception,
-        where: str,
-        frame: FrameType,
-        roots: tuple[Any, ...],
-        inputs: tuple[Any, ...],
-        call: BackwardFact | None,
-        func: Any = None,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> None:
-        __tracebackhide__ = True
-        if not self.guards:
-            return
-
-        def frames() -> list[FrameView]:
-            inner = _inner_frames(error) if where in ("backward", "grad") else []
-            return [view for view in inner if view.is_user] + live_frames(frame)  # a custom backward's own frame, a hook's
-
-        facts = {"error": error, "roots": roots, "inputs": inputs, "call": call, "func": func, "args": args, "kwargs": kwargs or {}}
-        self.explain(self.guard, where, frames, **facts)
-
-    def explain(self, guard: Guard, where: str, frames: Callable[[], list[FrameView]], **facts: Any) -> None:
-        """Has an exception diagnosed; a fault on the way leaves the exception as it is.
-
-        Raises:
-            GradGuardError: the diagnosis.
-        """
-        __tracebackhide__ = True
-        incident: Incident | None = None
-        try:
-            with self.shield, quiet():
-                incident = self.incident("error", where, frames, **facts)
-                guard.failed(incident)
-        finally:
-            if incident is not None:
-                incident.dispose()
-
-    def incident(self, moment: Moment, where: str, frames: Callable[[], list[FrameView]], **facts: Any) -> Incident:
-        """An incident of this session."""
-        return Incident(
-            moment,
-            where,
-            self.journal,
-            frames,
-            traced=self.tracing,
-            step=self.step,
-            models=tuple(self.guard.models),
-            memory=self.run.memory,
-            **facts,
-        )
-
-    def moment(self, moment: Moment, where: str, frame: FrameType, **facts: Any) -> None:
-        """Lets the rules that look at this moment look."""
-        run = self._run or self.run
-        traced = self.tracing
-        rules = run.silent_rules(moment, traced)
-        memory = run.memory
-        if traced or others_watch():
-            with quiet():
-                asked = [rule for rule in rules if rule.screen is None or rule.screen(memory, moment, facts, traced)]
-        else:
-            asked = [rule for rule in rules if rule.screen is None or rule.screen(memory, moment, facts, traced)]
-        if asked:
-            incident = self.incident(moment, where, lambda: live_frames(frame), **facts)
-            try:
-                with quiet():
-                    self.guard.check(tuple(asked), incident)
-            finally:
-                incident.dispose()
-
-
-def _inner_frames(error: BaseException) -> list[FrameView]:
-    """The frames of an exception's traceback inside the backward call, innermost first."""
-    found = []
-    tb = error.__traceback__
-    while tb is not None:
-        found.append(FrameView(tb.tb_frame, tb.tb_lasti))
-        tb = tb.tb_next
-    return found[::-1]
-
-
-def _tensors(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, names: tuple[str, ...]) -> tuple[Any, ...]:
-    value = args[position] if len(args) > position else next((kwargs[name] for name in names if name in kwargs), None)
-    if value is None:
-        return ()
-    if isinstance(value, torch.Tensor) or hasattr(value, "node"):
-        return (value,)
-    if isinstance(value, dict):
-        return tuple(value.values())
-    # an iterator is PyTorch's to read: read here, it would be empty there, and no gradient would be computed
-    return tuple(value) if isinstance(value, (list, tuple)) else ()
 
 
 def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -45,6 +45,7 @@ class RunSummary(_Model):
 
     steps: int = Field(description="optimizer steps")
     backwards: int = Field(description="backward calls")
+    skipped: int = Field(0, description="optimizer steps that were left out because of a non-finite gradient (GG502, skip_step)")
     optimizers: list[OptimizerSummary] = Field(default_factory=list)
     found: dict[str, int] = Field(default_factory=dict, description="how often each cause was met, by code, name and place")
     ignored: dict[str, int] = Field(default_factory=dict, description="ignore comments and how often each silenced something")
@@ -52,6 +53,8 @@ class RunSummary(_Model):
     def text(self) -> str:
         """The summary for people."""
         lines = [f"gradguard: {self.steps} optimizer steps, {self.backwards} backward calls"]
+        if self.skipped:
+            lines.append(f"  {self.skipped} of them left out: their gradients were not finite")
         for each in self.optimizers:
             lines.append(f"  {each.type_name}: {each.steps} steps, {each.parameters} parameters")
             lines += _listed("never changed", each.never_moved) + _listed("never had a gradient", each.without_gradient)
@@ -75,7 +78,12 @@ def summary_of(run: Run) -> RunSummary:
         found[f"{diagnosis.code} {diagnosis.name}{place}"] = diagnosis.repeats + 1
     ignored = {f"{comment.file}:{comment.line} {comment.text}": comment.used for comment in run.suppressions.used()}
     return RunSummary(
-        steps=ledger.steps, backwards=ledger.backwards, optimizers=[_optimizer(record) for record in records], found=found, ignored=ignored
+        steps=ledger.steps,
+        backwards=ledger.backwards,
+        skipped=run.skipped,
+        optimizers=[_optimizer(record) for record in records],
+        found=found,
+        ignored=ignored,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from gradguard import replicas
+from gradguard import backward_calls, replicas
 from gradguard import session as session_module
 from gradguard.calm import Calm
 from gradguard.depth import Depth
@@ -72,11 +72,11 @@ def _train(level: str | None) -> list[Any]:
         (OpProbe, "_mode_switch"),
         (Journal, "remember_cut"),
         (Journal, "cut_of"),
-        (Session, "_backward_fact"),
+        (session_module, "backward_fact"),
         (Session, "moment"),
         (session_module, "user_frame"),
         (session_module, "StepFact"),
-        (session_module, "BackwardFact"),
+        (backward_calls, "BackwardFact"),
         (session_module.step_protocol, "site_of"),
         (session_module.step_protocol, "tell"),
         (session_module.step_protocol, "end_census"),

@@ -37,8 +37,8 @@ from gradguard.evidence.names import short_list
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace import tell
-from gradguard.rules.inplace.carried import Carried, carried_over
 from gradguard.rules.inplace.classify import kind_of
+from gradguard.rules.inplace.over_update import Carried, carried_over
 from gradguard.rules.inplace.story import MODIFIED, Story, Write, story_of
 
 CODE, NAME = "GG102", "inplace-optimizer-step"

@@ -23,10 +23,12 @@ y = torch.where(ok, torch.where(ok, x, 1.0).sqrt(), torch.zeros_like(x))
 Manual: the value at the singular point is a choice.
 
 ## When it speaks, what silences it
-Right before an optimizer would apply such a gradient, so the weights are not lost where the policy raises. One small parameter's
-gradient is looked at after every backward, all of them in the first steps, in traced steps, and as often as that costs next to
-nothing. Loops that look at the gradients themselves and skip the step, and `GradScaler`, never step with such a gradient and hear
-nothing. It speaks once until training has recovered. `# gradguard: ignore[GG502]` on the op's line silences it.
+Right before an optimizer would apply such a gradient, so the weights are not lost where the policy raises. Where an op of the graph
+can make a non-finite gradient of finite values, a small parameter's gradient is looked at after every backward, and where none
+can, after one in eight; every parameter's in the first steps, and a changing share of them in traced steps and as often as that
+costs next to nothing. Loops that look at the gradients themselves and skip the step, and `GradScaler`, never step with such a
+gradient and hear nothing. It speaks once until training has recovered, and not again where the weights themselves have become
+NaN. `# gradguard: ignore[GG502]` on the op's line silences it.
 With `rules: {GG502: {skip_step: true}}` the optimizer's step on such gradients is left out, in every step and for any optimizer: it
 finds its parameters without gradient, and they have it again afterwards.
 """

@@ -24,16 +24,17 @@ A parameter shared as one object is silent, and so are views of a flat buffer at
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
 import torch
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.evidence.source import at_line
+from gradguard.evidence.syntax import Source
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book
-from gradguard.rules.protocol.places import in_tiers
+from gradguard.rules.protocol.places import the_one
 
 CODE, NAME = "GG615", "aliased-parameters"
 
@@ -88,8 +89,8 @@ def _tied_at(incident: Incident, names: list[str]) -> SourceSpan | None:
     """An assignment of one's `.data` (or a Parameter made of it) to the other."""
     ends = {name.split(".")[-1] for name in names}
     owners = {name.split(".")[-2] for name in names if name.count(".")}
-    for sources in in_tiers(incident):
-        found: dict[tuple[str, int], None] = {}
+
+    def ties(sources: list[Source]) -> Iterator[tuple[Source, ast.stmt]]:
         for source in sources:
             for node in ast.walk(source.tree or ast.Module([], [])):
                 if not isinstance(node, ast.Assign):
@@ -102,11 +103,10 @@ def _tied_at(incident: Incident, names: list[str]) -> SourceSpan | None:
                     and (not owners or any(owner in target or owner in value for owner in owners))
                     and base != value
                 ):
-                    found.setdefault((source.filename, node.lineno))
-        if found:
-            place = at_line(*next(iter(found))) if len(found) == 1 else None
-            return None if place is None else place.statement_span("puts two parameters on the same memory", "culprit")
-    return None
+                    yield source, node
+
+    place = the_one(incident, ties)
+    return None if place is None else place.statement_span("puts two parameters on the same memory", "culprit")
 
 
 RULE = Rule(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from gradguard.callsite import USER_FILES
 from gradguard.diagnosis import SourceSpan
@@ -23,7 +23,7 @@ def in_tiers(incident: Incident) -> Iterator[list[Source]]:
     What a rule looks for counts where a tier has exactly one such place; of two, neither is known to be the one.
     """
     files = dict.fromkeys(source.filename for source in incident.sources)
-    for call in incident.journal.backwards:
+    for call in reversed(incident.journal.backwards):  # the newest: earlier ones may be another program's in this thread
         if call.site is not None:
             files.setdefault(call.site.code.co_filename)
             break
@@ -50,6 +50,15 @@ def only_one(made: ResolvedSite | None, found: Iterable[tuple[Source, ast.stmt]]
 def function_around(source: Source, node: ast.AST) -> ast.AST | None:
     """The function whose body a node stands in."""
     return next((above for above in source.ancestors(node) if isinstance(above, FUNCTIONS)), None)
+
+
+def the_one(incident: Incident, find: Callable[[list[Source]], Iterable[tuple[Source, ast.stmt]]]) -> ResolvedSite | None:
+    """The statement that a search finds in the nearest tier that has any; of several there, none is known to be it."""
+    for sources in in_tiers(incident):
+        places = {(source.filename, node.lineno) for source, node in find(sources)}
+        if places:
+            return at_line(*places.pop()) if len(places) == 1 else None
+    return None
 
 
 def class_node(kind: type) -> tuple[Source, ast.ClassDef] | None:

@@ -40,7 +40,7 @@ from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book
-from gradguard.rules.protocol.places import class_node, in_tiers
+from gradguard.rules.protocol.places import class_node, the_one
 from gradguard.rules.protocol.suspicion import version_of
 
 CODE, NAME = "GG613", "unintended-training"
@@ -73,26 +73,24 @@ def recognise(incident: Incident) -> Diagnosis | None:
     return None
 
 
+def _flag_sets(sources: list[Source], name: str) -> list[tuple[Source, ast.stmt]]:
+    """Assignments to `.requires_grad` of something of this name; where there is none, of anything but a parameter in a loop."""
+    found = [
+        (source, node)
+        for source in sources
+        for node in ast.walk(source.tree or ast.Module([], []))
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Attribute) and t.attr == "requires_grad" for t in node.targets)
+    ]
+    exact: list[tuple[Source, ast.stmt]] = [
+        (source, node)
+        for source, node in found
+        if any(isinstance(t, ast.Attribute) and (dotted(t.value) or "").split(".")[-1] == name for t in node.targets)
+    ]
+    return exact or [(source, node) for source, node in found if not _in_parameter_loop(source, node)]
+
+
 def _flag(incident: Incident, book: Book, full: str, module: nn.Module, parameters: list[torch.Tensor]) -> Diagnosis:
-    place = None
-    last = full.split(".")[-1]
-    for sources in in_tiers(incident):
-        found = [
-            (source, node)
-            for source in sources
-            for node in ast.walk(source.tree or ast.Module([], []))
-            if isinstance(node, ast.Assign) and any(isinstance(t, ast.Attribute) and t.attr == "requires_grad" for t in node.targets)
-        ]
-        exact = [
-            (source, node)
-            for source, node in found
-            if any(isinstance(t, ast.Attribute) and (dotted(t.value) or "").split(".")[-1] == last for t in node.targets)
-        ]
-        other = [(source, node) for source, node in found if not _in_parameter_loop(source, node)]
-        chosen = exact or other
-        if chosen:
-            place = at_line(chosen[0][0].filename, chosen[0][1].lineno) if len(chosen) == 1 else None
-            break
+    place = the_one(incident, lambda sources: _flag_sets(sources, full.split(".")[-1]))
     name = tell.optimizer_name(book, incident)
     names = tell.parameter_names(parameters, incident.names)
     return Diagnosis(

@@ -83,3 +83,20 @@ def test_the_number_of_stale_steps_is_the_users() -> None:
 
     assert said(2) == ["GG601"]
     assert said(24) == []
+
+
+def test_skipped_steps_are_counted_in_the_summary() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with gradguard(level="watch", rules={"GG502": {"skip_step": True}}) as guard:
+            for step in range(12):
+                optimizer.zero_grad()
+                model(torch.randn(4, 3)).mean().backward()
+                if step in (4, 9):
+                    model.weight.grad[0, 0] = float("inf")  # type: ignore[index]
+                optimizer.step()
+    assert guard.summary().skipped == 2
+    assert "2 of them left out" in guard.summary().text()

@@ -1,0 +1,127 @@
+"""Failures and moments of a session as incidents: what the rules are asked about, and what becomes of their answers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gradguard.errors import GradGuardError
+from gradguard.evidence.frames import FrameView, live_frames
+from gradguard.journal import BackwardFact, Journal
+from gradguard.rules.base import Moment
+from gradguard.rules.incident import Incident
+from gradguard.torch_internals import others_watch, quiet
+
+if TYPE_CHECKING:
+    from gradguard.guard import Guard
+    from gradguard.run import Run
+
+
+class Incidents:
+    """The part of a thread's session that has rules asked; `gradguard.session.Session` is the whole."""
+
+    journal: Journal
+    guards: list[Guard]
+    tracing: bool
+    step: int
+    shield: AbstractContextManager[Any]
+
+    @property
+    def run(self) -> Run:
+        """The run whose settings and memory count."""
+        raise NotImplementedError
+
+    @property
+    def guard(self) -> Guard:
+        """The guard that speaks."""
+        raise NotImplementedError
+
+    def op_failed(self, error: BaseException, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A torch call of the user's raised."""
+        if isinstance(error, GradGuardError) or not isinstance(error, (RuntimeError, TypeError, ValueError, IndexError)):
+            return
+        if isinstance(error, torch.OutOfMemoryError):
+            return
+        self._failed(error, "forward", sys._getframe(2), (), (), None, func, args, kwargs)
+
+    def _failed(
+        self,
+        error: Exception,
+        where: str,
+        frame: FrameType,
+        roots: tuple[Any, ...],
+        inputs: tuple[Any, ...],
+        call: BackwardFact | None,
+        func: Any = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        __tracebackhide__ = True
+        if not self.guards:
+            return
+
+        def frames() -> list[FrameView]:
+            inner = _inner_frames(error) if where in ("backward", "grad") else []
+            return [view for view in inner if view.is_user] + live_frames(frame)  # a custom backward's own frame, a hook's
+
+        facts = {"error": error, "roots": roots, "inputs": inputs, "call": call, "func": func, "args": args, "kwargs": kwargs or {}}
+        self.explain(self.guard, where, frames, **facts)
+
+    def explain(self, guard: Guard, where: str, frames: Callable[[], list[FrameView]], **facts: Any) -> None:
+        """Has an exception diagnosed; a fault on the way leaves the exception as it is.
+
+        Raises:
+            GradGuardError: the diagnosis.
+        """
+        __tracebackhide__ = True
+        incident: Incident | None = None
+        try:
+            with self.shield, quiet():
+                incident = self.incident("error", where, frames, **facts)
+                guard.failed(incident)
+        finally:
+            if incident is not None:
+                incident.dispose()
+
+    def incident(self, moment: Moment, where: str, frames: Callable[[], list[FrameView]], **facts: Any) -> Incident:
+        """An incident of this session."""
+        return Incident(
+            moment,
+            where,
+            self.journal,
+            frames,
+            traced=self.tracing,
+            step=self.step,
+            models=tuple(self.guard.models),
+            memory=self.run.memory,
+            **facts,
+        )
+
+    def moment(self, moment: Moment, where: str, frame: FrameType, **facts: Any) -> None:
+        """Lets the rules that look at this moment look."""
+        run, traced = self.run, self.tracing
+        with quiet() if traced or others_watch() else nullcontext():
+            rules = run.silent_rules(moment, traced)
+            asked = [rule for rule in rules if rule.screen is None or rule.screen(run.memory, moment, facts, traced)]
+        if asked:
+            incident = self.incident(moment, where, lambda: live_frames(frame), **facts)
+            try:
+                with quiet():
+                    self.guard.check(tuple(asked), incident)
+            finally:
+                incident.dispose()
+
+
+def _inner_frames(error: BaseException) -> list[FrameView]:
+    """The frames of an exception's traceback inside the backward call, innermost first."""
+    found = []
+    tb = error.__traceback__
+    while tb is not None:
+        found.append(FrameView(tb.tb_frame, tb.tb_lasti))
+        tb = tb.tb_next
+    return found[::-1]
