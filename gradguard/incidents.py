@@ -29,6 +29,7 @@ class Incidents:
     guards: list[Guard]
     tracing: bool
     step: int
+    ended: bool
     shield: AbstractContextManager[Any]
 
     @property
@@ -96,7 +97,7 @@ class Incidents:
             self.journal,
             frames,
             traced=self.tracing,
-            step=self.step,
+            step=self.run.ledger.turn(self.step - 1 if self.ended and self.step > 1 else self.step, self.ended),
             models=tuple(self.guard.models),
             memory=self.run.memory,
             **facts,

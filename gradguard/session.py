@@ -104,6 +104,7 @@ class Session(Incidents):
         self.depth = 0  # nested backward calls
         self._on = False  # whether the op probe stands on the mode stack, as far as this session put it there
         self._backwards = 0  # since the step began
+        self.ended = False  # the loop is over: the step that began behind the last optimizer's step is none
         self._stale = False  # whether the op probe may have been left on the stack
         self._traces = False  # whether the current step is a traced one
         self._calm = False  # whether nothing but the loss has to be looked at in the current step
@@ -207,7 +208,11 @@ class Session(Incidents):
         """The outermost guard is about to be left in good order."""
         if len(self.guards) == 1:
             with self.shield:
-                step_protocol.tell(self, "closing", frame)
+                self.ended = not self._backwards
+                try:
+                    step_protocol.tell(self, "closing", frame)
+                finally:
+                    self.ended = False
 
     def trace(self, on: bool) -> None:
         """Switches the op probe of this thread."""

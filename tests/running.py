@@ -12,6 +12,7 @@ from pathlib import Path
 from gradguard import gradguard
 from gradguard.diagnosis import Diagnosis
 from gradguard.errors import GradGuardError
+from gradguard.session import current_session
 
 HEAD = """import torch
 import torch.nn as nn
@@ -32,6 +33,7 @@ def run_source(folder: Path, source: str, level: str = "standard") -> list[tuple
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     texts: list[tuple[Diagnosis, str]] = []
+    current_session()._runs.clear()  # guards made at one line share a run: each program is to have its own
     guard = gradguard(level=level)
     try:
         with guard:

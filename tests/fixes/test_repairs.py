@@ -107,6 +107,7 @@ main()
 """,
         "GG102",
     )
+    assert diagnosis.step == 1, "the first turn of the loop, though one optimizer has stepped in it"
     assert "compute the loss again after `critic_opt.step()`" in diagnosis.fixes[0].title
     assert "`inputs=`" in diagnosis.fixes[1].title and "`actor_opt`" in diagnosis.fixes[1].title
 
@@ -221,6 +222,27 @@ main()
         warnings.simplefilter("ignore")
         said = run_source(tmp_path, HEAD + source)
     assert [diagnosis.code for diagnosis, _ in said if diagnosis.code == "GG502"] == ["GG502"]
+
+
+def test_what_is_found_when_the_loop_is_over_belongs_to_its_last_step(tmp_path: Path) -> None:
+    diagnosis = first(
+        tmp_path,
+        """
+def main():
+    used, unused = nn.Linear(3, 1), nn.Linear(3, 1)
+    both = nn.ModuleDict({"used": used, "unused": unused})
+    opt = torch.optim.SGD(both.parameters(), lr=0.1)
+    for it in range(70):
+        x = torch.randn(5, 3)
+        unused(x)
+        opt.zero_grad()
+        used(x).pow(2).mean().backward()
+        opt.step()
+main()
+""",
+        "GG605",
+    )
+    assert diagnosis.step == 70
 
 
 DETACHED_PIECE = """

@@ -346,7 +346,7 @@ def _grad_spans(incident: Incident) -> list[SourceSpan]:
 
     spans = []
     for call in reversed(incident.journal.backwards):
-        if call.create_graph and call is not incident.call and call.step == incident.step:
+        if call.create_graph and call is not incident.call and call.step == incident.journal.step:
             place = resolve(call.site)
             if place is not None:
                 spans.append(place.span("the backward pass is recorded here (`create_graph=True`), to be differentiated again", "made"))

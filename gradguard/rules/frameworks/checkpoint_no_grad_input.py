@@ -37,10 +37,10 @@ def recognise(incident: Incident) -> Diagnosis | None:
     """The checkpoint call; also behind the error it causes when nothing else requires grad."""
     if incident.error is not None:
         data = incident.memory.get(CODE)
-        if not data or data["step"] != incident.step:
+        if not data or data["step"] != incident.journal.step:
             return None
     elif incident.suspicion is not None and incident.suspicion.code == CODE:
-        data = incident.memory[CODE] = dict(incident.suspicion.data, step=incident.step)
+        data = incident.memory[CODE] = dict(incident.suspicion.data, step=incident.journal.step)
     else:
         return None
     place = resolve(data["site"])

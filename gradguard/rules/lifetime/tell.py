@@ -59,8 +59,8 @@ def freed_words(study: Study) -> str:
     if fact is None:
         return "by an earlier backward call that ran before the guard was watching"
     line = "" if fact.site is None else f" at line {fact.site.line}"
-    same = study.call is not None and fact.step != study.call.step
-    when = f" in step {fact.step}" if same else ""
+    one_by_one = study.call is not None and study.incident.step == study.call.step  # not so where several optimizers share a turn
+    when = f" in step {fact.step}" if one_by_one and study.call is not None and fact.step != study.call.step else ""
     return f"by {call_words(fact)}{line}{when} (backward call {fact.index})"
 
 

@@ -11,6 +11,7 @@ What it costs: about 0.3 microseconds a followed parameter and moment while awak
 from __future__ import annotations
 
 import weakref
+from itertools import islice
 from typing import Any
 
 import torch
@@ -44,6 +45,7 @@ class Ledger:
     def __init__(self) -> None:
         self.books: dict[int, Book] = {}
         self.journal = current_journal()
+        self._began = self.journal.step
         self.backwards = 0
         self.steps = 0
         self.stepping: list[int] = []  # optimizers inside whose step() we are
@@ -69,6 +71,25 @@ class Ledger:
         self.scaling = Scaling()
 
     # -- optimizers ---------------------------------------------------------------------------------------------------
+
+    def turn(self, step: int, ended: bool) -> int:
+        """The number of a step as a reader counts, within this run.
+
+        Where several optimizers step in each turn of a loop, every one of them ends one of the session's steps, and the turn is
+        over when none is behind.
+
+        Args:
+            step: the session's count, for what comes before any optimizer's step.
+            ended: whether the loop is over.
+        """
+        if not self.steps:
+            return max(1, step - self._began)
+        recent = {fact.optimizer() for fact in islice(reversed(self.journal.steps), 8)}
+        counts = [book.steps for book in self.books.values() if book.ref() in recent or not book.steps]
+        if len(counts) < 2:
+            return self.steps + (not ended)
+        most = max(counts)
+        return most if ended or most - 1 in counts else most + 1
 
     def book_of(self, optimizer: Any) -> Book:
         """The book of an optimizer, opened if need be."""
