@@ -233,11 +233,11 @@ class Carriers:
         for view in self.frames:
             place = resolve(view.site)
             for loop in () if place is None else place.enclosing_loops[:1]:
-                called |= _called_in(loop)
+                called |= called_in(loop)
         tree = store.source.tree
         for _ in range(3):
             functions = [node for node in ast.walk(tree or ast.Module([], [])) if isinstance(node, ast.FunctionDef)]
-            more = {name for node in functions if node.name in called or node.name == "forward" for name in _called_in(node)}
+            more = {name for node in functions if node.name in called or node.name == "forward" for name in called_in(node)}
             if more <= called:
                 break
             called |= more
@@ -361,7 +361,8 @@ def previous_turn(journal: Journal, call: BackwardFact | None) -> BackwardFact |
     return next((fact for fact in reversed(journal.backwards) if fact.index < call.index and same_place(fact, call)), None)
 
 
-def _called_in(node: ast.AST) -> set[str]:
+def called_in(node: ast.AST) -> set[str]:
+    """The bare names of everything that is called inside a node."""
     return {name for inner in ast.walk(node) if isinstance(inner, ast.Call) if (name := _called_name(inner))}
 
 

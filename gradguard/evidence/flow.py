@@ -254,11 +254,11 @@ def stores_into(tree: ast.AST, name: str) -> list[ast.stmt]:
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Attribute)
                 and node.func.attr in _STORING_METHODS
-                and dotted(node.func.value) == name
+                and _is_part(node.func.value, name)
             ):
                 found.setdefault(statement)
             if isinstance(node, ast.stmt) and any(
-                isinstance(target, ast.Subscript) and dotted(target.value) == name for target in targets_of(node)
+                isinstance(target, ast.Subscript) and _is_part(target.value, name) for target in targets_of(node)
             ):
                 found.setdefault(statement)
         for child in ast.iter_child_nodes(node):
@@ -266,6 +266,12 @@ def stores_into(tree: ast.AST, name: str) -> list[ast.stmt]:
 
     walk(tree, None)
     return sorted(found, key=lambda statement: statement.lineno)
+
+
+def _is_part(node: ast.expr, name: str) -> bool:
+    """Whether an expression is the thing itself or an attribute of it (`self.memory.slots` of `self.memory`)."""
+    written = dotted(node) or ""
+    return written == name or (written.startswith(name + ".") and "." in name)
 
 
 def guards_a_cache(source: Source, statement: ast.stmt, name: str) -> bool:

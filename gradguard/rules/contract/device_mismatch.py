@@ -34,6 +34,7 @@ from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.evidence.source import dotted
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
+from gradguard.rules.contract import meta
 from gradguard.rules.contract.dataflow import Judge, Maker
 from gradguard.rules.contract.operands import Operand, odd_operand, scope_at, tensors_at_hand, way_spans
 from gradguard.rules.contract.scopes import Scope
@@ -82,6 +83,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     seen = [*devices, *owned]
     accelerated = next((d for d in seen if d.type != "cpu"), None)
     homes = {p.device for root in incident.modules for p in root.parameters()}
+    if len({d.type for d in homes}) > 1 and any(d.type == "meta" for d in owned):
+        return meta.told(incident, place, tensors)  # a part of the model was left without memory
     home = homes.pop() if len(homes) == 1 else None  # where the model is, the operands belong
     expected = owned[0] if owned else home if home in devices else accelerated
     if expected is None or scope is None or node is None:

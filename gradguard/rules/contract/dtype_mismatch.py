@@ -168,7 +168,15 @@ def _told(incident: Incident, wrong: Dtypes, expected: torch.dtype | None, place
     related: list[SourceSpan] = []
     culprit = call_span.model_copy(update={"role": "culprit"}) if call_span is not None else None
     if origin is not None and operand is not None and operand.way.certain:
-        culprit = origin.span(f"{shown if name else 'it'} is made in {bad or 'another dtype'} here", "culprit")
+        made = origin.span(f"{shown if name else 'it'} is made in {bad or 'another dtype'} here", "culprit")
+        if expected is torch.int64 and culprit is not None and any(isinstance(spot.node, ast.Subscript) for spot in operand.way.spots):
+            # a column of a table of floats: the table is right, and so may be the dtype of its other columns
+            related.append(
+                made.model_copy(update={"role": "made", "label": f"what {shown} is a part of is made in {bad or 'floats'} here"})
+            )
+            call_span = None
+        else:
+            culprit = made
         related += way_spans(operand, f"still in {bad}" if bad else "handed on")
         if call_span is not None:
             related.append(call_span)
@@ -193,6 +201,11 @@ def _told(incident: Incident, wrong: Dtypes, expected: torch.dtype | None, place
     )
 
 
+def _is_made_there(operand: Operand) -> bool:
+    """Whether what is made at the origin is the operand itself, handed on by name only."""
+    return all(isinstance(spot.node, (ast.Name, ast.Tuple)) for spot in operand.way.spots[:-1])
+
+
 def _shown(dtypes: list[Any]) -> str:
     return " or ".join(str(d).removeprefix("torch.") for d in dtypes)
 
@@ -205,8 +218,8 @@ def _met(op: str | None, wrong: Dtypes, expected: torch.dtype | None) -> str:
 def _why(wrong: Dtypes, expected: torch.dtype | None, op: str | None) -> str:
     if expected is torch.int64:
         return (
-            "Class indices and indices into tensors are integers (int64). Floats are taken for them nowhere; a loss takes float "
-            "targets only as class probabilities, in the shape of the input."
+            "Class indices and indices into tensors are integers (int64). Floats are not taken for them anywhere; a loss takes "
+            "float targets only as class probabilities, in the shape of the input."
         )
     if torch.float64 in wrong:
         return "NumPy computes in float64 and `torch.from_numpy` keeps that, while layers and losses compute in float32. " + (
@@ -228,7 +241,7 @@ def _fixes(operand: Operand | None, name: str | None, expected: torch.dtype | No
     if method is None:
         return [Fix(title=f"convert {shown if not name else f'`{name}`'} to the dtype of the others", safety="unsafe")]
     patch = None
-    origin = operand.origin if operand is not None and operand.way.certain else None
+    origin = operand.origin if operand is not None and operand.way.certain and _is_made_there(operand) else None
     if origin is not None and isinstance(origin.node, ast.expr):
         text = origin.scope.source.segment(origin.node) or ""
         keyword = next((k for k in origin.node.keywords if k.arg == "dtype"), None) if isinstance(origin.node, ast.Call) else None
@@ -241,6 +254,8 @@ def _fixes(operand: Operand | None, name: str | None, expected: torch.dtype | No
     elif operand is not None and isinstance(operand.expression, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)) and scope is not None:
         patch = replaced(operand.scope.source, [(operand.expression, f"{operand.scope.source.segment(operand.expression)}.{method}()")])
     where = "where it is made" if origin is not None else "in the call"
+    if origin is None and operand is not None:
+        name, shown = name or "tensor", operand.scope.source.flat(operand.expression)
     return [
         Fix(
             title=f"convert it {where}: `{shown if name else 'tensor'}.{method}()`, or make it with `dtype={expected}`",

@@ -7,16 +7,19 @@ carried it is made anew in each turn.
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal
 
 import torch
 
-from gradguard.evidence.carried import Carrier, Carriers, previous_turn
+from gradguard.evidence.carried import Carrier, Carriers, called_in, previous_turn
 from gradguard.evidence.consumed import Consumed, Link, consumed, freeing_call, freeing_calls
+from gradguard.evidence.flow import contains
 from gradguard.evidence.graph import is_accumulate, leaves
 from gradguard.evidence.old_torch import output_shape
+from gradguard.evidence.source import resolve
 from gradguard.journal import BackwardFact
 from gradguard.rules.incident import Incident
 from gradguard.torch_internals import node_sequence
@@ -137,10 +140,25 @@ def _entered(result: Study) -> None:
         result.cause = "precomputed" if carrier.store is not None and carrier.store.relation in ("cache", "init") else "shared"
     elif carrier.renewal == "each step":
         result.cause = "carried"
+    elif carrier.renewal == "once" and _made_in_this_turn(result, carrier):
+        result.cause = "shared"
     elif carrier.renewal == "once" or carrier.how != "unknown":
         result.cause = "shared" if _belongs_to_another(result, carrier) else "precomputed"
     else:
         result.cause = "carried" if carrier.renewal == "unknown" and not result.incident.journal.ops else "precomputed"
+
+
+def _made_in_this_turn(result: Study, carrier: Carrier) -> bool:
+    """Whether a loop around the loop of the losses makes the value anew, and no optimizer has stepped since it was made."""
+    place = None if result.call is None else resolve(result.call.site)
+    store, made = carrier.store, carrier.made
+    source, statement = (store.source, store.statement) if store is not None else (made.source, made.statement) if made else (None, None)
+    if place is None or source is None or statement is None or any(fact.seq > carrier.link.seq for fact in result.incident.journal.steps):
+        return False
+    around = next((above for above in source.ancestors(statement) if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef))), None)
+    return any(
+        contains(loop, statement, source) or (around is not None and around.name in called_in(loop)) for loop in place.enclosing_loops[1:]
+    )
 
 
 def _border(result: Study, link: Link) -> int | None:
