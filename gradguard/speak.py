@@ -94,7 +94,7 @@ class Speaker:
         with self._lock:
             again = [diagnosis for diagnosis in self._said.values() if diagnosis.repeats]
         return [
-            f"{_title(diagnosis, _place(diagnosis, None))}: said once, met {diagnosis.repeats + 1} times"
+            f"{_title(diagnosis, _place(diagnosis, None))}: said once, met {diagnosis.repeats + 1} times in the steps that were looked at"
             for diagnosis in sorted(again, key=lambda diagnosis: -diagnosis.repeats)
         ]
 

@@ -314,7 +314,8 @@ class Carriers:
                 stores = [store for store in stores if store.relation == "method"]
             if stores:
                 carrier.names = list(dict.fromkeys([holding.name, *(other.name for other in found)]))
-                carrier.how, carrier.holding, carrier.tensor = "overwritten", holding, holding.tensor
+                carrier.how = "container" if holding.through else "overwritten"
+                carrier.holding, carrier.tensor = holding, holding.tensor
                 carrier.stores = stores
                 carrier.store = self._best(stores, carrier, ("carried", "method", "fresh"))
                 carrier.renewal = "each step"

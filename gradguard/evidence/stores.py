@@ -141,7 +141,7 @@ def stores_of_attribute(holding: Holding, frames: Sequence[FrameView]) -> list[S
         puts.update(inserting)
         for statement in [*inserting, *assignments_to(definition, name)]:
             found.setdefault(statement, Store(source, statement, _attribute_relation(source, statement, name, frames)))
-    if not found:
+    if all(map(_stores_nothing, found.values())):
         for file in dict.fromkeys(view.frame.f_code.co_filename for view in frames if view.is_user):
             outside = load(file)
             for statement, name in _foreign_stores(outside, holding.attribute) if outside is not None else ():
@@ -192,12 +192,17 @@ def _stores_nothing(store: Store) -> bool:
 
 
 def _foreign_stores(source: Source, attribute: str) -> Iterator[tuple[ast.stmt, str]]:
+    """Statements that fill an attribute of this name from outside its class, or put something into what it holds."""
     for node in ast.walk(source.tree or ast.Module([], [])):
         if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
             for target in targets_of(node):
-                name = dotted(target)
+                name = dotted(target.value if isinstance(target, ast.Subscript) else target)
                 if name is not None and name.endswith(f".{attribute}"):
                     yield node, name
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute):
+            name = dotted(node.value.func.value)
+            if name is not None and name.endswith(f".{attribute}") and node in stores_into(node, name):
+                yield node, name
 
 
 def _attribute_relation(source: Source, statement: ast.stmt, name: str, frames: Sequence[FrameView]) -> Relation:

@@ -128,7 +128,7 @@ def _diagnose(incident: Incident, tensor: torch.Tensor | None) -> Diagnosis:
     )
     fixes = [
         _no_grad_instead(switch) if kept is None else _build_outside(incident, kept[2]),
-        Fix(title=f"Or take an ordinary copy outside inference mode: `{name or 'x'}.clone()`", safety="safe"),
+        Fix(title=f"Take an ordinary copy outside inference mode: `{name or 'x'}.clone()`", safety="safe"),
     ]
     return Diagnosis(
         code="GG305", name="inference-tensor", headline=headline, culprit=culprit, related=related,

@@ -11,6 +11,7 @@ import torch
 
 from gradguard.diagnosis import Diagnosis, SourceSpan, TensorFacts
 from gradguard.evidence.source import ResolvedSite, resolve
+from gradguard.journal import current_journal
 from gradguard.rules.gradient_path import origins, patching, roots, switches, words
 from gradguard.rules.gradient_path.origins import Origin
 from gradguard.rules.gradient_path.places import same_place, short
@@ -68,6 +69,26 @@ def _silent(incident: Incident) -> LostPath | None:
             found = find(incident, root, leaf=True)
             if found:
                 return LostPath(root, root_name(incident, root), found, True)
+        leaf = fresh_leaf(root)
+        if leaf is not None and id(leaf) not in (trained := origins.trained_ids(incident)) and trained:
+            cut = incident.journal.cut_of(leaf)
+            if cut is not None and not cut.guess:
+                return LostPath(root, root_name(incident, root), [origins.of_cut(incident, cut)], True)
+    return None
+
+
+def fresh_leaf(root: Any) -> torch.Tensor | None:
+    """The only leaf behind a root, through a few ops of one input each, if it was made of values that had a graph before."""
+    node = getattr(root, "grad_fn", None)
+    for _ in range(6):
+        following = [] if node is None else [source for source, _ in node.next_functions if source is not None]
+        if len(following) != 1:
+            return None
+        node = following[0]
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            known = not isinstance(leaf, torch.nn.Parameter) and current_journal().cut_of(leaf) is not None
+            return leaf if known else None
     return None
 
 
@@ -110,8 +131,8 @@ def _still_off(incident: Incident) -> Origin | None:
 
 
 def screen(memory: dict[str, Any], moment: str, facts: dict[str, Any], traced: bool) -> bool:
-    """Before a backward that works there is something to say only of a root that is a leaf itself."""
-    return any(getattr(root, "grad_fn", None) is None for root in facts["roots"])
+    """Before a backward that works there is something to say only of a root that is a leaf itself, or hangs on a fresh one."""
+    return any(getattr(root, "grad_fn", None) is None or fresh_leaf(root) is not None for root in facts["roots"])
 
 
 # -- the story ------------------------------------------------------------------------------------------------------------
@@ -143,7 +164,8 @@ def tell(incident: Incident, lost: LostPath, code: str) -> Diagnosis:
         )
     clause = words.why(origin, root)
     if lost.silent:
-        headline = f"backward() runs, but no gradient can reach any parameter: `{root}` is a fresh leaf, since {clause}"
+        what = "is" if lost.root.grad_fn is None else "is computed from"
+        headline = f"backward() runs, but no gradient can reach any parameter: `{root}` {what} a fresh leaf, since {clause}"
     else:
         headline = f"`{root}` has no gradient path: {clause}"
     fixes = [patching.with_patch(words.fix(origin, root), origin)]

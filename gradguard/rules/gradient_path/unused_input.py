@@ -41,6 +41,7 @@ import torch
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence import graph
+from gradguard.evidence.names import short_list
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.rules.base import Rule
 from gradguard.rules.gradient_path import lost_path, origins, roots, wanted, words
@@ -84,13 +85,16 @@ def recognise(incident: Incident) -> Diagnosis | None:
 
 def _diagnose(incident: Incident, tensor: torch.Tensor, index: int, leaves: list[torch.Tensor]) -> Diagnosis:
     text = wanted.input_text(incident, index)
-    name = text or incident.names.of(tensor) or f"input {index}"
+    state = incident.names.state(tensor)
+    name = text or (state.full if state is not None else incident.names.of(tensor)) or f"input {index}"
     output = lost_path.root_text(incident) or "the output"
     reason = (
         _made_later(incident, tensor, index, name, output) or _cut(incident, tensor, name) or _stepped(incident, leaves,
             name) or _copied(incident, tensor, leaves, name, output)
-        or _not_used(incident, name, output)
     )  # fmt: skip
+    if reason is None and state is not None and text is None and tensor.grad_fn is None:
+        return _parameter_left_out(incident, tensor, name)
+    reason = reason or _not_used(incident, name, output)
     related = list(reason.related)
     if incident.place is not None and not (reason.culprit is not None and reason.culprit.line == incident.place.line):
         related.append(incident.place.span(f"`{name}` is not in the graph of `{short(output, 30)}`", "backward"))
@@ -101,6 +105,37 @@ def _diagnose(incident: Incident, tensor: torch.Tensor, index: int, leaves: list
         avoid=["`allow_unused=True` is no cure: it gives None in place of the "
                "gradient."], confidence="certain" if reason.certain else "likely",
     )  # fmt: skip
+
+
+def _parameter_left_out(incident: Incident, tensor: torch.Tensor, name: str) -> Diagnosis:
+    """One of many parameters that were asked for at once, and that this loss does not use."""
+    output = lost_path.root_text(incident) or "the output"
+    used = {id(leaf) for leaf in graph.leaves(incident.root_nodes)}
+    others = [
+        state.full
+        for each in incident.inputs
+        if each is not tensor and each.grad_fn is None and id(each) not in used and (state := incident.names.state(each)) is not None
+    ]
+    also = f" (nor {'is' if len(others) == 1 else 'are'} {short_list(others)})" if others else ""
+    call = None if incident.place is None else incident.place.span(f"asks for the gradient of `{name}` too", "culprit")
+    return Diagnosis(
+        code="GG306",
+        name="unused-input",
+        headline=f"`{name}` is not in the graph of `{output}`: the forward pass of this loss does not use it",
+        culprit=call,
+        related=[],
+        tensors=[lost_path.facts(name, tensor)],
+        explanation=f"`{name}` is one of {len(incident.inputs)} inputs, and no way leads from `{output}` to it{also}: "
+        "a branch that did not run in this step, or a layer that the result does not go through.",
+        fixes=[
+            Fix(
+                title="where that is meant: pass `allow_unused=True` and leave out the inputs whose gradient is None, "
+                "or ask for the parameters in use only",
+                safety="manual",
+            ),
+            Fix(title=f"where it is not: have `{output}` computed from `{name}`", safety="manual"),
+        ],
+    )
 
 
 def _made_later(incident: Incident, tensor: torch.Tensor, index: int, name: str, output: str) -> Reason | None:

@@ -213,8 +213,33 @@ def _assigned(place: ResolvedSite, name: str) -> Alias | None:
     base_name = dotted(base)
     if base_name is None or base_name == name or not (calls or call):
         return None
+    if (call == "for" or calls == ["[]"]) and _is_list(scope, base_name, place):
+        return None  # an item of a list, not a view of a tensor
     shown = _span(source, value, place.function, None)
     return Alias(name, base_name, call or next((item for item in calls if item != "[]"), calls[0]), shown, source.flat(value))
+
+
+def _is_list(scope: ast.AST, name: str, place: ResolvedSite) -> bool:
+    """Whether a variable was last filled with a list, tuple or comprehension written out."""
+    before = [statement for statement in assignments_to(scope, name) if statement.lineno < place.line]
+    value = getattr(before[-1], "value", None) if before else None
+    return isinstance(value, (ast.List, ast.Tuple, ast.ListComp, ast.GeneratorExp))
+
+
+def is_loop_target(place: ResolvedSite, name: str | None) -> bool:
+    """Whether a variable is what a loop around the place runs with: an assignment to it reaches nothing else."""
+    loops = [loop for loop in place.enclosing_loops if isinstance(loop, (ast.For, ast.AsyncFor))]
+    return name is not None and any(name in [dotted(target) for target in flatten(loop.target)] for loop in loops)
+
+
+def is_view(place: ResolvedSite, name: str | None) -> bool:
+    """Whether a variable was last assigned a view of something, named or not."""
+    scope = scope_node(place)
+    if scope is None or name is None:
+        return False
+    before = [statement for statement in assignments_to(scope, name) if statement.lineno < place.line]
+    value = _value_for(before[-1], name)[0] if before else None
+    return value is not None and any(call != "data" for call in peel(value)[1])
 
 
 def _is_loop_around(statement: ast.stmt, place: ResolvedSite) -> bool:

@@ -45,7 +45,7 @@ from gradguard.fixes.edits import before, patched
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace import tell
-from gradguard.rules.inplace.aliases import peel
+from gradguard.rules.inplace.aliases import is_loop_target, is_view, peel
 from gradguard.rules.inplace.classify import kind_of
 from gradguard.rules.inplace.detached import detached
 from gradguard.rules.inplace.flags import Flag, flag_argument, flag_of, holder_of
@@ -246,7 +246,9 @@ def _new_tensor(place: ResolvedSite, target: Target) -> list[Fix]:
     made = out_of_place(place)
     if made is not None:
         text, diff = made
-        local = target.written is not None and not target.chain and "." not in target.written
+        if is_loop_target(place, target.written):
+            return [Fix(title="build a new list of the changed tensors, in place of writing into each in a loop", safety="manual")]
+        local = target.written is not None and not target.chain and "." not in target.written and not is_view(place, target.written)
         return [
             Fix(
                 title=f"make a new tensor instead: `{short(text, 90)}`",

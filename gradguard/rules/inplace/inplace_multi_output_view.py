@@ -37,7 +37,7 @@ from gradguard.rules.inplace import tell
 from gradguard.rules.inplace.aliases import MULTI
 from gradguard.rules.inplace.multi_base import base_write, view_maker
 from gradguard.rules.inplace.refused import Refused
-from gradguard.rules.inplace.repairs import out_of_place
+from gradguard.rules.inplace.repairs import out_of_place, under_no_grad
 from gradguard.rules.inplace.story import Write
 
 CODE, NAME = "GG105", "inplace-multi-output-view"
@@ -110,6 +110,13 @@ def _fixes(write: Refused, base: str | None) -> list[Fix]:
         fixes.append(
             Fix(title=f"work on a copy of the piece: `{write.written}.clone()`", safety="unsafe", detail="the base keeps its values")
         )
+    if write.state is not None and not write.state.is_buffer and write.place is not None:
+        guard = Fix(
+            title="write under `torch.no_grad()`: initialising or changing a parameter is no part of the graph",
+            safety="safe",
+            patch=under_no_grad(write.place),
+        )
+        return [guard, *fixes]
     # where the base is not used again the piece is all that matters, and the change of one line is the cure
     return fixes if base is None or _read_below(write, base) else fixes[::-1]
 

@@ -87,7 +87,7 @@ def _told(incident: Incident, item: Unseen) -> Diagnosis:
         headline=(
             f"`{tell.short(place.text if place else write.func)}` overwrites "
             f"{target.phrase} through `.data`, after `{story.op_word}` had saved it: "
-            "the gradient is silently wrong"
+            "the gradient is computed from other values, without an error"
         ),
         culprit=culprit,
         related=related,

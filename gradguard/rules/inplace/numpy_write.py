@@ -90,7 +90,8 @@ def told(incident: Incident, code: str, name: str) -> Diagnosis | None:
         code=code,
         name=name,
         severity="warning",
-        headline=f"{text} overwrites {shown}{via}, which `{story.op_word}` had saved for its backward pass: the gradient is silently wrong",
+        headline=f"{text} overwrites {shown}{via}, which `{story.op_word}` had saved for its backward pass: "
+        "the gradient is computed from other values",
         culprit=culprit,
         related=related,
         tensors=[tell.tensor_facts(story, value)],

@@ -11,7 +11,7 @@ from gradguard.diagnosis import Confidence, Diagnosis, SourceSpan, TensorFacts
 from gradguard.evidence.names import StateName
 from gradguard.evidence.source import ResolvedSite
 from gradguard.rules.incident import Incident
-from gradguard.rules.inplace.aliases import Alias, aliases, written_name
+from gradguard.rules.inplace.aliases import Alias, aliases, is_view, written_name
 from gradguard.rules.inplace.story import Story, Write
 from gradguard.rules.inplace.words import times, why_needed
 
@@ -73,6 +73,8 @@ class Target:
                 return name
             view = "which shares its memory" if self.chain and self.chain[0].call in ("detach", "data", "argument") else "a view of it"
             return f"{name} (through `{self.written}`, {view if self.chain else 'which is it'})"
+        if self.written and not self.chain and self.write.place is not None and is_view(self.write.place, self.written):
+            return f"the tensor that {name} is a view of"
         return name
 
     def spans(self) -> list[SourceSpan]:

@@ -131,6 +131,14 @@ def _culprit(facts: Study, carrier: Carrier, added: ResolvedSite | None) -> Sour
 
 def _fixes(facts: Study, carrier: Carrier, name: str) -> list[Fix]:
     plain = name.strip("`")
+    if carrier.how != "container" and not _is_sum(carrier):
+        return [
+            Fix(
+                title=f"call backward() on this step's own loss, and keep {name} as a number (`.item()` of what goes into it)",
+                safety="unsafe",
+                detail="the gradients become those of each loss once",
+            )
+        ]
     keep = (
         f"keep its number: `{plain}.append(loss.item())`"
         if carrier.how == "container"
@@ -145,6 +153,18 @@ def _fixes(facts: Study, carrier: Carrier, name: str) -> list[Fix]:
         ),
         Fix(title="if one update for all of them is meant, move backward() and optimizer.step() behind the loop", safety="manual"),
     ]
+
+
+def _is_sum(carrier: Carrier) -> bool:
+    """Whether the line that keeps it adds to it: an average weighs the earlier losses, and `+=` would not replace it."""
+    statement = None if carrier.store is None else carrier.store.statement
+    if isinstance(statement, ast.AugAssign) or statement is None:
+        return True
+    value = getattr(statement, "value", None)
+    return not (
+        isinstance(value, ast.BinOp)
+        and any(isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Div)) for node in ast.walk(value))
+    )
 
 
 def _patch(facts: Study, store: Store | None) -> str | None:

@@ -140,7 +140,7 @@ def _entered(result: Study) -> None:
         result.cause = "precomputed" if carrier.store is not None and carrier.store.relation in ("cache", "init") else "shared"
     elif carrier.renewal == "each step":
         result.cause = "carried"
-    elif carrier.renewal == "once" and _made_in_this_turn(result, carrier):
+    elif carrier.renewal in ("once", "unknown") and _made_in_this_turn(result, carrier):
         result.cause = "shared"
     elif carrier.renewal == "once" or carrier.how != "unknown":
         result.cause = "shared" if _belongs_to_another(result, carrier) else "precomputed"
@@ -153,8 +153,10 @@ def _made_in_this_turn(result: Study, carrier: Carrier) -> bool:
     place = None if result.call is None else resolve(result.call.site)
     store, made = carrier.store, carrier.made
     source, statement = (store.source, store.statement) if store is not None else (made.source, made.statement) if made else (None, None)
-    if place is None or source is None or statement is None or any(fact.seq > carrier.link.seq for fact in result.incident.journal.steps):
+    if place is None or any(fact.seq > carrier.link.seq for fact in result.incident.journal.steps):
         return False
+    if source is None or statement is None:  # nothing tells where it was made: two loops and no step between are all there is to go by
+        return len(place.enclosing_loops) > 1
     around = next((above for above in source.ancestors(statement) if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef))), None)
     return any(
         contains(loop, statement, source) or (around is not None and around.name in called_in(loop)) for loop in place.enclosing_loops[1:]
