@@ -67,6 +67,11 @@ def find_rules(selector: str) -> tuple[Rule, ...]:
     family = tuple(rule for rule in all_rules() if rule.code.startswith(wanted.upper()) and len(wanted) >= 3)
     if family:
         return family
+    if wanted.upper().startswith("GG") and wanted[2:].isdigit():  # the nearest number is not the nearest meaning
+        codes = [rule.code for rule in all_rules() if rule.code.startswith(wanted.upper()[:3])]
+        near = difflib.get_close_matches(wanted.upper(), codes, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"the families are {', '.join(families())}; `gradguard rules` lists all"
+        raise UnknownRuleError(f"unknown rule {selector!r}; {hint}")
     known = [rule.code for rule in all_rules()] + [rule.name for rule in all_rules()] + list(families())
     near = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5) or difflib.get_close_matches(wanted.upper(), known, n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(near)}?" if near else "; `gradguard rules` lists them all"

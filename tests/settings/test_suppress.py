@@ -143,7 +143,7 @@ def test_comments_that_cannot_mean_what_was_meant(tmp_path: Path) -> None:
     file = script(tmp_path, text)
     problems = Suppressions().problems([file])
     assert [(problem.line, problem.message) for problem in problems] == [
-        (1, "unknown rule 'GG694'; did you mean GG604 or GG9 or GG6?"),
+        (1, "unknown rule 'GG694'; did you mean GG604 or GG612 or GG601?"),
         (1, "unknown rule 'stale-gradient'; did you mean stale-gradients?"),
         (2, "`# gradguard: ignroe` is not understood; did you mean `# gradguard: ignore`?"),
         (3, "`# gradguard: ignore[]` names no rule; name one, or leave the brackets out to ignore every rule"),
