@@ -10,6 +10,7 @@ import atexit
 import logging
 import sys
 import weakref
+from collections import Counter
 from typing import Any
 
 from gradguard.calm import Calm
@@ -45,6 +46,8 @@ class Run:
         self.memory: dict[str, Any] = {"ledger": self.ledger, "options": self.policy.options}
         self._told = 0  # repeats that were summed up already
         self._finished = False
+        self._summed = 0  # the entry at whose end a summary was printed
+        self.raised: Counter[str] = Counter()  # diagnoses that were raised, by title
         self.skipped = 0  # optimizer steps left out (`gradguard.skipping`)
         self.entries = 0  # how often a guard of this run was entered
         self.files: set[str] = set()  # the user's files met, for ignore comments that silence nothing
@@ -100,16 +103,26 @@ class Run:
         except Exception as error:  # at the end of the process there is nobody left to raise to
             logger.error("%s", error)
 
+    def interrupted(self) -> None:
+        """Ctrl-C: what is known of the run so far is told; what only a whole run would show is not judged."""
+        if not self._finished:
+            self.tell_repeats()
+            self._tell_summary()
+
+    def _tell_summary(self) -> None:
+        if self.settings.summary and self._summed != self.entries:
+            self._summed = self.entries
+            from gradguard.summary import summary_of
+
+            print(summary_of(self).text(), file=sys.stderr)
+
     def finish(self) -> None:
         """The end of the run: repeats, and (where the settings ask for it) comments that silenced nothing."""
         if self._finished:
             return
         self._finished = True
         self.tell_repeats()
-        if self.settings.summary:
-            from gradguard.summary import summary_of
-
-            print(summary_of(self).text(), file=sys.stderr)
+        self._tell_summary()
         if self.settings.actions.unused_ignores == "off":
             return
         for problem in self.suppressions.problems(self.files):

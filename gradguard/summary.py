@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, Field
 
 if TYPE_CHECKING:
+    from gradguard.diagnosis import Diagnosis
     from gradguard.rules.protocol.recorder import OptimizerRecord
     from gradguard.run import Run
 
@@ -72,10 +73,8 @@ def summary_of(run: Run) -> RunSummary:
     """The summary of a run so far. Norms and names are there when `summary: true` was set from the start."""
     ledger = run.ledger
     records = [] if ledger.recorder is None else list(ledger.recorder.records.values())
-    found = {}
-    for diagnosis in run.speaker.said():
-        place = f" at {diagnosis.culprit.file}:{diagnosis.culprit.line}" if diagnosis.culprit is not None else ""
-        found[f"{diagnosis.code} {diagnosis.name}{place}"] = diagnosis.repeats + 1
+    found = dict(run.raised)
+    found |= {title_of(diagnosis): diagnosis.repeats + 1 for diagnosis in run.speaker.said()}
     ignored = {f"{comment.file}:{comment.line} {comment.text}": comment.used for comment in run.suppressions.used()}
     return RunSummary(
         steps=ledger.steps,
@@ -85,6 +84,12 @@ def summary_of(run: Run) -> RunSummary:
         found=found,
         ignored=ignored,
     )
+
+
+def title_of(diagnosis: Diagnosis) -> str:
+    """A cause and its place, as the summary lists them."""
+    place = f" at {diagnosis.culprit.file}:{diagnosis.culprit.line}" if diagnosis.culprit is not None else ""
+    return f"{diagnosis.code} {diagnosis.name}{place}"
 
 
 def _optimizer(record: OptimizerRecord) -> OptimizerSummary:
