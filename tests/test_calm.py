@@ -55,7 +55,7 @@ def test_a_loss_that_is_not_finite_is_seen_in_its_own_step() -> None:
     steps = []
 
     def spoil(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        steps.append(current_session().step)
+        steps.append(current_session().run.ledger.steps + 1)
         return (y.detach() * 0 - 1).sqrt().mean() + y.mean()  # spoilt
 
     said, calm = _trained(spoil)

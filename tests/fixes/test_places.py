@@ -264,3 +264,24 @@ for it in range(4):
     opt.zero_grad()
 """
     assert [diagnosis.code for diagnosis, _ in run_source(tmp_path, HEAD + source) if diagnosis.code.startswith("GG3")] == []
+
+
+def test_a_backward_in_two_parts_is_left_alone(tmp_path: Path) -> None:
+    """The border is a leaf made of a trained network's output; its gradient is handed on by hand."""
+    source = """
+net = nn.Linear(3, 3)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for it in range(4):
+    out = net(torch.randn(4, 3))
+    border = out.detach().requires_grad_()
+    border.pow(2).mean().backward()
+    opt.zero_grad()
+    out.backward(border.grad)
+    opt.step()
+    x = torch.ones(3, requires_grad=True)
+    for _ in range(2):
+        energy = x.pow(2).sum()
+        x = (x - 0.1 * torch.autograd.grad(energy, x)[0]).detach().requires_grad_()
+"""
+    assert run_source(tmp_path, HEAD + source) == []
+    assert run_source(tmp_path, HEAD + source, "strict") == []

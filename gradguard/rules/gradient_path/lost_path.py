@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from gradguard.diagnosis import Diagnosis, SourceSpan, TensorFacts
+from gradguard.evidence.alive import Alive
+from gradguard.evidence.graph import leaves, root_nodes
 from gradguard.evidence.source import ResolvedSite, resolve
-from gradguard.journal import current_journal
+from gradguard.journal import Cut, current_journal
 from gradguard.rules.gradient_path import origins, patching, roots, switches, words
 from gradguard.rules.gradient_path.origins import Origin
 from gradguard.rules.gradient_path.places import same_place, short
@@ -70,11 +72,23 @@ def _silent(incident: Incident) -> LostPath | None:
             if found:
                 return LostPath(root, root_name(incident, root), found, True)
         leaf = fresh_leaf(root)
-        if leaf is not None and id(leaf) not in (trained := origins.trained_ids(incident)) and trained:
-            cut = incident.journal.cut_of(leaf)
-            if cut is not None and not cut.guess:
-                return LostPath(root, root_name(incident, root), [origins.of_cut(incident, cut)], True)
+        cut = None if leaf is None else incident.journal.cut_of(leaf)
+        if cut is not None and _of_losses(incident, cut):
+            return LostPath(root, root_name(incident, root), [origins.of_cut(incident, cut)], True)
     return None
+
+
+def _of_losses(incident: Incident, cut: Cut) -> bool:
+    """Whether single numbers that trained parameters stand behind were copied into a new tensor (`torch.tensor(losses)`).
+
+    Nothing else is: a leaf made of a network's output may be what is optimised, or the border of a backward in two parts.
+    """
+    if cut.kind != "rewrap" or cut.guess or not cut.sources:
+        return False
+    made = Alive().made_at(set(cut.sources))
+    trained = origins.trained_ids(incident)
+    numbers = bool(made) and all(tensor.numel() == 1 for tensor in made)
+    return numbers and any(id(leaf) in trained for leaf in leaves(root_nodes(made)))
 
 
 def fresh_leaf(root: Any) -> torch.Tensor | None:
