@@ -51,5 +51,5 @@ def recognise(incident: Incident) -> Diagnosis | None:
 RULE = Rule(
     code="GG302", name="detached", summary="a value left the graph on its way to the loss", recognise=recognise,
     moments=frozenset({"error", "before_backward"}), priority=50,
-    messages=(*lost_path.MESSAGES, *serialized.MESSAGES, *starved.MESSAGES), traced_only=True, screen=lost_path.screen,
+    messages=(*lost_path.MESSAGES, *serialized.MESSAGES, *starved.MESSAGES), traced_only=True, screen=lost_path.screen_fresh,
 )  # fmt: skip

@@ -145,8 +145,15 @@ def _still_off(incident: Incident) -> Origin | None:
 
 
 def screen(memory: dict[str, Any], moment: str, facts: dict[str, Any], traced: bool) -> bool:
-    """Before a backward that works there is something to say only of a root that is a leaf itself, or hangs on a fresh one."""
-    return any(getattr(root, "grad_fn", None) is None or fresh_leaf(root) is not None for root in facts["roots"])
+    """Before a backward that works there is something to say only of a root that is a leaf itself."""
+    return any(getattr(root, "grad_fn", None) is None for root in facts["roots"])
+
+
+def screen_fresh(memory: dict[str, Any], moment: str, facts: dict[str, Any], traced: bool) -> bool:
+    """The same, and of a root that hangs on a fresh leaf."""
+    return screen(memory, moment, facts, traced) or (
+        current_journal().has_cuts and any(fresh_leaf(root) is not None for root in facts["roots"])
+    )
 
 
 # -- the story ------------------------------------------------------------------------------------------------------------
