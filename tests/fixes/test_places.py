@@ -91,6 +91,7 @@ def test_state_in_an_object_of_a_module_is_blamed_where_it_is_put_there(tmp_path
     diagnosis = first(tmp_path, STATE_IN_AN_OBJECT)
     assert diagnosis.code == "GG203"
     assert diagnosis.culprit is not None and diagnosis.culprit.text == "self.slots.kept[side] = h"
+    assert diagnosis.tensors[0].name == "an item of self.kept"
     patch = diagnosis.fixes[0].patch
     assert patch is not None
     assert run_source(tmp_path, applied(HEAD + STATE_IN_AN_OBJECT, patch)) == []

@@ -81,7 +81,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
         headline=f"{name} carries the graph of an earlier step into this one, and that step's backward() has already freed it",
         culprit=culprit,
         related=tell.without_repeats(culprit, related),
-        tensors=tell.tensor_facts(carrier.name, carrier.tensor, carrier.link.source),
+        tensors=tell.carrier_facts(carrier),
         explanation=explanation,
         notes=tell.notes(facts, carrier),
         fixes=_fixes(facts, carrier, name),

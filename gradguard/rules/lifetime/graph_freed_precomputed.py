@@ -76,7 +76,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
         headline=f"{name} {'keeps' if block else 'was computed once and keeps'} a graph that the first backward() through it has freed",
         culprit=culprit,
         related=tell.without_repeats(culprit, related),
-        tensors=tell.tensor_facts(None if block else carrier.name, carrier.tensor, carrier.link.source),
+        tensors=tell.tensor_facts(None, carrier.tensor, carrier.link.source) if block else tell.carrier_facts(carrier),
         explanation=explanation,
         notes=tell.notes(facts, carrier),
         fixes=_fixes(facts, carrier, block, name),

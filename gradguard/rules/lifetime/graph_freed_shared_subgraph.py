@@ -320,7 +320,7 @@ def _diagnosis(
     if use is not None:
         related.append(_statement_span(use, f"used with its graph here, as {use.name}", "carried"))
     related += tell.backward_span(facts)
-    tensors = tell.tensor_facts(carrier.name, carrier.tensor, carrier.link.source) if carrier is not None else []
+    tensors = tell.carrier_facts(carrier) if carrier is not None else []
     return Diagnosis(
         code=RULE.code,
         name=RULE.name,

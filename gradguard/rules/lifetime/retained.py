@@ -67,7 +67,7 @@ def _told(incident: Incident, carrier: Carrier, previous: BackwardFact, step: St
         None if stepped is None else stepped.span(f"changed `{parameter}`, which the step before had used", "changed"),
     ]
     kept = ", kept by `retain_graph=True`" if previous.retain_graph else ""
-    facts: list[TensorFacts] = tell.tensor_facts(carrier.name, carrier.tensor, carrier.link.source)
+    facts: list[TensorFacts] = tell.carrier_facts(carrier)
     return Diagnosis(
         code=rule[0],
         name=rule[1],

@@ -109,6 +109,13 @@ def without_repeats(culprit: SourceSpan | None, spans: list[SourceSpan]) -> list
     return found
 
 
+def carrier_facts(carrier: Carrier) -> list[TensorFacts]:
+    """The carried tensor in figures; in a list or another container it is one of the items, and called so."""
+    within = isinstance(carrier.value, (list, tuple, dict)) or (carrier.holding is not None and bool(carrier.holding.through))
+    name = f"an item of {carrier.name}" if within and carrier.name is not None else carrier.name
+    return tensor_facts(name, carrier.tensor, carrier.link.source)
+
+
 def tensor_facts(name: str | None, tensor: torch.Tensor | None, node: Any = None) -> list[TensorFacts]:
     """Name, shape and dtype, as far as the tensor lets them be read."""
     if tensor is None:
