@@ -244,7 +244,8 @@ def _changed(incident: Incident, found: re.Match[str]) -> Diagnosis | None:
         "None leaves the gradient as it is.",
         fixes=[
             Fix(
-                title="return a gradient of the same shape (reduce with `keepdim=True` and `expand_as(grad)`, or scale it)"
+                title="return a gradient of the same shape: `view_as(grad)` after flattening, "
+                "`keepdim=True` and `expand_as(grad)` after reducing"
                 if what == "size"
                 else "convert back before returning: `.to(grad.dtype)`"
             ),
