@@ -91,3 +91,9 @@ class Diagnosis(_Model):
         """Identifies the cause: the same rule at the same place is the same bug."""
         place = self.culprit or (self.related[0] if self.related else None)
         return (self.code, place.file if place else "", place.line if place else 0)
+
+    def title(self, file: str = "", line: int = 0) -> str:
+        """Cause and place on one line: the given place, else the culprit's where there is one."""
+        if not line and self.culprit is not None:
+            file, line = self.culprit.file, self.culprit.line
+        return f"{self.code} {self.name}" + (f" at {file}:{line}" if line else "")

@@ -29,7 +29,7 @@ from gradguard.rules.registry import rules_for
 from gradguard.run import Run
 from gradguard.session import Session, current_session
 from gradguard.settings import Settings, load_settings
-from gradguard.summary import RunSummary, summary_of, title_of
+from gradguard.summary import RunSummary, summary_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -300,7 +300,7 @@ class Guard:
                 self._held.append((diagnosis, error))  # `step` looks closer before anything is said
                 return
             text = self._record(diagnosis)
-            self.run.raised[title_of(diagnosis)] += 1
+            self.run.raised[diagnosis.title()] += 1
             raise error_type(type(error))(text, diagnosis) from error
         _mark(error)  # what is not replaced must not be diagnosed again on its way out
         self._tell(diagnosis, action, incident)
@@ -321,7 +321,7 @@ class Guard:
                 self.run.depth.incident()
             action = self.run.policy.action_for(diagnosis, raised=False)
             if action == "raise":
-                self.run.raised[title_of(diagnosis)] += 1
+                self.run.raised[diagnosis.title()] += 1
                 raise GradGuardError(self._record(diagnosis), diagnosis)
             self._tell(diagnosis, action, incident)
 

@@ -94,7 +94,7 @@ class Speaker:
         with self._lock:
             again = [diagnosis for diagnosis in self._said.values() if diagnosis.repeats]
         return [
-            f"{_title(diagnosis, _place(diagnosis, None))}: said once, met {diagnosis.repeats + 1} times in the steps that were looked at"
+            f"{diagnosis.title(*_place(diagnosis, None))}: said once, met {diagnosis.repeats + 1} times in the steps that were looked at"
             for diagnosis in sorted(again, key=lambda diagnosis: -diagnosis.repeats)
         ]
 
@@ -114,13 +114,8 @@ class Speaker:
 
     @staticmethod
     def _log(diagnosis: Diagnosis, place: _Place) -> None:
-        message = f"{_title(diagnosis, place)}: {diagnosis.headline}"
+        message = f"{diagnosis.title(*place)}: {diagnosis.headline}"
         LOGGER.log(_LOG_LEVELS[diagnosis.severity], message, extra={"diagnosis": diagnosis})
-
-
-def _title(diagnosis: Diagnosis, place: _Place) -> str:
-    where = f" at {place.file}:{place.line}" if place.line else ""
-    return f"{diagnosis.code} {diagnosis.name}{where}"
 
 
 def _place(diagnosis: Diagnosis, frame_site: CallSite | SourceSpan | None) -> _Place:

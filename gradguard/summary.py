@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, Field
 
 if TYPE_CHECKING:
-    from gradguard.diagnosis import Diagnosis
     from gradguard.rules.protocol.recorder import OptimizerRecord
     from gradguard.run import Run
 
@@ -74,7 +73,7 @@ def summary_of(run: Run) -> RunSummary:
     ledger = run.ledger
     records = [] if ledger.recorder is None else list(ledger.recorder.records.values())
     found = dict(run.raised)
-    found |= {title_of(diagnosis): diagnosis.repeats + 1 for diagnosis in run.speaker.said()}
+    found |= {diagnosis.title(): diagnosis.repeats + 1 for diagnosis in run.speaker.said()}
     ignored = {f"{comment.file}:{comment.line} {comment.text}": comment.used for comment in run.suppressions.used()}
     return RunSummary(
         steps=ledger.steps,
@@ -84,12 +83,6 @@ def summary_of(run: Run) -> RunSummary:
         found=found,
         ignored=ignored,
     )
-
-
-def title_of(diagnosis: Diagnosis) -> str:
-    """A cause and its place, as the summary lists them."""
-    place = f" at {diagnosis.culprit.file}:{diagnosis.culprit.line}" if diagnosis.culprit is not None else ""
-    return f"{diagnosis.code} {diagnosis.name}{place}"
 
 
 def _optimizer(record: OptimizerRecord) -> OptimizerSummary:

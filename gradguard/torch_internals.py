@@ -152,6 +152,19 @@ def node_sequence(node: Any) -> int:
         return -1
 
 
+def only_leaf(node: Any, most: int) -> Any:
+    """The leaf that a node's value is a plain function of (`scale.exp()`), through at most so many nodes with one input each."""
+    for _ in range(most):
+        following = [source for source, _ in node.next_functions if source is not None]
+        if len(following) != 1:
+            return None
+        node = following[0]
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            return leaf
+    return None
+
+
 def output_metadata(node: Any) -> tuple[int, ...] | None:
     """The shape of a node's first output as the node itself tells it; None in releases whose nodes do not (2.4)."""
     try:

@@ -124,9 +124,10 @@ class Carriers:
 
     def _entry(self, link: Link, border: int | None) -> Any:
         """The node of the present turn through which the old graph comes in: the first that uses any of the carriers."""
+        if border is None:
+            return link.user
         users = [user for node in link.carriers for user, _ in self.graph.users.get(node, ()) if user not in link.carriers]
-        present = [user for user in users if border is None or node_sequence(user) >= border]
-        return min(present, key=node_sequence) if present and border is not None else link.user
+        return min((user for user in users if node_sequence(user) >= border), key=node_sequence, default=link.user)
 
     def _in_loops(self, carrier: Carrier, border: int | None) -> None:
         """A variable that a loop around the call carries from turn to turn."""

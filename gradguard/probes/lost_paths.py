@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from gradguard.callsite import USER_FILES, CallSite, user_frame
+from gradguard.callsite import CallSite, user_frame, user_stack
 from gradguard.journal import Cut, EscapeFact, Journal
 from gradguard.probes.arguments import call_name, is_flat, is_one_of, numbers_in, tensors_in
 from gradguard.probes.contents import Contents
 from gradguard.probes.op_kinds import ADDEND, DETACH, REWRAP, WRITE
-from gradguard.torch_internals import numpy_reachable, sequence_number, storage_key
+from gradguard.torch_internals import numpy_reachable, only_leaf, sequence_number, storage_key
 
 _grad_enabled = torch.is_grad_enabled
 _Tensor = torch.Tensor
@@ -64,7 +64,7 @@ class LostPaths:
         name = call_name(func)
         if attached:
             live = _grad_enabled()
-            cause = _cut_kind(kind, live, tensors[0])
+            cause = _cut_kind(kind, live)
             mode = journal.modes[-1] if cause in ("no_grad", "inference") and journal.modes else None
             drawn_from = _sampled_distribution(sys._getframe(1)) if cause in ("no_grad", "nondiff") else None
             if cause == "no_grad" and getattr(drawn_from, "has_rsample", False):
@@ -81,7 +81,7 @@ class LostPaths:
                 (),
                 None if outer is None else CallSite(outer.f_code, outer.f_lasti),
                 tuple(leaves),
-                _around(outer) if cause == "inference" else (),
+                user_stack(outer, 6) if cause == "inference" else (),
             )
             cut.drawn = drawn_from is not None and cause != "sample"
             if origins:
@@ -103,6 +103,7 @@ class LostPaths:
                 self.journal.remember_cut(out, cut)
 
     def escape(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
+        """A value leaves torch, as a number or an array."""
         source = args[0] if args else None
         if not isinstance(source, _Tensor):
             return
@@ -113,7 +114,7 @@ class LostPaths:
             storage = storage_key(source)
             if storage is not None:
                 self.prints.note_quietly(source, 0, sequence_number())
-                journal.numpy_storages[storage] = self.journal.tick()
+                journal.numpy_storages[storage] = journal.tick()
                 if len(journal.numpy_storages) > journal.limits.calls:
                     journal.numpy_storages.popitem(last=False)
         if name == "__bool__":
@@ -142,6 +143,7 @@ class LostPaths:
         journal.escapes.append(EscapeFact(self.journal.tick(), name, site, value, cut, storage, frame_id, journal.step, array))
 
     def data(self, source: Any, result: Any) -> None:
+        """`source.data` was read: the result shares its memory and not its graph."""
         journal = self.journal
         aliases = journal.data_aliases
         aliases[id(result)] = weakref.ref(result)
@@ -171,6 +173,7 @@ class LostPaths:
                 journal.remember_cut(result, cut)
 
     def operand(self, kind: int, before: int, after: int, tensor: Any) -> None:
+        """A gradless tensor goes into a differentiable call, which made the nodes from `before` up to `after`."""
         journal = self.journal
         if journal.has_cuts:
             cut = journal.cut_of(tensor)
@@ -208,7 +211,7 @@ class LostPaths:
                     tensor = tensor._base
                     node = tensor.grad_fn
                 attached.append(-1 if node is None else node._sequence_nr())
-                leaf = tensor if node is None else _only_leaf(node)
+                leaf = tensor if node is None else only_leaf(node, 5)
                 if leaf is not None:
                     leaves.append(weakref.ref(leaf))
             else:
@@ -267,37 +270,14 @@ def _is_scoring(frame: FrameType | None) -> bool:
     return False
 
 
-def _only_leaf(node: Any) -> Any:
-    """The leaf that a value is a plain function of (`scale.exp()`), through at most five nodes with one input each."""
-    for _ in range(5):
-        following = [source for source, _ in node.next_functions if source is not None]
-        if len(following) != 1:
-            return None
-        node = following[0]
-        leaf = getattr(node, "variable", None)
-        if leaf is not None:
-            return leaf
-    return None
-
-
-def _around(frame: FrameType | None, most: int = 6) -> tuple[CallSite, ...]:
-    """The user frames from here outwards."""
-    found: list[CallSite] = []
-    while frame is not None and len(found) < most:
-        if USER_FILES[frame.f_code.co_filename]:
-            found.append(CallSite(frame.f_code, frame.f_lasti))
-        frame = frame.f_back
-    return tuple(found)
-
-
-def _cut_kind(kind: int, live: bool, out: Any) -> Any:
+def _cut_kind(kind: int, live: bool) -> Any:
     if not live:
         return "inference" if torch.is_inference_mode_enabled() else "no_grad"
     if kind & DETACH:
         return "detach"
     if kind & REWRAP:
         return "rewrap"
-    return "nondiff" if not out.is_floating_point() and not out.is_complex() else "detach" if kind & DETACH else "nondiff"
+    return "nondiff"
 
 
 def _merge(origins: list[tuple[Cut, ...]]) -> tuple[Cut, ...]:

@@ -40,6 +40,7 @@ import torch
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.evidence.names import short_list
+from gradguard.evidence.optimizers import parameters_of
 from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.taking_part import files_of, sources_of
 from gradguard.fixes.edits import replaced
@@ -263,7 +264,7 @@ def _plain(incident: Incident, lost: lost_path.LostPath, made: list[ResolvedSite
 
 
 def _trainable(incident: Incident) -> bool:
-    return any(p.requires_grad for optimizer in incident.names.optimizers() for group in optimizer.param_groups for p in group["params"])
+    return any(p.requires_grad for optimizer in incident.names.optimizers() for p in parameters_of(optimizer))
 
 
 def _wants_grad(made: list[ResolvedSite]) -> ResolvedSite | None:

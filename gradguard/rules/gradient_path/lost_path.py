@@ -18,6 +18,7 @@ from gradguard.rules.gradient_path import origins, patching, roots, switches, wo
 from gradguard.rules.gradient_path.origins import Origin
 from gradguard.rules.gradient_path.places import same_place, short
 from gradguard.rules.incident import Incident
+from gradguard.torch_internals import only_leaf
 
 MESSAGES = ("does not require grad and does not have a grad_fn",)
 NAMES = {"GG301": "no-grad-mode", "GG302": "detached", "GG304": "non-differentiable-op", "GG305": "inference-tensor"}
@@ -94,16 +95,9 @@ def _of_losses(incident: Incident, cut: Cut) -> bool:
 def fresh_leaf(root: Any) -> torch.Tensor | None:
     """The only leaf behind a root, through a few ops of one input each, if it was made of values that had a graph before."""
     node = getattr(root, "grad_fn", None)
-    for _ in range(6):
-        following = [] if node is None else [source for source, _ in node.next_functions if source is not None]
-        if len(following) != 1:
-            return None
-        node = following[0]
-        leaf = getattr(node, "variable", None)
-        if leaf is not None:
-            known = not isinstance(leaf, torch.nn.Parameter) and current_journal().cut_of(leaf) is not None
-            return leaf if known else None
-    return None
+    leaf = None if node is None else only_leaf(node, 6)
+    known = leaf is not None and not isinstance(leaf, torch.nn.Parameter) and current_journal().cut_of(leaf) is not None
+    return leaf if known else None
 
 
 def root_name(incident: Incident, root: torch.Tensor) -> str:

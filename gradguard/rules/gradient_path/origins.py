@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from gradguard.evidence.optimizers import trained_by
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.journal import Cut
 from gradguard.rules.gradient_path import switches
@@ -146,7 +147,7 @@ def ranked(incident: Incident, origins: Sequence[Origin]) -> list[Origin]:
 
 def trained_ids(incident: Incident) -> set[int]:
     """The ids of the parameters that live optimizers hold."""
-    return {id(p) for optimizer in incident.names.optimizers() for group in optimizer.param_groups for p in group["params"]}
+    return set().union(*map(trained_by, incident.names.optimizers()))
 
 
 def _untrained(origin: Origin, trained: set[int]) -> bool:

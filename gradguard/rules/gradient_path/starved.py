@@ -6,6 +6,7 @@ from typing import Any
 
 from gradguard.diagnosis import Diagnosis
 from gradguard.evidence.names import short_list
+from gradguard.evidence.optimizers import parameters_of
 from gradguard.journal import Cut
 from gradguard.rules.gradient_path import lost_path, origins, patching, words
 from gradguard.rules.incident import Incident
@@ -23,7 +24,7 @@ def recognise(incident: Incident, code: str) -> Diagnosis | None:
     optimizer: Any = next((value for name, value in incident.names.bindings if name == written and hasattr(value, "param_groups")), None)
     if optimizer is None:
         return None
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    parameters = parameters_of(optimizer)
     if any(p.grad is not None for p in parameters):
         return None
     cut = _only_cut(incident)

@@ -42,6 +42,7 @@ import torch
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence import graph
 from gradguard.evidence.names import short_list
+from gradguard.evidence.optimizers import trained_by
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.rules.base import Rule
 from gradguard.rules.gradient_path import lost_path, origins, roots, wanted, words
@@ -193,7 +194,7 @@ def _stepped(incident: Incident, leaves: list[torch.Tensor], name: str) -> Reaso
         optimizer = fact.optimizer()
         if fact.site is None or optimizer is None or fact.site.code not in codes or (oldest >= 0 and fact.seq > oldest):
             continue
-        if not any(id(p) in ids for group in optimizer.param_groups for p in group["params"]):
+        if not ids & trained_by(optimizer):
             continue
         if incident.journal.step - fact.step > 1:
             break

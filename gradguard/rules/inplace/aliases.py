@@ -221,9 +221,12 @@ def _assigned(place: ResolvedSite, name: str) -> Alias | None:
 
 def _is_list(scope: ast.AST, name: str, place: ResolvedSite) -> bool:
     """Whether a variable was last filled with a list, tuple or comprehension written out."""
-    before = [statement for statement in assignments_to(scope, name) if statement.lineno < place.line]
-    value = getattr(before[-1], "value", None) if before else None
-    return isinstance(value, (ast.List, ast.Tuple, ast.ListComp, ast.GeneratorExp))
+    return isinstance(getattr(_last_before(scope, name, place), "value", None), (ast.List, ast.Tuple, ast.ListComp, ast.GeneratorExp))
+
+
+def _last_before(scope: ast.AST, name: str, place: ResolvedSite) -> ast.stmt | None:
+    """The last assignment to a variable that stands above a place."""
+    return next((statement for statement in reversed(assignments_to(scope, name)) if statement.lineno < place.line), None)
 
 
 def is_loop_target(place: ResolvedSite, name: str | None) -> bool:
@@ -237,8 +240,8 @@ def is_view(place: ResolvedSite, name: str | None) -> bool:
     scope = scope_node(place)
     if scope is None or name is None:
         return False
-    before = [statement for statement in assignments_to(scope, name) if statement.lineno < place.line]
-    value = _value_for(before[-1], name)[0] if before else None
+    statement = _last_before(scope, name, place)
+    value = None if statement is None else _value_for(statement, name)[0]
     return value is not None and any(call != "data" for call in peel(value)[1])
 
 

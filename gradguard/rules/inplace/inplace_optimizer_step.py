@@ -29,11 +29,10 @@ outside the forward pass.
 
 from __future__ import annotations
 
-from typing import Any
-
 from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.graph import leaves
 from gradguard.evidence.names import short_list
+from gradguard.evidence.optimizers import trained_by
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace import tell
@@ -185,18 +184,12 @@ def _all_backwards_first(story: Story, write: Write, title: str) -> Fix:
 def _others_trained(story: Story, write: Write) -> list[str]:
     """Optimizers, by name, that train what else this loss hangs on: it is their loss, not the stepping one's."""
     incident = story.incident
-    below = {id(leaf) for leaf in leaves(incident.root_nodes)}
-    mine = {id(parameter) for parameter in parameters_of(write.optimizer)}
+    others = {id(leaf) for leaf in leaves(incident.root_nodes)} - trained_by(write.optimizer)
     return [
         incident.names.optimizer(optimizer)
         for optimizer in incident.names.optimizers()
-        if optimizer is not write.optimizer and any(id(parameter) in below - mine for parameter in parameters_of(optimizer))
+        if optimizer is not write.optimizer and others & trained_by(optimizer)
     ]
-
-
-def parameters_of(optimizer: Any) -> list[Any]:
-    """What an optimizer trains."""
-    return [parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]
 
 
 RULE = Rule(

@@ -14,10 +14,10 @@ from gradguard.callsite import CallSite
 from gradguard.diagnosis import Confidence
 from gradguard.evidence.graph import Mismatch, op_name
 from gradguard.evidence.names import StateName
+from gradguard.evidence.optimizers import holds_memory
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.journal import OpFact, StepFact, WriteFact
 from gradguard.rules.incident import Incident
-from gradguard.torch_internals import storage_key
 
 MODIFIED = "has been modified by an inplace operation"
 DETACHED = "has been detached in-place"
@@ -142,7 +142,7 @@ def writes_since(incident: Incident, mismatch: Mismatch, op: OpFact | None) -> l
         for fact in journal.writes_to(storage, op.clock if op else 0)
         if fact.via != "data" and fact.version > mismatch.expected and (op is not None or fact.seq > mismatch.seq)
     ]
-    steps = [fact for fact in journal.steps if fact.seq > mismatch.seq and _holds(fact.optimizer(), storage)]
+    steps = [fact for fact in journal.steps if fact.seq > mismatch.seq and holds_memory(fact.optimizer(), storage)]
     found: list[Write] = []
     explained = set()
     for fact in facts:
@@ -173,9 +173,3 @@ def from_fact(fact: WriteFact) -> Write:
 def from_step(fact: StepFact) -> Write:
     """An optimizer step as a write."""
     return Write("step", fact.clock, fact.site, "step", optimizer=fact.optimizer(), type_name=fact.type_name, grad_enabled=False)
-
-
-def _holds(optimizer: Any, storage: int) -> bool:
-    """Whether one of the optimizer's parameters lives in this memory."""
-    groups = getattr(optimizer, "param_groups", None) or []
-    return any(storage_key(parameter) == storage for group in groups for parameter in group.get("params", ()))

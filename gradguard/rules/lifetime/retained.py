@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from gradguard.diagnosis import Diagnosis, SourceSpan, TensorFacts
 from gradguard.evidence.carried import Carrier, find_carried_state, previous_turn
+from gradguard.evidence.optimizers import holds_memory
 from gradguard.evidence.source import resolve
 from gradguard.journal import BackwardFact, StepFact
 from gradguard.rules.incident import Incident
 from gradguard.rules.lifetime import tell
 from gradguard.rules.lifetime.detaching import detach_fix
-from gradguard.torch_internals import storage_key
 
 CHANGED = "has been modified by an inplace operation"
 
@@ -45,12 +45,8 @@ def recognise(incident: Incident, code: str, name: str) -> Diagnosis | None:
 
 def _step_on(incident: Incident, storage: int, since: int) -> StepFact | None:
     """The first optimizer step since that changed this memory."""
-    for fact in incident.journal.steps:
-        optimizer = fact.optimizer()
-        groups = getattr(optimizer, "param_groups", None) or []
-        if fact.seq > since and any(storage_key(parameter) == storage for group in groups for parameter in group.get("params", ())):
-            return fact
-    return None
+    steps = (fact for fact in incident.journal.steps if fact.seq > since)
+    return next((fact for fact in steps if holds_memory(fact.optimizer(), storage)), None)
 
 
 def _told(incident: Incident, carrier: Carrier, previous: BackwardFact, step: StepFact, parameter: str, rule: tuple[str, str]) -> Diagnosis:

@@ -12,10 +12,11 @@ from gradguard.evidence.carried import Carrier
 from gradguard.evidence.flow import contains, follow, is_detached, reads_of
 from gradguard.evidence.graph import leaves
 from gradguard.evidence.locate import scope_of
+from gradguard.evidence.optimizers import trained_by
 from gradguard.evidence.source import ResolvedSite, function_def, resolve
 from gradguard.evidence.syntax import FUNCTIONS, Source
 from gradguard.journal import BackwardFact
-from gradguard.rules.lifetime.study import Study, live_roots, parameters_of
+from gradguard.rules.lifetime.study import Study, live_roots
 
 Side = Literal["first", "second", "both"]
 
@@ -209,8 +210,8 @@ def whose_parameters(study: Study, carrier: Carrier) -> Side:
     below = {id(leaf) for leaf in leaves([carrier.link.source])}
     second = {id(leaf) for leaf in leaves(study.graph.roots)} - below
     of_first = {id(leaf) for tensor in live_roots(study, first) for leaf in leaves([tensor.grad_fn])} - below
-    optimizers = [optimizer for optimizer in study.incident.names.optimizers() if (below | second | of_first) & parameters_of(optimizer)]
-    owners = [optimizer for optimizer in optimizers if below & parameters_of(optimizer)]
+    optimizers = [optimizer for optimizer in study.incident.names.optimizers() if (below | second | of_first) & trained_by(optimizer)]
+    owners = [optimizer for optimizer in optimizers if below & trained_by(optimizer)]
     others = [optimizer for optimizer in optimizers if optimizer not in owners]
     if not owners or not others:
         return "both"
@@ -222,15 +223,14 @@ def whose_parameters(study: Study, carrier: Carrier) -> Side:
         if after[0] not in owners:
             return "first"
     elif of_first:
-        if any(of_first & parameters_of(optimizer) for optimizer in others) and not any(
-            of_first & parameters_of(optimizer) for optimizer in owners
+        if any(of_first & trained_by(optimizer) for optimizer in others) and not any(
+            of_first & trained_by(optimizer) for optimizer in owners
         ):
             return "first"
     else:
         return "first"
     return (
         "second"
-        if any(second & parameters_of(optimizer) for optimizer in others)
-        and not any(second & parameters_of(optimizer) for optimizer in owners)
+        if any(second & trained_by(optimizer) for optimizer in others) and not any(second & trained_by(optimizer) for optimizer in owners)
         else "both"
     )

@@ -19,6 +19,7 @@ from gradguard.evidence.consumed import Consumed, Link, consumed, freeing_call, 
 from gradguard.evidence.flow import contains
 from gradguard.evidence.graph import is_accumulate, leaves
 from gradguard.evidence.old_torch import output_shape
+from gradguard.evidence.optimizers import trained_by
 from gradguard.evidence.source import resolve
 from gradguard.journal import BackwardFact
 from gradguard.rules.incident import Incident
@@ -256,16 +257,11 @@ def _belongs_to_another(result: Study, carrier: Carrier) -> bool:
     """Whether the old part belongs to parameters that another optimizer trains than the one that steps after this call: a batch
     of a generator's in a critic's own loop."""
     below = {id(leaf) for leaf in leaves([carrier.link.source])}
-    owners = [optimizer for optimizer in result.incident.names.optimizers() if below & parameters_of(optimizer)]
+    owners = [optimizer for optimizer in result.incident.names.optimizers() if below & trained_by(optimizer)]
     stepping = [
         fact.optimizer() for fact in result.incident.journal.steps if result.previous is not None and fact.seq >= result.previous.seq
     ]
     here = [optimizer for optimizer in stepping if optimizer is not None]
     if not owners or not here or carrier.store is None:
         return False
-    return not any(below & parameters_of(optimizer) for optimizer in here)
-
-
-def parameters_of(optimizer: Any) -> set[int]:
-    """ids of what an optimizer trains."""
-    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return not any(below & trained_by(optimizer) for optimizer in here)

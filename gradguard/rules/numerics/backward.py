@@ -75,7 +75,8 @@ def blame(incident: Incident, memory: Numbers) -> Diagnosis | None:
     nodes = [node for node, _ in walk(roots)]
     suspects = _suspects(memory.held, {id(leaf) for leaf in bad})
     seen = _seen(incident, nodes)
-    hidden = [] if seen is None else [item for item in suspects if item[0].kind in _FORWARD and item[0].node in set(_below([seen[0]]))]
+    under = set() if seen is None else set(_below([seen[0]]))
+    hidden = [item for item in suspects if item[0].kind in _FORWARD and item[0].node in under]
     if hidden:  # what the broken node had been given was NaN already
         suspects = hidden
     elif seen is not None:
