@@ -37,6 +37,7 @@ from __future__ import annotations
 import ast
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.evidence.alive import node_of
 from gradguard.evidence.bindings import dotted
 from gradguard.evidence.carried import Carrier
 from gradguard.evidence.source import resolve
@@ -70,7 +71,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     )
     related = [
         *_entered(facts, carrier),
-        *tell.made_span(facts, carrier, "the tensor that carries the old graph was made here"),
+        *tell.made_span(facts, carrier, _made_label(carrier)),
         *tell.freed_span(facts),
         *tell.backward_span(facts),
     ]
@@ -95,6 +96,12 @@ def _culprit(facts: Study, carrier: Carrier, name: str) -> SourceSpan | None:
         what = "is stored here with its graph" if carrier.how == "container" else "keeps its graph from step to step"
         return carrier.store.span(f"{name.replace('`', '')} {what}")
     return None if carrier.made is None else carrier.made.statement_span("made here with its graph, used again in the next step", "culprit")
+
+
+def _made_label(carrier: Carrier) -> str:
+    """What stands where the newest freed node was made: the carried tensor itself, or what it was made from."""
+    itself = carrier.tensor is None or node_of(carrier.tensor) is carrier.link.source
+    return "the tensor that carries the old graph was made here" if itself else "the freed part of the old graph ends here"
 
 
 def _entered(facts: Study, carrier: Carrier) -> list[SourceSpan]:
