@@ -1,18 +1,142 @@
-"""What a call of backward() or autograd.grad() was given, as a fact of the journal."""
+"""Calls of backward() and autograd.grad() under a guard: each becomes a fact of the journal, and an incident where it fails."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gradguard import step_protocol
 from gradguard.callsite import user_stack
-from gradguard.journal import BackwardFact
+from gradguard.calm import calm_call
+from gradguard.errors import GradGuardError
+from gradguard.evidence.graph import nodes_from, root_nodes
+from gradguard.journal import BackwardFact, Cut
+from gradguard.probes.backward_nodes import NodeWatch
 from gradguard.torch_internals import node_sequence, others_watch, quiet, sequence_number
 
 if TYPE_CHECKING:
     from gradguard.session import Session
+
+_BACKWARDS_PER_STEP = 64
+
+
+def run_backward(
+    session: Session, kind: str, original: Callable[..., Any], frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Runs a backward call of the user's; `Session.run_backward`.
+
+    Raises:
+        GradGuardError: what it raised, diagnosed.
+    """
+    __tracebackhide__ = True
+    if session._calm and not session.depth and kind == "backward":
+        try:
+            call = calm_call(session, frame, args)
+        except Exception as fault:
+            session.fault(fault)
+            call = None
+        if call is not None:
+            return _run_calm(session, original, frame, args, kwargs, call)
+    return _run_watched(session, kind, original, frame, args, kwargs)
+
+
+def _run_calm(
+    session: Session, original: Callable[..., Any], frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any], call: BackwardFact
+) -> Any:
+    """A backward call about which nothing but its having been is of interest, as long as it does not fail."""
+    __tracebackhide__ = True
+    session.depth = 1
+    try:
+        result = original(*args, **kwargs)
+    except BaseException as error:
+        session.depth = 0
+        _backward_failed(session, error, "backward", frame, args, kwargs, args[:1], call)
+        raise
+    session.depth = 0
+    session._backwards += 1
+    with session.shield:
+        if session.run.ledger.backward_asleep():
+            step_protocol.tell(session, "after_backward", frame, call, args[:1])
+        if session._backwards > _BACKWARDS_PER_STEP:
+            session.begin_step()
+    return result
+
+
+def _backward_failed(
+    session: Session,
+    error: BaseException,
+    kind: str,
+    frame: FrameType,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    roots: tuple[Any, ...],
+    call: BackwardFact | None,
+) -> None:
+    __tracebackhide__ = True
+    if isinstance(error, Exception) and not isinstance(error, GradGuardError):
+        inputs = tensors_of(args, kwargs, 1 if kind == "grad" else 5, ("inputs",))
+        session._failed(error, kind, frame, roots, inputs, call)
+
+
+def _run_watched(
+    session: Session, kind: str, original: Callable[..., Any], frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """A backward call that the rules look at, before and after."""
+    __tracebackhide__ = True
+    session._calm = False
+    call: BackwardFact | None = None
+    roots: tuple[Any, ...] = ()
+    outermost = kind == "backward" and not session.depth
+    if session.tracing and not session._on and not session.depth:  # an optimizer's step() raised: its post hook never came
+        session.trace(True)
+    with session.shield:
+        roots = tensors_of(args, kwargs, 0, ("tensors", "outputs"))
+        call = backward_fact(session, kind, frame, args, kwargs, roots)
+        session.journal.backward_count = call.index
+        session.journal.backwards.append(call)
+        if outermost:
+            step_protocol.before_backward(session, frame)
+        session.moment("before_backward", kind, frame, roots=roots, call=call)
+    watch: NodeWatch | None = None
+    if session.tracing and call is not None:
+        with session.shield:
+            if session.run.settings.trace.node_hooks:
+                with quiet():
+                    watch = NodeWatch(nodes_from(root_nodes(roots)), session.journal, call.index)
+    session.depth += 1
+    try:
+        result = original(*args, **kwargs)
+    except BaseException as error:
+        session.depth -= 1
+        if watch is not None:
+            watch.remove()
+        _backward_failed(session, error, kind, frame, args, kwargs, roots, call)
+        raise
+    session.depth -= 1
+    if watch is not None:
+        watch.remove()
+    with session.shield:
+        if kind == "grad" and session.tracing and call is not None and not call.create_graph:
+            _gradients(session, call, result)
+        if outermost and call is not None:
+            step_protocol.after_backward(session, frame, call, roots)
+        if outermost:
+            session._backwards += 1
+            if session._backwards > _BACKWARDS_PER_STEP:  # a loop without optimizers still has steps
+                session.begin_step()
+        session.moment("after_backward", kind, frame, roots=roots, call=call)
+    return result
+
+
+def _gradients(session: Session, call: BackwardFact, result: Any) -> None:
+    """Gradients taken without create_graph have no graph of their own: what is made of them remembers that."""
+    cut = Cut("detach", session.journal.tick(), call.site, "autograd.grad", call.seq, call.root_seqs)
+    for gradient in result if isinstance(result, (tuple, list)) else (result,):
+        if isinstance(gradient, torch.Tensor) and not gradient.requires_grad:
+            session.journal.remember_cut(gradient, cut)
 
 
 def backward_fact(

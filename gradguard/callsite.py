@@ -88,7 +88,8 @@ def user_stack(frame: FrameType | None, limit: int = 12) -> tuple[CallSite, ...]
     files = USER_FILES
     found: list[CallSite] = []
     while frame is not None and len(found) < limit:
-        if files[frame.f_code.co_filename]:
-            found.append(CallSite(frame.f_code, frame.f_lasti))
+        code = frame.f_code
+        if files[code.co_filename]:
+            found.append(CallSite(code, frame.f_lasti))
         frame = frame.f_back
     return tuple(found)

@@ -9,19 +9,21 @@ been counted.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gradguard.callsite import CallSite, user_stack
 from gradguard.journal import BackwardFact
-from gradguard.torch_internals import others_watch
+from gradguard.torch_internals import node_sequence, others_watch, sequence_number
 
 if TYPE_CHECKING:
     from gradguard.rules.base import Rule
-    from gradguard.run import Run
+    from gradguard.session import Session
 
 Idle = Callable[[dict[str, Any]], bool]
-Pulse = Callable[[dict[str, Any], BackwardFact, torch.Tensor], bool]
+Pulse = Callable[[dict[str, Any], CallSite | None, int, torch.Tensor], bool]
 
 
 class Calm:
@@ -38,13 +40,48 @@ class Calm:
 
     def begins(self, memory: dict[str, Any]) -> bool:
         """Whether no rule has any business in the step that begins, as far as that can be known now."""
-        return self.possible and all(idle(memory) for idle in self._idle)
+        if not self.possible:
+            return False
+        for idle in self._idle:  # noqa: SIM110  (a generator for `all` costs as much again as what it asks)
+            if not idle(memory):
+                return False
+        return True
 
 
-def is_calm(run: Run, call: BackwardFact, roots: tuple[Any, ...]) -> bool:
-    """Whether a backward() call of a calm step is as calm as its step; nothing has been noted where it is not."""
-    if call.create_graph or run.ledger.ended or not run.ledger.asleep or others_watch():
-        return False
-    if len(roots) != 1 or type(roots[0]) is not torch.Tensor or call.root_seqs[0] < 0:
-        return False
-    return all(pulse(run.memory, call, roots[0]) for pulse in run.calm.pulses)
+def calm_call(session: Session, frame: FrameType, args: tuple[Any, ...]) -> BackwardFact | None:
+    """A call of `loss.backward()` in a calm step, if it is as calm as its step: its entry of the journal, already made.
+
+    What `gradguard.backward_calls.backward_fact` and the rules' screens do in other steps is done here in one go, since between
+    two of torch's operators what costs is how much code and memory is touched. None, and nothing noted, where the call is not
+    calm, or not of the form in which `Tensor.backward` hands it on.
+    """
+    if len(args) != 4 or type(root := args[0]) is not torch.Tensor or args[3] or others_watch():
+        return None
+    run = session.run
+    node = root.grad_fn
+    if node is None or run.ledger.ended or not run.ledger.asleep:
+        return None
+    stack = user_stack(frame)
+    site = stack[0] if stack else None
+    journal = session.journal
+    index = journal.backward_count + 1
+    for pulse in run.calm.pulses:
+        if not pulse(run.memory, site, index, root):
+            return None
+    call = BackwardFact(
+        index,
+        journal.tick(),
+        session.step,
+        site,
+        "backward",
+        (node_sequence(node),),
+        sequence_number(),
+        bool(args[2]),
+        False,
+        False,
+        False,
+        stack,
+    )
+    journal.backward_count = index
+    journal.backwards.append(call)
+    return call

@@ -18,18 +18,13 @@ from itertools import islice
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from gradguard import checkpointing, step_protocol
-from gradguard.backward_calls import backward_fact, tensors_of
+from gradguard.backward_calls import run_backward
 from gradguard.callsite import CallSite, user_frame
-from gradguard.calm import is_calm
 from gradguard.errors import GradGuardError, GradGuardWarning
-from gradguard.evidence.graph import nodes_from, root_nodes
 from gradguard.incidents import Incidents
-from gradguard.journal import BackwardFact, Cut, StepFact, current_journal
+from gradguard.journal import StepFact, current_journal
 from gradguard.probes import attribution
-from gradguard.probes.backward_nodes import NodeWatch
 from gradguard.probes.finite import note_nonfinite
 from gradguard.probes.hub import set_listener
 from gradguard.probes.ops import OpProbe
@@ -41,7 +36,6 @@ from gradguard.torch_internals import (
     can_trace_ops,
     insert_mode,
     mode_is_active,
-    quiet,
     remove_mode,
     sequence_number,
     stands_alone,
@@ -52,7 +46,6 @@ if TYPE_CHECKING:
     from gradguard.settings import Settings
 
 logger = logging.getLogger("gradguard")
-_BACKWARDS_PER_STEP = 64
 _DEBUG = bool(os.environ.get("GRADGUARD_DEBUG"))
 
 
@@ -200,7 +193,8 @@ class Session(Incidents):
         self._backwards = 0
         run = self.run
         on = self._traces = run.depth.next_step()
-        self._calm = not on and run.ledger.asleep and run.calm.begins(run.memory)
+        # no rule gets business from a calm step; what could give it some from elsewhere (a replica made) can wait some steps
+        self._calm = not on and run.ledger.asleep and ((self._calm and self.step & 15 != 0) or run.calm.begins(run.memory))
         if on != self.tracing or (on and not self._on) or (self._stale and not self.depth):
             self.trace(on)
 
@@ -243,63 +237,7 @@ class Session(Incidents):
 
     # -- what the probes report ---------------------------------------------------------------------------------------
 
-    def run_backward(self, kind: str, original: Callable[..., Any], frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        __tracebackhide__ = True
-        call: BackwardFact | None = None
-        roots: tuple[Any, ...] = ()
-        outermost = kind == "backward" and not self.depth
-        if self.tracing and not self._on and not self.depth:  # an optimizer's step() raised: its post hook never came
-            self.trace(True)
-        calm = False
-        with self.shield:
-            roots = tensors_of(args, kwargs, 0, ("tensors", "outputs"))
-            call = backward_fact(self, kind, frame, args, kwargs, roots)
-            calm = outermost and self._calm and is_calm(self.run, call, roots)
-            self.journal.backward_count = call.index
-            self.journal.backwards.append(call)
-            if not calm:
-                if outermost:
-                    step_protocol.before_backward(self, frame)
-                self.moment("before_backward", kind, frame, roots=roots, call=call)
-        watch: NodeWatch | None = None
-        if self.tracing and call is not None and not calm:
-            with self.shield:
-                if self.run.settings.trace.node_hooks:
-                    with quiet():
-                        watch = NodeWatch(nodes_from(root_nodes(roots)), self.journal, call.index)
-        self.depth += 1
-        try:
-            result = original(*args, **kwargs)
-        except BaseException as error:
-            self.depth -= 1
-            if watch is not None:
-                watch.remove()
-            if isinstance(error, Exception) and not isinstance(error, GradGuardError):
-                inputs = tensors_of(args, kwargs, 1 if kind == "grad" else 5, ("inputs",))
-                self._failed(error, kind, frame, roots, inputs, call)
-            raise
-        self.depth -= 1
-        if watch is not None:
-            watch.remove()
-        with self.shield:
-            if kind == "grad" and self.tracing and call is not None and not call.create_graph:
-                self._gradients(call, result)
-            if outermost and call is not None:
-                step_protocol.after_backward(self, frame, call, roots)
-            if outermost:
-                self._backwards += 1
-                if self._backwards > _BACKWARDS_PER_STEP:  # a loop without optimizers still has steps
-                    self.begin_step()
-            if not calm:
-                self.moment("after_backward", kind, frame, roots=roots, call=call)
-        return result
-
-    def _gradients(self, call: BackwardFact, result: Any) -> None:
-        """Gradients taken without create_graph have no graph of their own: what is made of them remembers that."""
-        cut = Cut("detach", self.journal.tick(), call.site, "autograd.grad", call.seq, call.root_seqs)
-        for gradient in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(gradient, torch.Tensor) and not gradient.requires_grad:
-                self.journal.remember_cut(gradient, cut)
+    run_backward = run_backward
 
     def run_engine(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The op probe is off while torch handles `backward` itself; custom Functions' backwards shall be seen."""
@@ -348,7 +286,7 @@ class Session(Incidents):
             if self._withheld:  # the step before raised
                 self._withheld = give_back_gradients(self._withheld)
             self.run.ledger.before_step(optimizer)
-            if self._calm and self.run.calm.begins(self.run.memory):
+            if self._calm:
                 return
             self.moment("before_step", "optimizer", sys._getframe(2), optimizer=optimizer, args=args, kwargs=kwargs)
             if SKIP in self.run.memory:

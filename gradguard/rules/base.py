@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     import torch
 
+    from gradguard.callsite import CallSite
     from gradguard.diagnosis import Diagnosis, Severity
-    from gradguard.journal import BackwardFact
     from gradguard.rules.incident import Incident
 
 # "error": PyTorch (or Python) raised. The others are moments of a step at which silent bugs are looked for.
@@ -48,8 +48,8 @@ class Rule:
             memory, the moment, its facts (`roots`, `call`, `optimizer` ...) and whether the step is traced; only where it says
             True is an incident made and the rule asked. No op probe is on.
         idle, pulse: for silent checks of untraced steps (`gradguard.calm`): whether the rule has no business in the step that
-            begins; and a look at a backward call's fact and root that is cheaper still than the screen, with True for "all is
-            well" and nothing changed where it says False. A rule with neither has every step looked at the long way.
+            begins; and a look at a backward call (its place, its number, its root) that is cheaper still than the screen, with True
+            for "all is well" and nothing changed where it says False. A rule with neither has every step looked at the long way.
     """
 
     code: str
@@ -63,7 +63,7 @@ class Rule:
     traced_only: bool = False
     screen: Callable[[dict[str, Any], Moment, dict[str, Any], bool], bool] | None = field(default=None, repr=False)
     idle: Callable[[dict[str, Any]], bool] | None = field(default=None, repr=False)
-    pulse: Callable[[dict[str, Any], BackwardFact, torch.Tensor], bool] | None = field(default=None, repr=False)
+    pulse: Callable[[dict[str, Any], CallSite | None, int, torch.Tensor], bool] | None = field(default=None, repr=False)
 
     @property
     def family(self) -> str:

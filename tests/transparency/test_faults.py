@@ -72,7 +72,7 @@ def _train(level: str | None) -> list[Any]:
         (OpProbe, "_mode_switch"),
         (Journal, "remember_cut"),
         (Journal, "cut_of"),
-        (session_module, "backward_fact"),
+        (backward_calls, "backward_fact"),
         (Session, "moment"),
         (session_module, "user_frame"),
         (session_module, "StepFact"),
@@ -171,7 +171,7 @@ def test_a_missing_private_name_degrades(monkeypatch: pytest.MonkeyPatch) -> Non
             y.sum().backward()
 
 
-@pytest.mark.parametrize(("owner", "name"), [(session_module, "is_calm"), (Calm, "begins")])
+@pytest.mark.parametrize(("owner", "name"), [(backward_calls, "calm_call"), (Calm, "begins")])
 def test_a_fault_in_a_calm_step(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def train(guarded: bool) -> list[Any]:
         torch.manual_seed(3)

@@ -2,8 +2,8 @@
 
 Before each backward: is the loss finite (`item()` of a scalar on the CPU, 1 µs). After it: is the gradient of one small
 parameter at the model's far end finite (3 µs): a NaN born anywhere on the way to it arrives there. Where no op of the graph can
-make one out of finite values, one backward in eight is enough for that. All parameters are looked at in the first steps, and as
-often as this takes no more than a quarter of a percent of the time (in traced steps: half a percent).
+make one out of finite values, one backward in eight, later in 32, is enough for that. All parameters are looked at in the first
+steps, and as often as this takes no more than a quarter of a percent of the time (in traced steps: half a percent).
 Where the graph has ops whose derivative can be infinite (`risks`), what they saved is held until the backward has run: their
 places in the graph are found once and then followed, a few hops each.
 
@@ -27,7 +27,6 @@ from gradguard.diagnosis import Diagnosis
 from gradguard.evidence.footprint import Footprints
 from gradguard.evidence.graph import is_accumulate
 from gradguard.evidence.recompute import node_kind
-from gradguard.journal import BackwardFact
 from gradguard.rules.numerics.deferred import Deferred
 from gradguard.rules.numerics.risks import RISKS, Held, hold
 
@@ -40,8 +39,8 @@ _HISTORY = 64
 _FULL_SHARE = 400  # a look at all gradients may take 1/400 of the time
 _FULL_SHARE_TRACED = 200
 # Where the graph has no op whose derivative can be infinite, gradients overflow only slowly: after the first backward calls of a
-# line they are looked at in every eighth.
-_EVERY_STEP, _STRIDE = 64, 8
+# line they are looked at in every eighth, and in every 32nd of a long run.
+_EVERY_STEP, _STRIDE, _LONG, _LONG_STRIDE = 64, 8, 1_024, 32
 _MOST_SENTINELS = 6
 _vector_norm = torch.linalg.vector_norm
 _ODD = 1e9  # a loss beyond this is worth a closer look
@@ -103,16 +102,15 @@ class Numbers:
         self._full_at = 0.0
         self._full_cost = 0.0
 
-    def pulse(self, call: BackwardFact, root: torch.Tensor) -> bool:
+    def pulse(self, site: CallSite | None, index: int, root: torch.Tensor) -> bool:
         """The look at a calm backward call: a line whose graph is known, without risky ops, and a finite loss of no odd size.
 
         Nothing is noted where it says False: the call is then looked at as any other.
         """
-        site = call.site
         plan = None if site is None else self.plans.get((id(site[0]), site[1]))
-        if plan is None or plan.walks < _WALKS or plan.calls < _EVERY_STEP or plan.paths or plan.zeros or self.tried or self.unscaled_bad:
+        if plan is None or plan.walks < _WALKS or plan.paths or plan.zeros or self.tried or self.unscaled_bad:
             return False
-        if self.told is not None or self.pending is not None or not (plan.calls + 1) % _STRIDE or not root.is_cpu or root.numel() != 1:
+        if self.told is not None or self.pending is not None or _due(plan.calls + 1) or not root.is_cpu or root.numel() != 1:
             return False
         value = root.item()
         if not -_ODD < value < _ODD:  # as neither NaN nor infinity is
@@ -120,7 +118,7 @@ class Numbers:
         plan.losses.append(value)
         plan.calls += 1
         self.plan = plan
-        self.call = call.index
+        self.call = index
         self.loss_bad = self.grads_bad = self._was_traced = False
         return True
 
@@ -264,7 +262,7 @@ class Numbers:
         if call is None or call.index != self.call or self.loss_bad or call.kind != "backward":
             return False
         plan = self.plan
-        if not (traced or plan.paths or plan.zeros or plan.calls < _EVERY_STEP or not plan.calls % _STRIDE):
+        if not (traced or plan.paths or plan.zeros or _due(plan.calls)):
             return False
         leaf = plan.sentinel() if plan.sentinel is not None else None
         if leaf is not None:
@@ -334,6 +332,11 @@ class Numbers:
         return bool(torch.isfinite(grad).all())
 
 
+def _due(calls: int) -> bool:
+    """Whether gradients are looked at in the backward call of this number."""
+    return calls < _EVERY_STEP or not calls % (_STRIDE if calls < _LONG else _LONG_STRIDE)
+
+
 def _ends(leaves: list[torch.Tensor], depths: list[int]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """The small leaf at the graph's far end and the one next to the root; `leaves` come in order of depth."""
     if not leaves:
@@ -395,10 +398,10 @@ def _nearest_leaf(node: Any, most: int = 2) -> torch.Tensor | None:
     return min(found, key=lambda leaf: leaf.numel()) if found else None
 
 
-def pulse(memory: dict[str, Any], call: BackwardFact, root: torch.Tensor) -> bool:
+def pulse(memory: dict[str, Any], site: CallSite | None, index: int, root: torch.Tensor) -> bool:
     """Of all numerics rules together."""
     found: Numbers | None = memory.get("numerics")
-    return found is not None and found.pulse(call, root)
+    return found is not None and found.pulse(site, index, root)
 
 
 def numbers(memory: dict[str, Any]) -> Numbers:

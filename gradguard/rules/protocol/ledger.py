@@ -32,10 +32,10 @@ from gradguard.torch_internals import quiet
 
 _SURVEYS = frozenset({3, 12, 24, 60, 150, 400, 1000, 4000})  # an optimizer's steps after which everything is looked at
 # Gradients are followed in the first steps, after an optimizer is made or something looks odd, and in one window of steps out
-# of sixteen from then on: a loop that is wrong is wrong in each of its rounds.
+# of sixteen from then on, later out of 64: a loop that is wrong is wrong in each of its rounds.
 _AWAKE_FIRST = 64
 _AWAKE = 16
-_ASLEEP = 240
+_ASLEEP, _LONG, _LONG_ASLEEP = 240, 1_000, 1_008
 _MOST_PARTS = 256  # unused contributions remembered of one parameter
 
 
@@ -365,7 +365,7 @@ class Ledger:
             self.turn_at = max(self.turn_at, self.steps + _AWAKE_FIRST)
         elif self.steps >= self.turn_at and not self.census_until:
             self.asleep = True
-            self.turn_at = self.steps + _ASLEEP
+            self.turn_at = self.steps + (_ASLEEP if self.steps < _LONG else _LONG_ASLEEP)
         if book.steps == book.close_until or len(optimizer.param_groups) != 1 or book.size != len(optimizer.param_groups[0]["params"]):
             book.follow()
 
