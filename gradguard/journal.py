@@ -247,6 +247,9 @@ class Journal:
         self.numpy_storages: OrderedDict[int, int] = OrderedDict()  # storage key -> clock at which numpy got hold of it
         # memory that holds non-finite values -> the call they stem from
         self.nonfinite: OrderedDict[int, NonfiniteFact] = OrderedDict()
+        # parameters whose way to the loss is looked for, by id; cuts met that have some of them behind them, and which
+        self.wanted: dict[int, weakref.ref[Any]] = {}
+        self.severed: list[tuple[Cut, frozenset[int]]] = []
         self.data_writes = 0  # writes through `.data` so far
         self.broken: BrokenFact | None = None
         self.step = 0

@@ -70,6 +70,7 @@ def _census(session: Session, ledger: Ledger) -> None:
     """Puts the hook that sees module calls in place, and takes it away some steps later."""
     if session.census is None and ledger.steps < ledger.census_until and not dynamo_in_use():
         session.census = take_census(ledger.census)
+        session.run.depth.incident()  # where paths are cut shows in a traced step only
         if session.census is None:
             ledger.census_until = 0
     elif ledger.steps >= ledger.census_until:
@@ -78,6 +79,8 @@ def _census(session: Session, ledger: Ledger) -> None:
 
 def end_census(session: Session, ledger: Ledger) -> None:
     """No longer looks at module calls."""
+    if ledger.census_until:
+        ledger.severed.disarm()
     ledger.census_until = 0
     if session.census is not None:
         session.census.remove()

@@ -165,6 +165,22 @@ def only_leaf(node: Any, most: int) -> Any:
     return None
 
 
+def leaves_behind(tensors: list[Any], most: int) -> list[Any]:
+    """The leaves that tensors were computed from, among so many graph nodes at most."""
+    found = [tensor for tensor in tensors if tensor.grad_fn is None and tensor.requires_grad]
+    nodes = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    seen = set(nodes)
+    for node in nodes:  # grows while it is read
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            found.append(leaf)
+        for source, _ in node.next_functions:
+            if source is not None and source not in seen and len(seen) < most:
+                seen.add(source)
+                nodes.append(source)
+    return found
+
+
 def output_metadata(node: Any) -> tuple[int, ...] | None:
     """The shape of a node's first output as the node itself tells it; None in releases whose nodes do not (2.4)."""
     try:

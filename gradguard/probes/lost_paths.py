@@ -20,10 +20,11 @@ from gradguard.journal import Cut, EscapeFact, Journal
 from gradguard.probes.arguments import call_name, is_flat, is_one_of, numbers_in, tensors_in
 from gradguard.probes.contents import Contents
 from gradguard.probes.op_kinds import ADDEND, DETACH, REWRAP, WRITE
-from gradguard.torch_internals import numpy_reachable, only_leaf, sequence_number, storage_key
+from gradguard.torch_internals import leaves_behind, numpy_reachable, only_leaf, sequence_number, storage_key
 
 _grad_enabled = torch.is_grad_enabled
 _Tensor = torch.Tensor
+_MOST_SEVERED, _MOST_BEHIND = 64, 4_096  # cuts noted, graph nodes searched for each
 _ESCAPES_SEARCHED = 256  # for the number a new tensor is made of; all 4,096 would take milliseconds
 _DISTRIBUTIONS = os.sep + os.path.join("torch", "distributions") + os.sep
 _PROBES = os.path.dirname(__file__) + os.sep
@@ -84,6 +85,8 @@ class LostPaths:
                 user_stack(outer, 6) if cause == "inference" else (),
             )
             cut.drawn = drawn_from is not None and cause != "sample"
+            if journal.wanted:
+                self._sever(cut, tensors_in(args, kwargs))
             if origins:
                 cut = Cut("rewrap", cut.clock, site, name, cut.seq, (), None, _merge([(cut,), *origins]))
         else:
@@ -135,6 +138,8 @@ class LostPaths:
                 mode,
                 leaves=(weakref.ref(source),) if node is None else (),
             )
+            if journal.wanted:
+                self._sever(cut, [source])
         if cut is not None:
             self.escaped_in = journal.step
         value = result if isinstance(result, (int, float, complex)) else (tuple(result) if name == "tolist" and is_flat(result) else None)
@@ -154,23 +159,41 @@ class LostPaths:
             site = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
             node = source.grad_fn
             outer = None if frame is None else user_frame(frame.f_back)
-            journal.remember_cut(
-                result,
-                Cut(
-                    "data",
-                    self.journal.tick(),
-                    site,
-                    "data",
-                    sequence_number(),
-                    (-1 if node is None else node._sequence_nr(),),
-                    outer=None if outer is None else CallSite(outer.f_code, outer.f_lasti),
-                    leaves=(weakref.ref(source),) if node is None else (),
-                ),
+            cut = Cut(
+                "data",
+                self.journal.tick(),
+                site,
+                "data",
+                sequence_number(),
+                (-1 if node is None else node._sequence_nr(),),
+                outer=None if outer is None else CallSite(outer.f_code, outer.f_lasti),
+                leaves=(weakref.ref(source),) if node is None else (),
             )
-        else:
-            cut = journal.cut_of(source)
-            if cut is not None:
-                journal.remember_cut(result, cut)
+            journal.remember_cut(result, cut)
+            if journal.wanted:
+                self._sever(cut, [source])
+        elif (inherited := journal.cut_of(source)) is not None:
+            journal.remember_cut(result, inherited)
+
+    def _sever(self, cut: Cut, inputs: list[Any]) -> None:
+        """Notes which of the parameters looked for stand behind what was cut off here."""
+        journal = self.journal
+        if len(journal.severed) < _MOST_SEVERED:
+            behind = frozenset(id(leaf) for leaf in leaves_behind(inputs, _MOST_BEHIND) if id(leaf) in journal.wanted)
+            if behind:
+                journal.severed.append((cut, behind))
+
+    def number(self, before: int, value: float) -> None:
+        """A Python number is added to a tensor: it may be a loss term that left torch, which its value tells, or else the source."""
+        journal = self.journal
+        if round(value, 3) != value:  # 0.5 and 1e-3 are anybody's
+            recent = islice(reversed(journal.escapes), _ESCAPES_SEARCHED)
+            fact = next((fact for fact in recent if fact.value == value and fact.step == journal.step and fact.cut is not None), None)
+            if fact is not None and fact.cut is not None:
+                journal.remember_partial(before, _merge([journal.partial.get(before, ()), fact.cut.roots()]))
+                return
+        if before not in journal.partial:
+            journal.remember_partial(before, ())
 
     def operand(self, kind: int, before: int, after: int, tensor: Any) -> None:
         """A gradless tensor goes into a differentiable call, which made the nodes from `before` up to `after`."""

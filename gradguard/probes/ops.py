@@ -145,8 +145,8 @@ class OpProbe(TorchFunctionMode):
                         elif numpy_storages and storage_key(arg) in numpy_storages:
                             self.prints.note_quietly(arg, before, after)
                     elif kind & ADDEND and isinstance(arg, float):
-                        if self.lost.escaped_in == self.journal.step and before not in self.journal.partial:
-                            self.journal.remember_partial(before, ())  # a number that may be a loss term: told from the source
+                        if self.lost.escaped_in == self.journal.step:
+                            self.lost.number(before, arg)
                     elif kind & ADDEND and type(arg) in (list, tuple):
                         for item in arg:
                             if isinstance(item, _Tensor) and not item.requires_grad:

@@ -206,6 +206,7 @@ def _told(incident: Incident, place: ResolvedSite | None, since: int) -> list[Or
 
 def _tell_term(incident: Incident, found: list[Origin], place: ResolvedSite | None) -> Diagnosis:
     origin = found[0]
+    incident.memory.setdefault("GG308 told", set()).add(origin.key)
     root = incident.roots[0]
     name = lost_path.root_name(incident, root)
     term = _term_name(origin, place)

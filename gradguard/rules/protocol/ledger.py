@@ -26,6 +26,7 @@ from gradguard.rules.protocol.rates import Schedules
 from gradguard.rules.protocol.recorder import Recorder
 from gradguard.rules.protocol.retained import Retained, tag_due
 from gradguard.rules.protocol.scaling import accumulated, scale_facts
+from gradguard.rules.protocol.severed import Severed
 from gradguard.rules.protocol.survey import Survey
 from gradguard.rules.protocol.suspicion import Suspicion
 from gradguard.torch_internals import quiet
@@ -65,6 +66,7 @@ class Ledger:
         self.casts: list[tuple[weakref.ref[Any], CallSite | None]] = []
         self.recorder: Recorder | None = None  # where a closing summary was asked for
         self.survey = Survey(self)
+        self.severed = Severed(self.journal)
         self.modes = Modes(self)
         self.retained = Retained()
         self.schedules = Schedules(self)
@@ -209,6 +211,8 @@ class Ledger:
             self.retained.tag(self.steps, self.backwards, roots, self.found)
         if self.asleep:
             return
+        if self.census_until:
+            self.severed.look(roots)
         part: Part | None = None
         for book in self.books.values():
             got = False

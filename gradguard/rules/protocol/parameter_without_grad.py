@@ -37,6 +37,7 @@ from torch import nn
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.source import ResolvedSite, at_line, dotted, resolve
 from gradguard.rules.base import Rule
+from gradguard.rules.gradient_path import lost_path, origins, patching, words
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book, Prepared
@@ -129,9 +130,22 @@ def _called(incident: Incident, book: Book, idle: Idle, called: dict[int, Any]) 
     elif all(entry[2] for _, entry in hit):
         if grad_on is None or place is None:
             return None
-        headline = f"`{prefix}` is called and in `{name}`, but never gets a gradient: what it computes does not reach any loss"
+        headline = f"`{prefix}` is called and in `{name}`, but never gets a gradient: "
+        parameters = [each[0] for each, _ in hit]
+        at = place.span("called here", "context")
+        cuts = incident.memory["ledger"].severed.cuts(parameters)
+        found = origins.merged(origins.of_cut(incident, cut) for cut in cuts)
+        if any(origin.key in incident.memory.get("GG308 told", ()) for origin in found):
+            return None  # the term without a path has been shown
+        if len(found) == 1 and found[0].place is not None:
+            culprit, related = lost_path.story(found[0])
+            fix = patching.with_patch(words.fix(found[0], "the loss"), found[0])
+            headline += words.why(found[0], "what it computes")
+            return _told(incident, book, headline, culprit, [*related, at], fix, parameters, shown)
+        headline += "what it computes does not reach any loss"
+        related = [spot.span("cut off here", "context") for origin in found[:3] if (spot := origin.place) is not None]
         fix = Fix(title="Find where its result is detached, dropped or turned into a number", safety="manual")
-        return _told(incident, book, headline, None, [place.span("called here", "context")], fix, [each[0] for each, _ in hit], shown)
+        return _told(incident, book, headline, None, [at, *related], fix, parameters, shown)
     else:
         return None
     return _told(

@@ -116,6 +116,7 @@ class Survey:
             ]
             if idle and len(idle) < len(book.first_versions) and book.steps == 12:
                 ledger.census_until = ledger.steps + 3
+                ledger.severed.arm(idle)
             elif idle and len(idle) < len(book.first_versions):
                 ledger.found.append(Suspicion("GG605", book, {"prepare": idle}))
         if book.steps in (12, 24, 60, 400):

@@ -1,0 +1,62 @@
+"""Where the path to parameters that get no gradient was cut: looked for in one traced step, while the graph is alive."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from gradguard.evidence.graph import root_nodes, walk
+from gradguard.journal import Cut, Journal
+from gradguard.torch_internals import node_sequence
+
+_MOST_NODES = 8_192
+
+
+class Severed:
+    """The cuts between some parameters and the losses of a step.
+
+    Args:
+        journal: of this thread; the op probe writes there which cuts it met (`Journal.severed`).
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._used: dict[int, tuple[Cut, frozenset[int]]] = {}  # cuts whose result went into a loss, and ids of what is behind them
+
+    def arm(self, parameters: list[weakref.ref[Any]]) -> None:
+        """From here on, cuts that have one of these parameters behind them are noted."""
+        self._journal.wanted = {id(p): ref for ref in parameters if (p := ref()) is not None}
+        self._journal.severed = []
+        self._used = {}
+
+    def disarm(self) -> None:
+        """That was enough."""
+        self._journal.wanted = {}
+        self._journal.severed = []
+
+    def look(self, roots: tuple[Any, ...]) -> None:
+        """A backward call has run: which of the cut values its graph was fed with."""
+        journal = self._journal
+        if not journal.severed:
+            return
+        noted = {id(cut): (cut, behind) for cut, behind in journal.severed}
+        for i, (node, _) in enumerate(walk(root_nodes(roots))):
+            if i > _MOST_NODES:
+                return
+            leaf = getattr(node, "variable", None)
+            if leaf is None:
+                seq = node_sequence(node)
+                fed_with = journal.fed.get(seq, ()) + journal.partial.get(seq, ())
+            else:  # a new leaf made of old values: `torch.tensor(x.item(), requires_grad=True)`
+                cut = journal.cut_of(leaf)
+                fed_with = () if cut is None else cut.roots()
+            for each in fed_with:
+                if id(each) in noted:
+                    self._used[id(each)] = noted[id(each)]
+
+    def cuts(self, parameters: list[Any]) -> list[Cut]:
+        """The cuts on the way from all of these parameters to a loss; none where one of the parameters has no such cut."""
+        wanted = {id(parameter) for parameter in parameters}
+        found = [(cut, behind & wanted) for cut, behind in self._used.values() if behind & wanted]
+        reached: set[int] = set().union(*(behind for _, behind in found))
+        return [cut for cut, _ in found] if reached == wanted else []
