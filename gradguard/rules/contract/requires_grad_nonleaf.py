@@ -54,7 +54,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if tensor is not None and (tensor.is_leaf or tensor.grad_fn is None):
         tensor = None
     switching_off = "use_computed_variable" in incident.message or "use a computed variable" in incident.message.lower()
-    made, traced = _maker(incident, scopes, name, tensor, place)
+    made, traced = maker(incident, scopes, name, tensor, place)
     op = op_name(tensor.grad_fn) if tensor is not None else None
     shown = f"`{name}`" if name else f"`{place.source.flat(receiver)}`" if receiver is not None else "The tensor"
     looped = made is not None and made.line > place.line and made.file == place.file
@@ -122,7 +122,7 @@ def _receiver(place: ResolvedSite | None) -> ast.expr | None:
     return node.value if isinstance(node, ast.Attribute) else None
 
 
-def _maker(
+def maker(
     incident: Incident, scopes: list[Scope], name: str | None, tensor: torch.Tensor | None, place: ResolvedSite
 ) -> tuple[Spot | None, bool]:
     """The line that made the tensor: by the trace; else the assignment that names its operation, else the loop's last."""

@@ -26,7 +26,8 @@ No automatic change, except `sample()` to `rsample()` (unsafe: it changes what i
 ## When it speaks, what silences it
 When backward() or autograd.grad raises over a root without a graph that was lost in such an operation; as a warning when
 the result was made a leaf by hand, and when every path from the root to the parameters leads through an operation whose
-derivative is zero everywhere. A hard value beside a soft path (a straight-through estimator, a mask) is none of that.
+derivative is zero everywhere; of some of the parameters, when an optimizer steps on gradients of exactly zero for the third time.
+A hard value beside a soft path (a straight-through estimator, a mask) is none of that.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ from gradguard.rules.incident import Incident
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """The likeliest place where the root lost its path has no derivative."""
-    found = lost_path.recognise(incident, "GG304")
-    if found is None and incident.moment == "before_backward":
+    found = lost_path.recognise(incident, "GG304") if incident.moment != "before_step" else None
+    if found is None and incident.moment != "error":
         return zero_derivative.recognise(incident)
     return found
 
@@ -48,6 +49,6 @@ def recognise(incident: Incident) -> Diagnosis | None:
 RULE = Rule(
     code="GG304", name="non-differentiable-op", summary="the loss was computed through an operation without a "
                                                         "derivative", recognise=recognise,
-    moments=frozenset({"error", "before_backward"}), priority=50, messages=lost_path.MESSAGES, traced_only=True,
+    moments=frozenset({"error", "before_backward", "before_step"}), priority=50, messages=lost_path.MESSAGES, traced_only=True,
     screen=zero_derivative.screen,
 )  # fmt: skip

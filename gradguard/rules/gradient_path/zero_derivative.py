@@ -1,12 +1,23 @@
-"""GG304, the silent form: every path from the loss to a leaf leads through an operation whose derivative is zero."""
+"""GG304, the silent forms: every path from the loss to a leaf leads through an operation whose derivative is zero, or every path
+to some of the parameters does.
+
+The first is certain from the graph alone. Of the second another loss may make up for it: it is told when the optimizer steps and
+the gradients of those parameters are exactly zero, for the third time in a row.
+"""
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
+from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.graph import is_accumulate, op_name
+from gradguard.evidence.names import short_list
+from gradguard.evidence.optimizers import trained_by
 from gradguard.rules.gradient_path import lost_path
 from gradguard.rules.gradient_path.places import function_word, same_place
 from gradguard.rules.incident import Incident
@@ -19,10 +30,22 @@ _ZERO = frozenset({
 })  # fmt: skip
 _TRIES = 3  # graphs of one backward line that are looked at in one run
 _LIMIT = 20_000
+_BARRED = "GG304 barred"
+
+
+@dataclass
+class _Barred:
+    """Parameters that one backward's line gives a gradient of zero."""
+
+    diagnosis: Diagnosis
+    leaves: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+    looks: int = 0
 
 
 def screen(memory: dict[str, Any], moment: str, facts: dict[str, Any], traced: bool) -> bool:
-    """Whether this line's graph is still to be looked at."""
+    """Whether this line's graph is still to be looked at, or an optimizer steps whose parameters were barred."""
+    if moment == "before_step":
+        return any(barred.looks >= _TRIES for barred in memory.get(_BARRED, {}).values())
     call = facts["call"]
     return lost_path.screen(memory, moment, facts, traced) or (
         call is not None and memory.get("GG304 looks", {}).get(call.site, 0) < _TRIES
@@ -30,7 +53,9 @@ def screen(memory: dict[str, Any], moment: str, facts: dict[str, Any], traced: b
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
-    """Speaks only where all gradients are zero for sure."""
+    """Speaks only where gradients are zero for sure."""
+    if incident.moment == "before_step":
+        return _still_zero(incident)
     call = incident.call
     if call is None or call.nested or not incident.root_nodes:
         return None
@@ -39,48 +64,118 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if tries >= _TRIES:
         return None
     looks[call.site] = tries + 1
-    stops = _stops(incident.root_nodes)
+    stops, reached = _stops(incident.root_nodes)
     if not stops:
         return None
     node = max(stops, key=node_sequence)
+    if not reached:
+        name = lost_path.root_name(incident, incident.roots[0])
+        return _told(
+            incident, node, f"every gradient of `{name}` is exactly zero: its only way to the parameters leads through", "every gradient"
+        )
+    _note(incident, node, stops, reached)
+    return None
+
+
+def _note(incident: Incident, node: Any, stops: list[Any], reached: set[int]) -> None:
+    """Remembers the parameters that are behind the bars alone."""
+    call = incident.call
+    assert call is not None
+    barred: dict[Any, _Barred] = incident.memory.setdefault(_BARRED, {})
+    trained = set().union(*map(trained_by, incident.names.optimizers()))
+    behind = [leaf for leaf in _leaves(stops) if id(leaf) not in reached and id(leaf) in trained]
+    if not behind:
+        barred.pop(call.site, None)
+        return
+    known = barred.get(call.site)
+    if known is None:
+        names = [state.full if (state := incident.names.state(leaf)) is not None else "a parameter" for leaf in behind]
+        shown = short_list(names, 3)
+        told = _told(
+            incident,
+            node,
+            f"the gradient of {shown} is exactly zero: the only way from the loss to {'it' if len(behind) == 1 else 'them'} leads through",
+            f"every gradient of {shown}",
+        )
+        known = barred[call.site] = _Barred(told, [weakref.ref(leaf) for leaf in behind])
+    known.looks += 1
+
+
+def _still_zero(incident: Incident) -> Diagnosis | None:
+    """The optimizer steps, and no other backward has given those parameters anything."""
+    barred: dict[Any, _Barred] = incident.memory[_BARRED]
+    trained = trained_by(incident.optimizer)
+    for site, each in list(barred.items()):
+        leaves = [leaf for ref in each.leaves if (leaf := ref()) is not None]
+        if each.looks < _TRIES or not any(id(leaf) in trained for leaf in leaves):
+            continue
+        del barred[site]
+        if all(leaf.grad is not None and not bool(leaf.grad.any()) for leaf in leaves):
+            return each.diagnosis
+    return None
+
+
+def _told(incident: Incident, node: Any, headline: str, what: str) -> Diagnosis:
     place = incident.place_of_node(node_sequence(node))
     op = op_name(node)
     root = incident.roots[0]
-    name = lost_path.root_name(incident, root)
     result = place.targets[0] if place is not None and place.targets else None
     related = []
     if incident.place is not None and not same_place(incident.place, place):
-        related.append(incident.place.span("runs, and every gradient is exactly zero", "backward"))
+        related.append(incident.place.span(f"runs, and {what} is exactly zero", "backward"))
     return Diagnosis(
         code="GG304", name="non-differentiable-op", severity="warning",
-        headline=f"every gradient of `{name}` is exactly zero: its only way to the parameters leads through `{op}`{function_word(place)}",
+        headline=f"{headline} `{op}`{function_word(place)}",
         culprit=place.span(f"`{op}` has the derivative zero: nothing comes back through "
                            f"{f'`{result}`' if result else 'it'}", "culprit") if place is not None else None,
-        related=related, tensors=[lost_path.facts(name, root)],
+        related=related, tensors=[lost_path.facts(lost_path.root_name(incident, root), root)],
         explanation=f"`{op}` is flat between its jumps. PyTorch keeps the graph and multiplies every gradient by zero, so "
-                    f"training stands still without an error.",
+                    f"what stands before it is not trained, without an error.",
         fixes=[Fix(title=f"Compute the loss without `{op}`, or pass the gradient straight through: `x + ({op}(x) - "
                          f"x).detach()`", safety="manual")],
     )  # fmt: skip
 
 
-def _stops(roots: list[Any]) -> list[Any]:
-    """The zero-derivative nodes that bar every path from the roots to a leaf; empty if any path is open (or the graph is too large)."""
+def _stops(roots: list[Any]) -> tuple[list[Any], set[int]]:
+    """The zero-derivative nodes met on the ways from the roots, and ids of the leaves that open ways lead to.
+
+    No nodes where the graph is too large, or an open way leads to something that is no leaf.
+    """
     seen: set[Any] = set()
-    stops = []
+    stops: list[Any] = []
+    reached: set[int] = set()
     queue = deque(roots)
     while queue:
         node = queue.popleft()
         if node in seen:
             continue
         seen.add(node)
-        if len(seen) > _LIMIT or is_accumulate(node):
-            return []
+        if len(seen) > _LIMIT:
+            return [], set()
+        if is_accumulate(node):
+            reached.add(id(node.variable))
+            continue
         if node.name() in _ZERO:
             stops.append(node)
             continue
         sources = [source for source, _ in node.next_functions if source is not None]
         if not sources:  # not a leaf that learns, and nothing to say of it
-            return []
+            return [], set()
         queue.extend(sources)
-    return stops
+    return stops, reached
+
+
+def _leaves(nodes: list[Any]) -> list[torch.Tensor]:
+    """The leaves behind some nodes."""
+    seen = set(nodes)
+    queue = deque(nodes)
+    found = []
+    while queue and len(seen) <= _LIMIT:
+        node = queue.popleft()
+        if is_accumulate(node):
+            found.append(node.variable)
+        for source, _ in node.next_functions:
+            if source is not None and source not in seen:
+                seen.add(source)
+                queue.append(source)
+    return found

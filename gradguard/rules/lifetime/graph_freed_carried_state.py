@@ -39,14 +39,14 @@ import ast
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.alive import node_of
 from gradguard.evidence.bindings import dotted
-from gradguard.evidence.carried import Carrier
+from gradguard.evidence.carried import Carrier, called_in
 from gradguard.evidence.source import resolve
 from gradguard.fixes.edits import edit_of, patched
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
-from gradguard.rules.lifetime import retained, tell
+from gradguard.rules.lifetime import overwritten, retained, tell
 from gradguard.rules.lifetime.detaching import detach_fix
-from gradguard.rules.lifetime.study import MESSAGES, Study, study
+from gradguard.rules.lifetime.study import MESSAGES, Study, is_overwritten, study
 
 AVOID = (
     "retain_graph=True would not repair this: the old graph needs the "
@@ -62,6 +62,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if facts is None or facts.cause != "carried" or facts.carrier is None:
         return None
     carrier = facts.carrier
+    if is_overwritten(carrier):
+        return overwritten.diagnosis(facts, carrier, RULE.code, RULE.name)
     name = tell.holder_name(carrier)
     culprit = _culprit(facts, carrier, name)
     put = "put there" if carrier.how == "container" else "made"
@@ -105,10 +107,14 @@ def _made_label(carrier: Carrier) -> str:
 
 
 def _entered(facts: Study, carrier: Carrier) -> list[SourceSpan]:
-    found = tell.entry_span(facts, carrier, "the old graph enters this step here")
+    place, store = tell.entry_place(facts, carrier), carrier.store
+    function = store.function_name.rpartition(".")[2] if store is not None else ""
+    # the statement that hands the value to where it is kept stands behind the backward, and still at the end of its step
+    handing = place is not None and place.statement is not None and function in called_in(place.statement)
+    found = tell.entry_span(facts, carrier, "handed on here with its graph" if handing else "the old graph enters this step here")
     if not found and carrier.read is not None and carrier.store is not None:
-        place = carrier.store.source
-        found = [place.span(r, "the value of the step before is read here", "carried") for r in [_range(carrier.read)] if r is not None]
+        source = carrier.store.source
+        found = [source.span(r, "the value of the step before is read here", "carried") for r in [_range(carrier.read)] if r is not None]
     return found
 
 

@@ -31,10 +31,15 @@ made anew: an attribute set in a constructor or a cache, a variable set before t
 
 from __future__ import annotations
 
+import ast
+
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.evidence.carried import Carrier
-from gradguard.evidence.graph import leaves
+from gradguard.evidence.carried import Carrier, called_in
+from gradguard.evidence.graph import is_accumulate, leaves, walk
 from gradguard.evidence.names import short_list
+from gradguard.evidence.source import ResolvedSite
+from gradguard.evidence.stores import Store
+from gradguard.evidence.syntax import FUNCTIONS
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.lifetime import tell
@@ -101,6 +106,9 @@ def _culprit(facts: Study, carrier: Carrier, block: CachedBlock | None) -> tuple
     where = {"cache": "into a cache", "init": "in the constructor", "outside": "before the loop", "fresh": "outside what is repeated"}.get(
         store.relation if store else "", "in an earlier step"
     )
+    if store is not None and carrier.made is not None and _only_fetches(store, carrier.made):
+        where = "in an earlier step" if store.relation == "outside" else where
+        return carrier.made.statement_span("computed with its graph, and kept", "culprit"), where
     if (
         store is not None
         and carrier.made is not None
@@ -117,6 +125,23 @@ def _culprit(facts: Study, carrier: Carrier, block: CachedBlock | None) -> tuple
     if carrier.made is not None:
         return carrier.made.statement_span("computed once, with its graph", "culprit"), "in an earlier step"
     return None, "in an earlier step"
+
+
+def _only_fetches(store: Store, made: ResolvedSite) -> bool:
+    """Whether a statement takes out what was made before it, elsewhere in the file: nothing that it calls leads to where it was made."""
+    function = (made.function or "").rpartition(".")[2]
+    tree = store.source.tree
+    if store.value is None or tree is None or made.file != store.file or not function or function in ("forward", "<module>"):
+        return False
+    if made.function == store.function_name:
+        return False
+    called = called_in(store.value)
+    if not called and isinstance(store.value, (ast.Name, ast.Attribute)):
+        return True  # only read: what has a graph by now was given it later
+    for _ in range(4):
+        bodies = [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS) and getattr(node, "name", "") in called]
+        called = called.union(*map(called_in, bodies))
+    return bool(called) and function not in called
 
 
 def _is_plain(carrier: Carrier) -> bool:
@@ -150,6 +175,15 @@ def _fixes(facts: Study, carrier: Carrier, block: CachedBlock | None, name: str)
         if closure
         else f"compute {name} anew in each step, from the parameters as they are then"
     )
+    if _is_old_probability(facts, carrier):
+        return [
+            Fix(
+                title=f"keep {name} without its graph: compute it under `torch.no_grad()`, or `.detach()` it where it is kept",
+                safety="unsafe",
+                detail="the log-probability of the policy that acted is a constant of the ratio",
+            ),
+            Fix(title=title, safety="manual"),
+        ]
     return [
         Fix(title=title, safety="manual"),
         Fix(
@@ -157,6 +191,21 @@ def _fixes(facts: Study, carrier: Carrier, block: CachedBlock | None, name: str)
             safety="unsafe",
         ),
     ]
+
+
+def _is_old_probability(facts: Study, carrier: Carrier) -> bool:
+    """A log-probability taken once, whose parameters the same loss reaches anew as well: what PPO and its kin compare with."""
+    callee = carrier.made.callee if carrier.made is not None else None
+    if callee is None or callee.rpartition(".")[2] != "log_prob":
+        return False
+    behind = {id(leaf) for leaf in leaves([carrier.link.source])}
+    old = facts.graph.below(carrier.link.source)
+    anew = {
+        id(node.variable)
+        for node, _ in walk(facts.graph.roots)
+        if is_accumulate(node) and any(user not in old for user, _ in facts.graph.users.get(node, ()))
+    }
+    return bool(behind) and behind <= anew
 
 
 RULE = Rule(

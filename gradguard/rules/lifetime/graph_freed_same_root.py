@@ -39,6 +39,7 @@ import torch
 from gradguard.callsite import CallSite
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.bindings import assignments_to, names_read
+from gradguard.evidence.graph import leaves
 from gradguard.evidence.holders import holdings
 from gradguard.evidence.names import short_list
 from gradguard.evidence.source import resolve
@@ -48,6 +49,7 @@ from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.lifetime import tell
 from gradguard.rules.lifetime.study import MESSAGES, Study, study
+from gradguard.torch_internals import storage_key
 
 AVOID_LOOP = (
     "retain_graph=True would only hide it: every step would use the gradient "
@@ -130,6 +132,16 @@ def _twice(facts: Study, shown: str, first: BackwardFact | None) -> Diagnosis:
     once = Fix(
         title=f"call backward() once on {shown}: take {tell.call_words(call)} out, or call it on the loss that was meant", safety="unsafe"
     )
+    avoid = ["retain_graph=True on the first call makes the second run, but its gradient is then added once more: every gradient doubled"]
+    changed = _changed_since(facts, first)
+    if changed:
+        were = "was" if len(changed) == 1 else "were"
+        text += f" {short_list(changed, 3)} {were} changed in between: the same graph would give the gradient at the old values."
+        once = Fix(title=f"compute {shown} anew before the second call, from the parameters as they are then", safety="manual")
+        avoid = [
+            "retain_graph=True on the first call would only lead to the next error: parameters that the graph has saved were changed "
+            "in place"
+        ]
     return Diagnosis(
         code=RULE.code,
         name=RULE.name,
@@ -142,14 +154,21 @@ def _twice(facts: Study, shown: str, first: BackwardFact | None) -> Diagnosis:
         tensors=tell.tensor_facts(shown.strip("`") if shown[0] == "`" else None, facts.incident.roots[0]),
         explanation=text,
         notes=tell.notes(facts),
-        fixes=[keep] if by_grad else [once, keep],
-        avoid=[]
-        if by_grad
-        else [
-            ("retain_graph=True on the first call makes the second run, but its gradient is then added once more: every gradient doubled")
-        ],
+        fixes=[once] if changed else [keep] if by_grad else [once, keep],
+        avoid=[] if by_grad and not changed else avoid,
         confidence="certain",
     )
+
+
+def _changed_since(facts: Study, first: BackwardFact | None) -> list[str]:
+    """The parameters of the graph that were written in place after the first call, as far as that was traced."""
+    if first is None:
+        return []
+    names = facts.incident.names
+    written = {write.storage for write in facts.incident.journal.writes if write.clock > first.clock}
+    changed = [leaf for leaf in leaves(facts.graph.roots) if storage_key(leaf) in written]
+    shown = [state.full if (state := names.state(leaf)) is not None else names.of(leaf) for leaf in changed]
+    return [name or "a parameter" for name in shown]
 
 
 def _apart(fact: BackwardFact | None, other: BackwardFact | None) -> CallSite | None:

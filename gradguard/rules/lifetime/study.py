@@ -20,7 +20,7 @@ from gradguard.evidence.flow import contains
 from gradguard.evidence.graph import is_accumulate, leaves
 from gradguard.evidence.old_torch import output_shape
 from gradguard.evidence.optimizers import trained_by
-from gradguard.evidence.source import resolve
+from gradguard.evidence.source import function_def, resolve
 from gradguard.journal import BackwardFact
 from gradguard.rules.incident import Incident
 from gradguard.torch_internals import node_sequence
@@ -137,6 +137,8 @@ def _entered(result: Study) -> None:
     roots = [node_sequence(root) for root in graph.roots]
     if result.freed_by is not None and max(roots) < result.freed_by.seq:
         result.cause = "shared"  # this loss was there already when the first one was backpropagated: two losses of one forward pass
+    elif is_overwritten(carrier):
+        result.cause = "carried"
     elif not crossing:
         result.cause = "precomputed" if carrier.store is not None and carrier.store.relation in ("cache", "init") else "shared"
     elif carrier.renewal == "each step":
@@ -149,6 +151,11 @@ def _entered(result: Study) -> None:
         result.cause = "carried" if carrier.renewal == "unknown" and not result.incident.journal.ops else "precomputed"
 
 
+def is_overwritten(carrier: Carrier) -> bool:
+    """Whether what carries the old graph is a parameter: only a write in place gives a parameter a history."""
+    return isinstance(carrier.tensor, torch.nn.Parameter) and not carrier.tensor.is_leaf
+
+
 def _made_in_this_turn(result: Study, carrier: Carrier) -> bool:
     """Whether a loop around the loop of the losses makes the value anew, and no optimizer has stepped since it was made."""
     place = None if result.call is None else resolve(result.call.site)
@@ -159,9 +166,20 @@ def _made_in_this_turn(result: Study, carrier: Carrier) -> bool:
     if source is None or statement is None:  # nothing tells where it was made: two loops and no step between are all there is to go by
         return len(place.enclosing_loops) > 1
     around = next((above for above in source.ancestors(statement) if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef))), None)
-    return any(
+    if any(
         contains(loop, statement, source) or (around is not None and around.name in called_in(loop)) for loop in place.enclosing_loops[1:]
-    )
+    ):
+        return True
+    return around is not None and result.call is not None and _called_in_a_loop(around, result.call)
+
+
+def _called_in_a_loop(function: ast.FunctionDef | ast.AsyncFunctionDef, call: BackwardFact) -> bool:
+    """Whether the call under way of this function, or of a caller of its, stands in a loop: each turn makes its variables anew."""
+    for depth, site in enumerate(call.stack):
+        node = function_def(site.code)
+        if isinstance(node, type(function)) and (node.name, node.lineno) == (function.name, function.lineno):
+            return any(place is not None and place.enclosing_loops for place in map(resolve, call.stack[depth + 1 :]))
+    return False
 
 
 def _border(result: Study, link: Link) -> int | None:

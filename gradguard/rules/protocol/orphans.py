@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 from collections.abc import Iterator
 
 import torch
@@ -32,6 +33,9 @@ def told(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]],
     """The diagnosis: the optimizer's parameters are not the model's."""
     name = tell.optimizer_name(book, incident)
     owner = left[0][1]
+    still = _alive_owner(gone[0])
+    if still is not None:
+        return _another(incident, book, left, still)
     paths = [each.path for _, each in left]
     everything = len(gone) == len(book.parameters())
     replaced, whole = _replaced(incident, book, owner, everything)
@@ -71,6 +75,70 @@ def told(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]],
         ),
         fixes=[fix],
     )
+
+
+def _another(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]], still: nn.Module) -> Diagnosis:
+    """The optimizer's model is there all right, and another one is trained: a copy, in most cases."""
+    name = tell.optimizer_name(book, incident)
+    owner = left[0][1]
+    model = owner.variable or type(owner.root).__name__
+    known = next(((variable, root) for variable, root in incident.names.modules if any(m is still for m in root.modules())), None)
+    theirs = f"`{known[0]}`" if known is not None and known[0] else "another model"
+    copied = None
+    for sources in in_tiers(incident) if known is not None and type(known[1]) is type(owner.root) else ():
+        copied = only_one(None, ((source, node) for source in sources for node in _copies(source)))
+        if copied:
+            break
+    place = at_line(*copied) if copied else None
+    paths = [each.path for _, each in left]
+    culprit = None if place is None else place.statement_span("a copy has parameters of its own, which no optimizer holds", "culprit")
+    made = tell.span(book.made, f"`{name}` was given other parameters here", "declared")
+    return Diagnosis(
+        code=CODE,
+        name=NAME,
+        severity="warning",
+        headline=f"`{name}` holds the parameters of {theirs}, and what gets gradient is `{model}`: neither is trained",
+        culprit=culprit,
+        related=tell.spans(made, tell.span(book.step_site, "steps on parameters without a gradient", "context")),
+        tensors=tell.facts([leaf for leaf, _ in left], incident.names),
+        explanation=(
+            f"None of the {len(book.parameters())} parameters of `{name}` gets a gradient, while {tell.listed(paths, len(paths))} "
+            f"{'get' if len(paths) > 1 else 'gets'} gradient and {'are' if len(paths) > 1 else 'is'} in no optimizer. "
+            f"{'No gradient leads from a copy back to what it was copied from.' if culprit is not None else ''}"
+        ),
+        fixes=[
+            Fix(title=f"Compute the loss with the model whose parameters `{name}` holds", safety="manual"),
+            Fix(
+                title=f"Where `{model}` is an inner learner, call the model with parameters of its own, computed from the outer ones "
+                "(`torch.func.functional_call`)",
+                safety="manual",
+            ),
+        ],
+        confidence="likely",
+    )
+
+
+def _alive_owner(parameter: torch.Tensor) -> nn.Module | None:
+    """The module that has a parameter, wherever it is held; None where it is gone."""
+    for holder in gc.get_referrers(parameter):
+        if type(holder) is not dict or not any(value is parameter for value in holder.values()):
+            continue
+        for owner in gc.get_referrers(holder):
+            state = owner if type(owner) is dict else getattr(owner, "__dict__", None)
+            if type(state) is not dict or state.get("_parameters") is not holder:
+                continue
+            module = owner if isinstance(owner, nn.Module) else next((m for m in gc.get_referrers(state) if isinstance(m, nn.Module)), None)
+            if module is not None:
+                return module
+    return None
+
+
+def _copies(source: Source) -> Iterator[ast.stmt]:
+    for node in ast.walk(source.tree or ast.Module([], [])):
+        if isinstance(node, ast.Call) and (dotted(node.func) or "").rpartition(".")[2] == "deepcopy":
+            statement = source.statement(node)
+            if statement is not None:
+                yield statement
 
 
 def _replaced(incident: Incident, book: Book, owner: Owner, everything: bool) -> tuple[SourceSpan | None, bool]:
