@@ -71,6 +71,7 @@ class Book:
         self.idle_zero: CallSite | None = None  # a zero_grad that had nothing to clear, right after another
         self.filled = 0  # backward calls that gave it gradient
         self.filled_since_step = 0
+        self.last_used: Part | None = None  # the newest contribution that a step has used
         self.last_part: Part | None = None
         self.stale = 0
         self.repeated = 0

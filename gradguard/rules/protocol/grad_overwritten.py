@@ -1,10 +1,10 @@
 """# GG610 grad-overwritten
 
 ## What it is
-Gradients are clipped after the optimizer's step has used them.
+Gradients are clipped after the optimizer's step has used them, or before backward has made any.
 
 ## Why it is wrong
-The clipping has no effect on the update: the step has applied the raw gradient. `zero_grad()` then throws the clipped one away.
+The clipping has no effect on the update: the step applies the raw gradient.
 
 ## Example
     loss.backward()
@@ -21,16 +21,18 @@ Unsafe: updates are clipped from now on, which is the purpose.
 
 ## When it speaks, what silences it
 At the third call at one line for which every followed gradient has been used by a step and no backward has added to it since.
+Also at the third call in a row at which no parameter has a gradient, while every step in between found some.
 A limit so high that it never clips (a way to log the norm) is silent, and so is a call that at times comes in time.
 """
 
 from __future__ import annotations
 
 from gradguard.diagnosis import Diagnosis, Fix
-from gradguard.evidence.source import resolve
+from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
+from gradguard.rules.protocol.books import Book
 
 CODE, NAME = "GG610", "grad-overwritten"
 
@@ -43,6 +45,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
         return None
     name = tell.optimizer_name(book, incident)
     call = (place.callee or "clip_grad_norm_").split(".")[-1]
+    if "empty" in incident.suspicion.data:
+        return _too_early(incident, book, place, name, call)
     return Diagnosis(
         code=CODE,
         name=NAME,
@@ -65,10 +69,34 @@ def recognise(incident: Incident) -> Diagnosis | None:
     )
 
 
+def _too_early(incident: Incident, book: Book, place: ResolvedSite, name: str, call: str) -> Diagnosis:
+    """Clipping stands before the backward whose gradients it was meant for."""
+    return Diagnosis(
+        code=CODE,
+        name=NAME,
+        severity="warning",
+        headline=f"`{call}` runs before backward(), when no parameter has a gradient: the clipping has no effect",
+        culprit=place.span("no parameter has a gradient here", "culprit"),
+        related=tell.spans(
+            None if book.last_part is None else tell.span(book.last_part.call.site, "makes the gradients", "backward"),
+            tell.span(book.step_site, "applies them unclipped", "context"),
+        ),
+        explanation=f"In {incident.suspicion.data['empty']} calls none of the parameters had a gradient, and the steps in between all "
+        "found some, which were made after the clipping.",
+        fixes=[
+            Fix(
+                title=f"Move `{call}` between backward() and `{name}.step()`",
+                safety="unsafe",
+                detail="With a GradScaler: after `scaler.unscale_(optimizer)`.",
+            )
+        ],
+    )
+
+
 RULE = Rule(
     code=CODE,
     name=NAME,
-    summary="gradients are clipped after the step that used them",
+    summary="gradients are clipped after the step that used them, or before backward has made any",
     recognise=recognise,
     moments=frozenset({"suspicion"}),
     severity="warning",

@@ -212,7 +212,7 @@ class Ledger:
         if self.asleep:
             return
         if self.census_until:
-            self.severed.look(roots)
+            self.severed.look(call, roots)
         part: Part | None = None
         for book in self.books.values():
             got = False
@@ -331,7 +331,7 @@ class Ledger:
                     stale = slot
                 for part in parts:
                     part.used += 1
-                slot.used = parts[-1]
+                slot.used = book.last_used = parts[-1]
                 slot.parts = []
             elif slot.used is not None and slot.grad == id(grad) and slot.version == grad._version:
                 same += 1

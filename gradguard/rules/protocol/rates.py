@@ -18,6 +18,7 @@ ZERO_STEPS = 30  # steps with a learning rate of exactly zero, after it was posi
 VANISHED = 1e-4  # of the highest rate
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
 _COMPARE_AFTER = 40
+_CALLS_WITHOUT_STEP = 3  # of a scheduler whose optimizer has not stepped in between, while another one has
 _SAMPLED = 64
 
 
@@ -112,7 +113,11 @@ class Schedule:
     def __init__(self, scheduler: Any) -> None:
         self.ref = weakref.ref(scheduler)
         self.type_name = type(scheduler).__name__
-        self.optimizer = weakref.ref(innermost(scheduler.optimizer)) if getattr(scheduler, "optimizer", None) is not None else None
+        optimizer = None if getattr(scheduler, "optimizer", None) is None else innermost(scheduler.optimizer)
+        self.optimizer = None if optimizer is None else weakref.ref(optimizer)
+        self.key = id(optimizer)  # the ledger's, which outlives it
+        rates = getattr(scheduler, "base_lrs", None)
+        self.base = max((rate for rate in rates if isinstance(rate, float)), default=0.0) if isinstance(rates, list) else 0.0
         self.made: CallSite | None = None
         self.site: CallSite | None = None
         self.calls = 0
@@ -148,6 +153,12 @@ class Schedules:
                 found = each
         return found
 
+    def of_book(self, book: Book) -> Schedule | None:
+        """The newest scheduler of a book's optimizer, also when both are gone."""
+        optimizer = book.ref()
+        found = [each for each in self._known.values() if each.key == book.key and each.optimizer is not None]
+        return next((each for each in reversed(found) if each.optimizer is not None and each.optimizer() is optimizer), None)
+
     def stepped(self, scheduler: Any, site: CallSite | None) -> None:
         """`scheduler.step()` was called by the user."""
         ledger = self._ledger()
@@ -162,7 +173,7 @@ class Schedules:
         others = ledger.steps - book.steps
         if schedule.steps_at_call == book.steps and others > schedule.others_at_call:
             schedule.calls_without_step += 1
-            if schedule.calls_without_step == 5:
+            if schedule.calls_without_step == _CALLS_WITHOUT_STEP:
                 mine = {id(p) for p in book.parameters()}
                 other = next(
                     (b for b in ledger.books.values() if b is not book and b.steps and any(id(p) in mine for p in b.parameters())), None

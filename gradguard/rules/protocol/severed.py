@@ -5,8 +5,9 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+from gradguard.callsite import CallSite
 from gradguard.evidence.graph import root_nodes, walk
-from gradguard.journal import Cut, Journal
+from gradguard.journal import BackwardFact, Cut, Journal
 from gradguard.torch_internals import node_sequence
 
 _MOST_NODES = 8_192
@@ -21,7 +22,8 @@ class Severed:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._used: dict[int, tuple[Cut, frozenset[int]]] = {}  # cuts whose result went into a loss, and ids of what is behind them
+        # cuts whose result went into a loss, ids of what is behind them, and the places of the backward calls of those losses
+        self._used: dict[int, tuple[Cut, frozenset[int], set[CallSite | None]]] = {}
 
     def arm(self, parameters: list[weakref.ref[Any]]) -> None:
         """From here on, cuts that have one of these parameters behind them are noted."""
@@ -34,7 +36,7 @@ class Severed:
         self._journal.wanted = {}
         self._journal.severed = []
 
-    def look(self, roots: tuple[Any, ...]) -> None:
+    def look(self, call: BackwardFact, roots: tuple[Any, ...]) -> None:
         """A backward call has run: which of the cut values its graph was fed with."""
         journal = self._journal
         if not journal.severed:
@@ -52,11 +54,17 @@ class Severed:
                 fed_with = () if cut is None else cut.roots()
             for each in fed_with:
                 if id(each) in noted:
-                    self._used[id(each)] = noted[id(each)]
+                    self._used.setdefault(id(each), (*noted[id(each)], set()))[2].add(call.site)
 
-    def cuts(self, parameters: list[Any]) -> list[Cut]:
-        """The cuts on the way from all of these parameters to a loss; none where one of the parameters has no such cut."""
+    def cuts(self, parameters: list[Any], call: BackwardFact | None = None) -> list[Cut]:
+        """The cuts on the way from all of these parameters to a loss; none where one of the parameters has no such cut.
+
+        Args:
+            call: of several losses, the one that counts.
+        """
         wanted = {id(parameter) for parameter in parameters}
-        found = [(cut, behind & wanted) for cut, behind in self._used.values() if behind & wanted]
+        found = [
+            (cut, behind & wanted) for cut, behind, sites in self._used.values() if behind & wanted and (call is None or call.site in sites)
+        ]
         reached: set[int] = set().union(*(behind for _, behind in found))
         return [cut for cut, _ in found] if reached == wanted else []

@@ -24,22 +24,25 @@ One `step()` for each set of gradients.
 Unsafe: updates become half as large, which is right.
 
 ## When it speaks, what silences it
-At the second step in which every gradient is the very one an earlier step has used, unchanged; or at the third step in a row
-without any gradient and without any backward. Steps with a closure (LBFGS), gradients set by hand and parameters that are
+At the second step in which every gradient is the very one an earlier step has used, unchanged; at the third step in a row
+without any gradient and without any backward; or at the tenth step in a row of an optimizer whose parameters no backward has ever
+given a gradient, though backward ran. Steps with a closure (LBFGS), gradients set by hand and parameters that are
 frozen do not count.
 """
 
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
-from gradguard.diagnosis import Diagnosis, Fix
+from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.source import resolve
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import lightning_no_loss_returned
+from gradguard.rules.gradient_path import lost_path, origins, patching, words
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
-from gradguard.rules.protocol.books import Prepared
+from gradguard.rules.protocol.books import Book, Prepared
 
 CODE, NAME = "GG606", "step-without-backward"
 
@@ -73,6 +76,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
             "ran between them. Optimizers skip such parameters silently.",
             fixes=[Fix(title="Call `backward()` on the loss before the step", safety="unsafe")],
         )
+    if kind == "no path":
+        return _no_path(incident, book, name, parameters)
     used = [p for p in parameters if p.grad is not None]
     if not used or not any(bool(p.grad.any()) for p in used[:8] if p.grad is not None):
         return None
@@ -97,6 +102,38 @@ def recognise(incident: Incident) -> Diagnosis | None:
             "twice."
         ),
         fixes=[Fix(title="Remove this second `step()`", safety="unsafe", detail="One step for each set of gradients.")],
+    )
+
+
+def _no_path(incident: Incident, book: Book, name: str, parameters: list[Any]) -> Diagnosis | None:
+    """backward() runs, and nothing that it goes through leads to what this optimizer holds."""
+    if any(p.grad is not None for p in parameters):
+        return None
+    roots = tell.roots_of(parameters, incident.names)
+    whose = f"`{roots[0]}`" if len(roots) == 1 else f"its {len(parameters)} parameters"
+    last = next((call for call in reversed(incident.journal.backwards) if call.kind == "backward"), None)
+    cuts = incident.memory["ledger"].severed.cuts([p for slot in book.active if (p := slot.ref()) is not None], last)
+    found = origins.merged(origins.of_cut(incident, cut) for cut in cuts)
+    step = tell.span(book.step_site, f"no parameter of `{name}` has a gradient here", "context")
+    headline = f"`{name}.step()` does nothing: no backward() has ever given {whose} a gradient"
+    fix = Fix(title=f"Compute the loss that is to train {whose} from what it computes, with its graph", safety="manual")
+    culprit, related = None, list[SourceSpan]()
+    if len(found) == 1 and found[0].place is not None:
+        culprit, related = lost_path.story(found[0])
+        headline += f": {words.why(found[0], 'what it computes')}"
+        fix = patching.with_patch(words.fix(found[0], "the loss"), found[0])
+    return Diagnosis(
+        code=CODE,
+        name=NAME,
+        severity="warning",
+        headline=headline,
+        culprit=culprit,
+        related=[*related, *tell.spans(step)],
+        tensors=tell.facts(parameters, incident.names),
+        explanation=f"All {len(parameters)} parameters of `{name}` have had `.grad` None at {book.empty} steps in a row, while backward() "
+        "ran in between and filled others. Optimizers skip such parameters silently.",
+        fixes=[fix],
+        confidence="likely",
     )
 
 

@@ -110,7 +110,7 @@ def _left(incident: Incident, switch: Any) -> Diagnosis | None:
         severity="warning",
         headline=f"`{name}` is trained in eval mode since `{name}.eval()`: {what} no longer act{'s' if ' and ' not in what else ''} as "
         "in training",
-        culprit=None if place is None else place.span(f"puts `{name}` into eval mode; no `{name}.train()` follows", "culprit"),
+        culprit=None if place is None else place.span(f"puts `{name}` into eval mode; steps follow before any `{name}.train()`", "culprit"),
         related=tell.spans(
             None
             if incident.suspicion.book is None
@@ -118,7 +118,7 @@ def _left(incident: Incident, switch: Any) -> Diagnosis | None:
         ),
         explanation=f"`{name}` was trained in train mode before, was put into eval mode for forwards without grad, and the optimizer has "
         "stepped several times since.",
-        fixes=[Fix(title=f"Call `{name}.train()` after validating (or at the start of each epoch)", safety="unsafe")],
+        fixes=[Fix(title=f"Call `{name}.train()` right after what was to run in eval mode", safety="unsafe")],
     )
 
 

@@ -36,6 +36,7 @@ from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book
+from gradguard.rules.protocol.rates import Schedule
 
 CODE, NAME = "GG611", "unchanged-parameters"
 
@@ -49,7 +50,9 @@ def recognise(incident: Incident) -> Diagnosis | None:
     step = tell.span(book.step_site, f"`{name}` steps here", "context")
     if data["kind"] == "rounding":
         return _rounding(incident, book, name, data)
-    schedule = incident.memory["ledger"].schedules.of(book.ref())
+    schedule = incident.memory["ledger"].schedules.of_book(book)
+    if schedule is not None and book.rates.highest == 0 and schedule.base:
+        return _never_warm(book, name, schedule)
     made = None if schedule is None else tell.span(schedule.made, "starts from the rate it finds, and that is zero", "culprit")
     scheduler = None if schedule is None else tell.made_name(schedule.made) or schedule.type_name
     if book.rates.highest > 0:
@@ -75,6 +78,33 @@ def recognise(incident: Incident) -> Diagnosis | None:
                 safety="unsafe",
             )
         ],
+    )
+
+
+def _never_warm(book: Book, name: str, schedule: Schedule) -> Diagnosis:
+    """The optimizer has a rate, and its scheduler multiplies it by zero from the beginning."""
+    scheduler = tell.made_name(schedule.made) or schedule.type_name
+    which = f"`{scheduler}`" if scheduler == schedule.type_name else f"`{scheduler}` ({schedule.type_name})"
+    factor = "what its function returns" if schedule.type_name in ("LambdaLR", "MultiplicativeLR") else "its factor"
+    return Diagnosis(
+        code=CODE,
+        name=NAME,
+        severity="warning",
+        headline=f"`{scheduler}` keeps the learning rate (lr) of `{name}` at zero: no parameter changed in {book.rates.zero} steps",
+        culprit=tell.span(schedule.made, f"sets the rate to {schedule.base:g} times {factor}, which was always zero", "culprit"),
+        related=tell.spans(
+            tell.span(schedule.site, "steps the schedule", "context"), tell.span(book.step_site, f"`{name}` steps here", "context")
+        ),
+        explanation=f"`{name}` was made with a rate of {schedule.base:g}. {which} has set it to zero when it was made and at each "
+        "of its steps.",
+        fixes=[
+            Fix(
+                title="Make the warm-up's factor rise above zero: `(step + 1) / warmup` in floating point, not `//`",
+                safety="manual",
+                detail="A scheduler's counter goes up with each call of its step(), not with the epochs.",
+            )
+        ],
+        confidence="likely",
     )
 
 

@@ -57,6 +57,11 @@ def nothing_new(ledger: Ledger, book: Book, same: int, none: int) -> None:
                 ledger.found.append(Suspicion("GG606", book, {"kind": "no backward"}))
             elif ledger.survey.strangers:
                 ledger.found.append(Suspicion("GG604", book, {"strangers": ledger.survey.strangers}))
+            elif not book.filled and book.empty == 3:
+                ledger.census_until = ledger.steps + 3
+                ledger.severed.arm([slot.ref for slot in book.active])
+            elif not book.filled and book.empty == 10:
+                ledger.found.append(Suspicion("GG606", book, {"kind": "no path"}))
 
 
 def find_sharing(ledger: Ledger, book: Book) -> None:
@@ -100,16 +105,31 @@ def clipping(ledger: Ledger, parameters: list[Any], limit: float, site: CallSite
         for slot in book.active
         if id(slot.ref()) in wanted and slot.grad
     ]
-    if not states or limit > 1e5:  # a limit that never bites is a way to ask for the norm
+    if limit > 1e5:  # a limit that never bites is a way to ask for the norm
         return
     if len(ledger.clips) > 64:
         ledger.clips.clear()
+    if not states:
+        _nothing_to_clip(ledger, parameters, wanted, site)
+        return
     if all(used for used, _ in states):
         count = ledger.clips[site] = ledger.clips.get(site, 0) + 1
         if count == 3:
             ledger.found.append(Suspicion("GG610", states[0][1], {"site": site}))
     else:
         ledger.clips[site] = -1_000_000
+
+
+def _nothing_to_clip(ledger: Ledger, parameters: list[Any], wanted: set[int], site: CallSite | None) -> None:
+    """Clipping before backward: none of the parameters has a gradient, and yet each of the steps in between found some."""
+    book = next((book for book in ledger.books.values() if any(id(slot.ref()) in wanted for slot in book.active)), None)
+    if book is None or any(p.grad is not None for p in parameters):
+        ledger.clips[site] = -1_000_000
+        return
+    count = ledger.clips[site] = ledger.clips.get(site, 0) + 1
+    if count >= 3 and book.steps >= count - 1 and not book.empty and book.filled >= count - 1:
+        ledger.clips[site] = -1_000_000
+        ledger.found.append(Suspicion("GG610", book, {"site": site, "empty": count}))
 
 
 def closing(ledger: Ledger) -> None:

@@ -29,11 +29,14 @@ gradients are read (adversarial examples, Fisher information, gradient surgery),
 
 from __future__ import annotations
 
+from typing import Any
+
 from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.source import resolve
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
+from gradguard.rules.protocol.books import Book
 
 CODE, NAME = "GG602", "zeroed-before-step"
 
@@ -45,6 +48,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if part is None or any("Scaler" in type(value).__name__ for _, value in incident.names.bindings):
         return None
     zero, backward = resolve(data["zero"]), resolve(part.call.site)
+    if book is not None and book.empty >= 2:
+        return _step_first(incident, book, data)
     owner = data["owner"]()
     who = incident.names.of(owner) or (zero.receiver if zero is not None else None) or type(owner).__name__
     loss = (backward.receiver if backward is not None else None) or "the loss"
@@ -58,32 +63,65 @@ def recognise(incident: Incident) -> Diagnosis | None:
         if only and len(only) < len(parameters)
         else ""
     )
+    used = book is not None and book.last_used is not None and book.last_used.call.site == part.call.site
     roots = sorted({".".join(name.split(".")[:-1]) for name in names})
     learns = f": {' and '.join(f'`{root}`' for root in roots[:2])} never learns" if untrained and roots else ""
+    counts = ": only the last backward of each accumulation counts" if used else ""
     return Diagnosis(
         code=CODE,
         name=NAME,
         severity="warning",
-        headline=f"`{who}.zero_grad()` clears the gradients of `{loss}` before any step has used them{learns}",
+        headline=f"`{who}.zero_grad()` clears the gradients of `{loss}` before any step has used them{learns or counts}",
         culprit=None
         if zero is None
         else zero.span(f"clears what `{tell.short(backward.text if backward else 'backward()', 32)}` has just computed", "culprit"),
         related=tell.spans(
-            None if backward is None else backward.span("all the gradients of this backward are lost", "backward"),
+            None
+            if backward is None
+            else backward.span(
+                "only its last gradients before a step are used" if used else "all the gradients of this backward are lost", "backward"
+            ),
             None if other is None else other.span("only this backward's gradients reach the step", "backward"),
         ),
         tensors=tell.facts(only if untrained else parameters, incident.names),
         explanation=(
-            f"In {data['count']} steps all that this backward added to `.grad` was cleared before any optimizer had stepped on it: "
-            f"this backward trains nothing.{untrained}"
+            f"{data['count']} times all that this backward added to `.grad` was cleared before any optimizer had stepped on it: "
+            f"{'of what is to be accumulated only the last part counts.' if used else 'this backward trains nothing.'}{untrained}"
         ),
         fixes=[
-            Fix(
+            Fix(title=f"Move `{who}.zero_grad()` behind the optimizer's step, where it clears once an accumulation", safety="unsafe")
+            if used
+            else Fix(
                 title=f"Remove this `{who}.zero_grad()`: clear once a step, before its first backward",
                 safety="unsafe",
                 detail="Or add the losses and call backward once: `(loss_a + loss_b).backward()`.",
             )
         ],
+        confidence="certain",
+    )
+
+
+def _step_first(incident: Incident, book: Book, data: dict[str, Any]) -> Diagnosis | None:
+    """The optimizer steps between the zero_grad() and the backward, and finds no gradient each time."""
+    part = data["part"]
+    name = tell.optimizer_name(book, incident)
+    step, backward = resolve(book.step_site), resolve(part.call.site)
+    if step is None:
+        return None
+    call = tell.short(backward.text if backward is not None else "backward()", 32)
+    return Diagnosis(
+        code=CODE,
+        name=NAME,
+        severity="warning",
+        headline=f"`{name}.step()` runs before `{call}`, and its gradients are cleared before the next step: nothing is trained",
+        culprit=step.span("no parameter has a gradient here", "culprit"),
+        related=tell.spans(
+            None if backward is None else backward.span("makes the gradients, after the step", "backward"),
+            tell.span(data["zero"], "clears them before the next step", "context"),
+        ),
+        tensors=tell.facts(book.parameters(), incident.names),
+        explanation=f"In {book.empty} steps in a row `{name}` found no gradient at all; the backward that makes them comes behind it.",
+        fixes=[Fix(title=f"Move `{name}.step()` below `{call}`", safety="unsafe")],
         confidence="certain",
     )
 
