@@ -2,7 +2,8 @@
 
 ## What it is
 The calls on a `GradScaler` come in an order it does not allow: `step` twice before `update`, `step` or `update` without a
-scaled backward before it, gradients in float16 where the parameters should be float32.
+scaled backward before it, gradients in float16 where the parameters should be float32. Or the optimizer is stepped past the
+scaler, on gradients that are still scaled.
 
 ## Why it is wrong
 The scaler notes infinities while it unscales an optimizer's gradients. With no gradient to look at, or with a step that was
@@ -22,7 +23,8 @@ taken already, it cannot know whether the step is safe, and refuses.
 Manual: which call is missing or one too many is the program's to say.
 
 ## When it speaks, what silences it
-When PyTorch raises. Where the optimizer has no gradients because a path is cut, the rule for the cut path speaks instead.
+When PyTorch raises; and at the second step of an optimizer, called directly, on gradients of a scaled loss that no scaler has
+unscaled and nobody has read in between. Where the optimizer has no gradients because a path is cut, the rule for the cut path speaks instead.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from __future__ import annotations
 from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
+from gradguard.rules.protocol import tell
 
 CODE, NAME = "GG722", "amp-scaler-misuse"
 _CASES = {
@@ -69,6 +72,8 @@ _CASES = {
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """Which order was broken, at which call."""
+    if incident.moment == "suspicion":
+        return _past_the_scaler(incident)
     place = incident.place
     text = incident.message.lower()
     found = next((case for piece, case in _CASES.items() if piece in text), None)
@@ -86,11 +91,41 @@ def recognise(incident: Incident) -> Diagnosis | None:
     )
 
 
+def _past_the_scaler(incident: Incident) -> Diagnosis | None:
+    """An optimizer that is stepped directly, on gradients of a scaled loss."""
+    book, data = incident.suspicion.book, incident.suspicion.data
+    if book is None:
+        return None
+    name, scale = tell.optimizer_name(book, incident), data["scale"]
+    scaler = next((f"`{name}`" for name, value in incident.names.bindings if type(value).__name__ == "GradScaler"), "the scaler")
+    bare = scaler.strip("`") if scaler.startswith("`") else "scaler"
+    return Diagnosis(
+        code=CODE,
+        name=NAME,
+        severity="warning",
+        headline=f"`{name}.step()` applies gradients that are still {scale:g} times too large: it goes past {scaler}",
+        culprit=tell.span(book.step_site, f"steps without {scaler}, on scaled gradients", "culprit"),
+        related=tell.spans(tell.span(data["scaled"], f"scales the loss by {scale:g}", "backward")),
+        tensors=tell.facts(book.parameters(), incident.names),
+        explanation=f"The loss was scaled by {scale:g} before backward(), and so were all gradients. A GradScaler divides them by the "
+        "scale again in its step() or unscale_(), and neither was called for this optimizer.",
+        fixes=[
+            Fix(
+                title=f"Call `{bare}.step({name})` in place of `{name}.step()`, and `{bare}.update()` after it",
+                safety="unsafe",
+                detail="step() unscales, and leaves the step out where gradients overflowed.",
+            )
+        ],
+        confidence="certain",
+    )
+
+
 RULE = Rule(
     code=CODE,
     name=NAME,
     summary="the calls on a GradScaler come in an order it does not allow",
     recognise=recognise,
+    moments=frozenset({"error", "suspicion"}),
     messages=tuple(_CASES),
     priority=-5,
 )

@@ -1,14 +1,17 @@
-"""What a GradScaler has scaled and not yet unscaled, for the rule about clipping (GG721)."""
+"""What a GradScaler has scaled and not yet unscaled, for the rules about clipping (GG721) and about steps past it (GG722)."""
 
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from gradguard.callsite import CallSite
 from gradguard.rules.protocol.books import Suspicion
 
 if TYPE_CHECKING:
+    from gradguard.journal import BackwardFact
+    from gradguard.rules.protocol.books import Book
     from gradguard.rules.protocol.ledger import Ledger
 
 _TIMES = 2  # one clipping at a line could be an accident of a first step
@@ -21,10 +24,38 @@ class Scaling:
         self._scaler: weakref.ref[Any] | None = None
         self._site: CallSite | None = None
         self._clips: dict[CallSite | None, int] = {}
+        self._awaited = False  # a loss was scaled whose backward is still to come
+        self._calls: deque[int] = deque(maxlen=64)  # backward calls on scaled losses
+        self._plain: dict[int, int] = {}  # steps past the scaler, by the optimizer's book
 
     def scaled(self, scaler: Any, site: CallSite | None) -> None:
         """A loss was scaled."""
         self._scaler, self._site = weakref.ref(scaler), site
+        self._awaited = True
+
+    def backward(self, call: BackwardFact) -> None:
+        """backward() has returned: on a scaled loss, if one was scaled since the last."""
+        if self._awaited:
+            self._awaited = False
+            self._calls.append(call.index)
+
+    def stepped(self, ledger: Ledger, book: Book, optimizer: Any) -> None:
+        """An optimizer has stepped: on gradients that are still scaled?"""
+        scaler = None if self._scaler is None else self._scaler()
+        used = book.last_used
+        if scaler is None or used is None or used.call.index not in self._calls or not scaler.is_enabled():
+            return
+        states, scale = getattr(scaler, "_per_optimizer_states", None), getattr(scaler, "_scale", None)
+        if states is None or scale is None or hasattr(optimizer, "grad_scale"):
+            return
+        state = states.get(id(optimizer)) if id(optimizer) in states else None
+        by_hand = used.reads != ledger.journal.grad_reads  # divided by the scale, perhaps
+        if by_hand or getattr(state.get("stage") if state else None, "name", "READY") != "READY":
+            self._plain[book.key] = -1_000_000
+            return
+        count = self._plain[book.key] = self._plain.get(book.key, 0) + 1
+        if count == _TIMES and float(scale) != 1.0:
+            ledger.found.append(Suspicion("GG722", book, {"scaled": self._site, "scale": float(scale)}))
 
     def updated(self) -> None:
         """`update()`: all optimizers are done with these gradients."""

@@ -213,6 +213,7 @@ class Ledger:
             return
         if self.census_until:
             self.severed.look(call, roots)
+        self.scaling.backward(call)
         part: Part | None = None
         for book in self.books.values():
             got = False
@@ -348,6 +349,8 @@ class Ledger:
             verdicts.nothing_new(self, book, same, none)
         else:
             book.empty = 0
+        if fresh:
+            self.scaling.stepped(self, book, optimizer)
         if book.sharing and fresh:
             verdicts.shared(self, book)
         if book.filled_since_step > 1:
