@@ -24,7 +24,8 @@ Manual: which call is missing or one too many is the program's to say.
 
 ## When it speaks, what silences it
 When PyTorch raises; and at the second step of an optimizer, called directly, on gradients of a scaled loss that no scaler has
-unscaled and nobody has read in between. Where the optimizer has no gradients because a path is cut, the rule for the cut path speaks instead.
+unscaled and nobody has read in between.
+Where the optimizer has no gradients because a path is cut, the rule for the cut path speaks instead.
 """
 
 from __future__ import annotations

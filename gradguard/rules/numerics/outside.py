@@ -10,14 +10,14 @@ import torch
 from gradguard.diagnosis import Diagnosis, Fix, Severity, SourceSpan, TensorFacts
 from gradguard.evidence.bindings import assignments_to
 from gradguard.evidence.frames import FrameView
-from gradguard.evidence.source import ResolvedSite, at_line, function_def, module_ast, resolve
+from gradguard.evidence.source import ResolvedSite, at_line, dotted, function_def, module_ast, resolve
 from gradguard.evidence.values import GraphValues, health, plain
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.optimizers import last_step, made_at, rate
 from gradguard.rules.numerics.origin import Origin
 from gradguard.rules.numerics.places import Places, expression
 from gradguard.rules.numerics.ranges import elements, kinds
-from gradguard.rules.numerics.sources import Search
+from gradguard.rules.numerics.sources import Search, deviates_of_one, operand_of
 from gradguard.rules.numerics.watching import Numbers
 from gradguard.torch_internals import storage_key
 
@@ -154,7 +154,8 @@ def _data(
                 " value of finite ones"
             )
     elif used is not None:
-        behind = search.behind(used)
+        operand = operand_of(used, origin.slot)
+        behind = search.behind(used, operand)
         if behind is not None:
             culprit, label = behind, "this can divide by zero or leave its domain"
             notes.append(
@@ -171,7 +172,19 @@ def _data(
         )
     if origin.slot == "injected":
         return _injected(incident, origin, root, subject, severity, culprit, culprit is used, related, notes)
-    what = f"`{made[1] if made is not None else name}`" if made is not None or name else "a value that is not part of the graph"
+    shown = made[1] if made is not None else name
+    if shown is None and used is not None and (read := operand_of(used, origin.slot)) is not None:
+        shown = dotted(read)
+    what = f"`{shown}`" if shown else "a value that is not part of the graph"
+    fix = Fix(
+        title=(
+            "clean it where it is made: check `torch.isfinite(x).all()` after loading and normalising; divide by"
+            " `std.clamp(min=1e-6)`, since a constant column has a deviation of 0"
+        )
+    )
+    if seen is None and culprit is not None and deviates_of_one(culprit, origin.tensor.numel()):
+        label = "the deviation of a single element is NaN: there are no degrees of freedom"
+        fix = Fix(title="leave out what is a single element (`drop_last=True` in the DataLoader), or take `std(unbiased=False)`")
     found = origin.health
     return Diagnosis(
         code="GG501",
@@ -183,21 +196,14 @@ def _data(
         ),
         culprit=None if culprit is None else culprit.span(label, "culprit"),
         related=related,
-        tensors=[TensorFacts(name=name, shape=list(origin.tensor.shape), dtype=str(origin.tensor.dtype).removeprefix("torch."))],
+        tensors=[TensorFacts(name=shown, shape=list(origin.tensor.shape), dtype=str(origin.tensor.dtype).removeprefix("torch."))],
         explanation=(
             "The graph's operands were finite except for this one, which came in from outside: data, a target, a weight or a statistic"
             " computed without gradient."
         ),
         notes=notes,
         confidence="likely" if made is None else "certain",
-        fixes=[
-            Fix(
-                title=(
-                    "clean it where it is made: check `torch.isfinite(x).all()` after loading and normalising; divide by"
-                    " `std.clamp(min=1e-6)`, since a constant column has a deviation of 0"
-                )
-            )
-        ],
+        fixes=[fix],
     )
 
 

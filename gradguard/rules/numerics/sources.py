@@ -87,6 +87,20 @@ def _risky_exponent(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and (node.value < 0 or node.value != int(node.value))
 
 
+def operand_of(place: ResolvedSite, slot: str) -> ast.expr | None:
+    """The side of `a * b` that a graph node saved under this name."""
+    node = place.node
+    if not isinstance(node, ast.BinOp):
+        return None
+    return {"self": node.left, "other": node.right}.get(slot)
+
+
+def deviates_of_one(place: ResolvedSite, elements: int) -> bool:
+    """Whether a statement takes the standard deviation (or variance) of what has one element only, which is NaN."""
+    calls = (item.func for item in ast.walk(place.statement) if isinstance(item, ast.Call)) if place.statement is not None else ()
+    return elements == 1 and any(isinstance(called, ast.Attribute) and called.attr in ("std", "var") for called in calls)
+
+
 class Search:
     """One search through the source.
 
@@ -98,16 +112,17 @@ class Search:
         self.lookup = lookup
         self._seen: set[tuple[str, int, str]] = set()
 
-    def behind(self, place: ResolvedSite) -> ResolvedSite | None:
-        """The expression behind what is read at a place, within its function and what that calls."""
+    def behind(self, place: ResolvedSite, operand: ast.expr | None = None) -> ResolvedSite | None:
+        """The expression behind what is read at a place (or behind one operand there), within its function and what that calls."""
         if place.source is None or place.statement is None:
             return None
         scope = place.enclosing_function or place.source.tree
         if scope is None:
             return None
-        found = self._names(place.source, scope, place.inner_names or place.statement_names, place.line, _DEPTH)
+        names = names_read(place.source, [operand]) if operand is not None else place.inner_names or place.statement_names
+        found = self._names(place.source, scope, names, place.line, _DEPTH)
         if found is None:
-            for call in (item for item in ast.walk(place.node or place.statement) if isinstance(item, ast.Call)):
+            for call in (item for item in ast.walk(operand or place.node or place.statement) if isinstance(item, ast.Call)):
                 if not hasattr(self._object(call.func), "_parameters"):  # what a module computes has a gradient and is in the graph
                     found = found or self._inside(call, _DEPTH)
         return found

@@ -41,6 +41,7 @@ from gradguard.rules.gradient_path import lost_path, origins, patching, words
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book, Prepared
+from gradguard.rules.protocol.fixed_index import fixed_index
 from gradguard.rules.protocol.places import attribute_set, class_node
 from gradguard.rules.protocol.suspicion import version_of
 
@@ -60,7 +61,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if not idle:
         return None
     ledger = incident.memory["ledger"]
-    diagnosis = _called(incident, book, idle, ledger.called) or _unused(incident, book, idle)
+    diagnosis = _called(incident, book, idle, ledger.called) or _unused(incident, book, idle) or _same_item(incident, book, idle)
     if diagnosis is None:
         return None
     kept = [(weakref.ref(p), version_of(p)) for p, *_ in idle]
@@ -190,6 +191,19 @@ def _unused(incident: Incident, book: Book, idle: Idle) -> Diagnosis | None:
     headline = f"{called} of `{kind}` {are} in `{name}` and never {get} a gradient: nothing in `{kind}` uses {them}"
     fix = Fix(title=f"Call {called} in `forward`, or remove {'them' if len(attributes) > 1 else 'it'}", safety="manual")
     return _told(incident, book, headline, declared and declared.model_copy(update={"role": "culprit"}), [], fix, parameters, shown)
+
+
+def _same_item(incident: Incident, book: Book, idle: Idle) -> Diagnosis | None:
+    """A loop over a list of modules calls one and the same of them each time."""
+    parameters = [each[0] for each in idle]
+    found = fixed_index(incident.names, parameters)
+    if found is None:
+        return None
+    item = f"{found.items}[{found.index}]"
+    culprit = found.place.statement_span(f"calls `{item}` for each `{found.variable}` in `{found.items}`", "culprit")
+    headline = f"the other items of `{found.items}` never get a gradient: the loop over them calls `{item}` each time"
+    fix = Fix(title=f"Use `{found.variable}` in place of `{item}`", safety="unsafe")
+    return _told(incident, book, headline, culprit, [], fix, parameters, tell.listed([each[1] for each in idle], len(idle)))
 
 
 def _told(

@@ -32,17 +32,21 @@ frozen do not count.
 
 from __future__ import annotations
 
+import ast
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.evidence.source import resolve
+from gradguard.evidence.source import dotted, resolve
+from gradguard.evidence.syntax import Source
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import lightning_no_loss_returned
 from gradguard.rules.gradient_path import lost_path, origins, patching, words
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book, Prepared
+from gradguard.rules.protocol.places import function_around, the_one
 
 CODE, NAME = "GG606", "step-without-backward"
 
@@ -122,6 +126,10 @@ def _no_path(incident: Incident, book: Book, name: str, parameters: list[Any]) -
         culprit, related = lost_path.story(found[0])
         headline += f": {words.why(found[0], 'what it computes')}"
         fix = patching.with_patch(words.fix(found[0], "the loss"), found[0])
+    elif incident.suspicion.data["fresh"] and (made := the_one(incident, lambda sources: _wrapped(sources))) is not None:
+        culprit = made.statement_span("a new leaf in each step: no gradient leads from it back to what it is made of", "culprit")
+        headline += ": what is trained are Parameters made anew in each step"
+        fix = Fix(title="Call the module with the computed tensors: `torch.func.functional_call(module, tensors, inputs)`", safety="manual")
     return Diagnosis(
         code=CODE,
         name=NAME,
@@ -135,6 +143,17 @@ def _no_path(incident: Incident, book: Book, name: str, parameters: list[Any]) -
         fixes=[fix],
         confidence="likely",
     )
+
+
+def _wrapped(sources: list[Source]) -> Iterator[tuple[Source, ast.stmt]]:
+    """Statements that make a Parameter of a computed value, outside constructors."""
+    for source in sources:
+        for node in ast.walk(source.tree or ast.Module([], [])):
+            if isinstance(node, ast.Call) and (dotted(node.func) or "").rpartition(".")[2] == "Parameter":
+                around, statement = function_around(source, node), source.statement(node)
+                computed = bool(node.args) and isinstance(node.args[0], (ast.Name, ast.Attribute, ast.Subscript))
+                if computed and statement is not None and getattr(around, "name", "__init__") != "__init__":
+                    yield source, statement
 
 
 RULE = Rule(

@@ -55,13 +55,14 @@ def nothing_new(ledger: Ledger, book: Book, same: int, none: int) -> None:
             ledger.survey.next_at = ledger.backwards + 1
             if ledger.backwards == book.backwards_at_step:
                 ledger.found.append(Suspicion("GG606", book, {"kind": "no backward"}))
-            elif ledger.survey.strangers:
+            elif any(stranger.seen > 1 for stranger in ledger.survey.strangers.values()) or (book.filled and ledger.survey.strangers):
                 ledger.found.append(Suspicion("GG604", book, {"strangers": ledger.survey.strangers}))
             elif not book.filled and book.empty == 3:
                 ledger.census_until = ledger.steps + 3
                 ledger.severed.arm([slot.ref for slot in book.active])
             elif not book.filled and book.empty == 10:
-                ledger.found.append(Suspicion("GG606", book, {"kind": "no path"}))
+                fresh = any(stranger.is_parameter for stranger in ledger.survey.strangers.values())
+                ledger.found.append(Suspicion("GG606", book, {"kind": "no path", "fresh": fresh}))
 
 
 def find_sharing(ledger: Ledger, book: Book) -> None:
