@@ -205,7 +205,8 @@ def story(origin: Origin) -> tuple[SourceSpan | None, list[SourceSpan]]:
     else:
         culprit = None if place is None else shown(place).model_copy(update={"label": words.label(origin), "role": "culprit"})
     if origin.made is not None and not same_place(origin.made, place):
-        name = origin.made.targets[0] if origin.made.targets else origin.inner
+        whole = origin.made.node is None or getattr(origin.made.statement, "value", None) is origin.made.node
+        name = origin.made.targets[0] if origin.made.targets and whole else origin.made.text if origin.made.targets else origin.inner
         related.insert(
             0, origin.made.span(f"`{short(name, 32)}` still has its graph here" if name else "up to here there is a graph", "made")
         )

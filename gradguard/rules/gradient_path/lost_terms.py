@@ -90,7 +90,7 @@ def _term(incident: Incident, region: Region, since: int) -> Diagnosis | None:
         if additive.is_pile(node) and not additive.of_terms(node):
             continue
         if not cuts or additive.scalar(node) or _is_add(node):
-            return _tell_term(incident, found, place)
+            return _tell_term(incident, found, place, node)
     return None
 
 
@@ -204,12 +204,12 @@ def _told(incident: Incident, place: ResolvedSite | None, since: int) -> list[Or
     return found
 
 
-def _tell_term(incident: Incident, found: list[Origin], place: ResolvedSite | None) -> Diagnosis:
+def _tell_term(incident: Incident, found: list[Origin], place: ResolvedSite | None, node: Any) -> Diagnosis:
     origin = found[0]
     incident.memory.setdefault("GG308 told", set()).add(origin.key)
     root = incident.roots[0]
     name = lost_path.root_name(incident, root)
-    term = _term_name(origin, place)
+    term = _term_name(origin, place, _pathless_side(incident, node))
     culprit, related = lost_path.story(origin)
     outer = origin.outer
     if outer is not None and not same_place(outer, origin.place) and not same_place(outer, place):
@@ -230,10 +230,22 @@ def _tell_term(incident: Incident, found: list[Origin], place: ResolvedSite | No
     )  # fmt: skip
 
 
-def _term_name(origin: Origin, place: ResolvedSite | None) -> str | None:
-    """The term as written in the sum: the operand that is not what the other side is."""
+def _pathless_side(incident: Incident, node: Any) -> int | None:
+    """Which operand of a sum of two has no graph, as written: 0 is the left one."""
+    edges = [source for source, _ in node.next_functions]
+    fact = incident.journal.op_at(node_sequence(node))
+    if len(edges) != 2 or edges.count(None) != 1 or fact is None:
+        return None
+    side = edges.index(None)
+    return 1 - side if getattr(fact.func, "__name__", "").startswith("__r") else side
+
+
+def _term_name(origin: Origin, place: ResolvedSite | None, pathless: int | None) -> str | None:
+    """The term as written in the sum: the operand without a graph, where that is known, or what is not the other side."""
     node = place.node if place is not None else None
     if isinstance(node, ast.BinOp) and place is not None and place.source is not None:
+        if pathless is not None:
+            return short(place.source.flat((node.left, node.right)[pathless]), 40)
         outer = {origin.place.targets[0]} if origin.place is not None and origin.place.targets else set()
         for side in (node.right, node.left):
             text = place.source.flat(side)

@@ -153,7 +153,7 @@ def _stops(roots: list[Any]) -> tuple[list[Any], set[int]]:
         if len(seen) > _LIMIT:
             return [], set()
         if is_accumulate(node):
-            reached.add(id(node.variable))
+            reached.add(id(getattr(node, "variable", None)))  # a derivative that is not implemented looks like a leaf's node, and has none
             continue
         if node.name() in _ZERO:
             stops.append(node)
@@ -172,8 +172,9 @@ def _leaves(nodes: list[Any]) -> list[torch.Tensor]:
     found = []
     while queue and len(seen) <= _LIMIT:
         node = queue.popleft()
-        if is_accumulate(node):
-            found.append(node.variable)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            found.append(leaf)
         for source, _ in node.next_functions:
             if source is not None and source not in seen:
                 seen.add(source)

@@ -35,7 +35,7 @@ import ast
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.carried import Carrier, called_in
-from gradguard.evidence.graph import is_accumulate, leaves, walk
+from gradguard.evidence.graph import leaves, walk
 from gradguard.evidence.names import short_list
 from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.stores import Store
@@ -201,9 +201,9 @@ def _is_old_probability(facts: Study, carrier: Carrier) -> bool:
     behind = {id(leaf) for leaf in leaves([carrier.link.source])}
     old = facts.graph.below(carrier.link.source)
     anew = {
-        id(node.variable)
+        id(leaf)
         for node, _ in walk(facts.graph.roots)
-        if is_accumulate(node) and any(user not in old for user, _ in facts.graph.users.get(node, ()))
+        if (leaf := getattr(node, "variable", None)) is not None and any(user not in old for user, _ in facts.graph.users.get(node, ()))
     }
     return bool(behind) and behind <= anew
 

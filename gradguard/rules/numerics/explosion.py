@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
-from gradguard.evidence.graph import is_accumulate
 from gradguard.evidence.recompute import node_kind
 from gradguard.evidence.values import GraphValues
 from gradguard.rules.incident import Incident
@@ -88,7 +87,7 @@ def diverged(
     before = norms[-24:-1]
     usual = statistics.median(before) if len(before) >= 3 else 0.0
     jump = norms[-1] / usual if usual > 0 else 0.0
-    leaves = [node.variable for node in values.nodes if is_accumulate(node)]
+    leaves = [leaf for node in values.nodes if (leaf := getattr(node, "variable", None)) is not None]
     largest = _largest(incident, leaves)
     huge = bool(largest) and largest[0][1] >= _HUGE and steps >= 2 and factor >= _FAST
     if not memory.loss_bad and incident.error is None and (not largest or largest[0][1] < _OUT_OF_RANGE):

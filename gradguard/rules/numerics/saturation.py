@@ -170,7 +170,7 @@ def _squashed(incident: Incident, memory: Numbers, values: GraphValues, leaf: to
     """The diagnosis of a chain of activations of which none is saturated and which together let nothing through."""
     below: dict[Any, bool] = {}
     for node in reversed(values.nodes):  # oldest first: which nodes lead to the leaf
-        below[node] = is_accumulate(node) and node.variable is leaf
+        below[node] = getattr(node, "variable", None) is leaf
     for node in sorted((node for node in values.nodes if not is_accumulate(node)), key=node_sequence):
         below[node] = any(below.get(source.node, False) for source in values.inputs[node] if source.node is not None)
     chain = [node for node in values.nodes if below[node] and node_kind(node) in _SQUASHING]

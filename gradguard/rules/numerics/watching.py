@@ -385,8 +385,9 @@ def _nearest_leaf(node: Any, most: int = 2) -> torch.Tensor | None:
     """The smallest of the first few leaves below a node."""
     order, seen, found = [node], {node}, list[torch.Tensor]()
     for item in order:
-        if is_accumulate(item):
-            found.append(item.variable)
+        leaf = getattr(item, "variable", None)
+        if leaf is not None:
+            found.append(leaf)
             if len(found) == most:
                 break
         if len(order) > 64:

@@ -38,7 +38,7 @@ def fixed_index(names: Names, parameters: list[torch.Tensor]) -> FixedIndex | No
     if len(lists) != 1 or not parameters:
         return None
     owner, attribute = next(iter(lists))
-    indices = {found for parameter in parameters if (found := _index_of(names, parameter, attribute)) is not None}
+    indices = {index for parameter in parameters if (index := _index_of(names, parameter, attribute)) is not None}
     written = class_node(type(owner))
     if written is None:
         return None
@@ -48,11 +48,11 @@ def fixed_index(names: Names, parameters: list[torch.Tensor]) -> FixedIndex | No
     constants = _constants(source, node, items)
     if len(loops) != 1 or constants is None or len(constants) != 1 or constants[0][1] in indices:
         return None
-    subscript, index = constants[0]
+    subscript, constant = constants[0]
     if not any(subscript is item for body in loops[0][1] for item in ast.walk(body)):
         return None
     place = at_line(source.filename, subscript.lineno)
-    return None if place is None else FixedIndex(place, items, index, loops[0][0])
+    return None if place is None else FixedIndex(place, items, constant, loops[0][0])
 
 
 def _list_of(names: Names, parameter: torch.Tensor) -> tuple[nn.Module, str] | None:
