@@ -127,6 +127,7 @@ class LostPaths:
         cut = journal.cut_of(source)
         if source.requires_grad:
             node = source.grad_fn
+            leaf = source if node is None else only_leaf(node, 5)
             mode = journal.modes[-1] if not _grad_enabled() and journal.modes else None
             cut = Cut(
                 "escape",
@@ -136,7 +137,7 @@ class LostPaths:
                 sequence_number(),
                 (-1 if node is None else node._sequence_nr(),),
                 mode,
-                leaves=(weakref.ref(source),) if node is None else (),
+                leaves=() if leaf is None else (weakref.ref(leaf),),
             )
             if journal.wanted:
                 self._sever(cut, [source])

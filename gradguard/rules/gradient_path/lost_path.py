@@ -12,6 +12,7 @@ import torch
 from gradguard.diagnosis import Diagnosis, SourceSpan, TensorFacts
 from gradguard.evidence.alive import Alive
 from gradguard.evidence.graph import leaves, root_nodes
+from gradguard.evidence.optimizers import parameters_of
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.journal import Cut, current_journal
 from gradguard.rules.gradient_path import origins, patching, roots, switches, words
@@ -56,7 +57,28 @@ def _raised(incident: Incident) -> LostPath | None:
     root = incident.roots[index] if index < len(incident.roots) else incident.roots[0]
     if hasattr(root, "node"):  # a GradientEdge
         return None
-    return LostPath(root, root_name(incident, root), find(incident, root), False)
+    found = find(incident, root)
+    return LostPath(root, root_name(incident, root), _of_the_one_in_play(incident, found) or found, False)
+
+
+def _of_the_one_in_play(incident: Incident, found: list[Origin]) -> list[Origin]:
+    """Of an optimizer that was zeroed for this very backward, and holds but a few numbers: where one of them left torch in this step.
+
+    A Python number carries no memory of what it was, so that a product with one only knows of its other factor's past.
+    """
+    ledger = incident.memory["ledger"]
+    owner = None if ledger.zeroed_by is None or ledger.last_zero[1] != ledger.backwards else ledger.zeroed_by()
+    trained = [p for p in parameters_of(owner) if p.numel() == 1]
+    if not trained or len(trained) != len(parameters_of(owner)):
+        return []
+    if any(leaf is p for origin in found for leaf in origin.leaves for p in trained):
+        return []
+    for fact in reversed(incident.journal.escapes):
+        if fact.step != incident.journal.step:
+            break
+        if fact.cut is not None and any(ref() is p for cut in fact.cut.roots() for ref in cut.leaves for p in trained):
+            return origins.merged(origins.of_cut(incident, cut) for cut in fact.cut.roots())
+    return []
 
 
 def _silent(incident: Incident) -> LostPath | None:

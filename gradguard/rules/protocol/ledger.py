@@ -51,6 +51,7 @@ class Ledger:
         self.steps = 0
         self.stepping: list[int] = []  # optimizers inside whose step() we are
         self.last_zero: tuple[CallSite | None, int, int] | None = None  # site, backwards, steps
+        self.zeroed_by: weakref.ref[Any] | None = None  # whose zero_grad() that was
         self.found: list[Suspicion] = []
         self.ended: list[Book] = []  # optimizers that died since we looked last
         self.asleep = False  # between two windows in which gradients are followed
@@ -285,6 +286,7 @@ class Ledger:
         ):
             book.idle_zero = site
         self.last_zero = (site, self.backwards, self.steps)
+        self.zeroed_by = weakref.ref(owner)
         if wasted:
             verdicts.wasted(self, wasted, site, owner)
 
