@@ -199,7 +199,7 @@ def _copy_for_the_op(story: Story, target: Target) -> list[Fix]:
     if len(read) != 1:
         return []
     text, where = saved.source.flat(read[0]), range_of(read[0])
-    alone = all(item.seq == story.mismatch.seq or _line_of(story, item.seq) == saved.line for item in story.incident.mismatches)
+    alone = all(_within(story, item.seq, saved) for item in story.incident.mismatches if item.storage == story.mismatch.storage)
     diff = patched(saved.source, [((where[2], where[3], where[2], where[3]), ".clone()")]) if where is not None and alone else None
     return [
         Fix(
@@ -211,9 +211,10 @@ def _copy_for_the_op(story: Story, target: Target) -> list[Fix]:
     ]
 
 
-def _line_of(story: Story, seq: int) -> int | None:
+def _within(story: Story, seq: int, saved: ResolvedSite) -> bool:
+    """Whether a node that saved the value as well was made by the very same call."""
     place = story.incident.place_of_node(seq)
-    return None if place is None else place.line
+    return place is not None and (place.file, place.line, place.column) == (saved.file, saved.line, saved.column)
 
 
 def _without_flag(write: Write, flag: Flag | None) -> Fix:
@@ -277,6 +278,13 @@ def _for_assignment(place: ResolvedSite, target: Target) -> Fix:
                 whole = (node.lineno, node.col_offset, node.end_lineno or node.lineno, node.end_col_offset or 0)
                 diff = patched(place.source, [(whole, new)])
             return Fix(title=f"make a new tensor instead: `{short(new, 90)}`", safety="unsafe", patch=diff)
+        if isinstance(node.value, (ast.Constant, ast.UnaryOp)) and isinstance(index, (ast.Name, ast.Attribute)):
+            mask = place.source.flat(index)
+            return Fix(
+                title=f"make a new tensor instead: `{name} = {name}.masked_fill(mask, {value})`, with `{mask}` as a mask of its shape",
+                safety="manual",
+                detail=f"such as `{mask}.unsqueeze(-1)`, where `{mask}` picks rows",
+            )
         if place.enclosing_loops:
             return Fix(
                 title=(

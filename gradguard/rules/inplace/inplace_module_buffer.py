@@ -90,8 +90,9 @@ def _fixes(story: Story, write: Write) -> list[Fix]:
     assert state is not None  # it is a buffer
     attribute = state.path.rpartition(".")[2]
     fixes = [fix for fix in (_replaced(write, attribute), _cloned(story, attribute)) if fix is not None]
-    if len(fixes) == 2 and story.saved_at is not None and write.place is not None and story.saved_at.function == write.place.function:
-        fixes.reverse()  # within one function the copy is the smaller change
+    within = story.saved_at is not None and write.place is not None and story.saved_at.function == write.place.function
+    if len(fixes) == 2 and (within or fixes[0].patch is None):
+        fixes.reverse()  # within one function the copy is the smaller change, and so it is where a slice is written
     return [*fixes, Fix(title=f"update `{state.full}` after `optimizer.step()`", safety="manual")]
 
 

@@ -117,8 +117,13 @@ def _fixes(write: Refused, base: str | None) -> list[Fix]:
             patch=under_no_grad(write.place),
         )
         return [guard, *fixes]
-    # where the base is not used again the piece is all that matters, and the change of one line is the cure
-    return fixes if base is None or _read_below(write, base) else fixes[::-1]
+    # where the base is not used again (or has no name at all) the piece is all that matters, and the change of one line is the cure
+    whole = (_is_looped(write) or not made) if base is None else _read_below(write, base)
+    return fixes if whole else fixes[::-1]
+
+
+def _is_looped(write: Refused) -> bool:
+    return write.place is None or bool(write.place.enclosing_loops)
 
 
 def _read_below(write: Refused, base: str) -> bool:

@@ -25,6 +25,8 @@ Only for PyTorch's exception.
 
 from __future__ import annotations
 
+import torch
+
 from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.source import ResolvedSite
 from gradguard.rules.base import Rule
@@ -50,11 +52,12 @@ def recognise(incident: Incident) -> Diagnosis | None:
     culprit = write.culprit(f"changes {what} in place with grad mode on")
     made = [span.model_copy(update={"label": f"the view {what}{of} was made here, under {mode}"}) for span in write.alias_spans()[:1]]
     new = None if place is None or write.module is not None else out_of_place(place)
+    differentiated = any(isinstance(value, torch.Tensor) and value.requires_grad for value in incident.args[1:])
     fixes = [
         Fix(
             title=f"write under `torch.no_grad()` too, if the change of {what} is not meant to be differentiated",
             safety="manual",
-            patch=None if place is None or write.module is not None else under_no_grad(place),
+            patch=None if place is None or write.module is not None or differentiated else under_no_grad(place),
         ),
         Fix(title=f"make the view {what} outside of {mode}, if it is", safety="manual"),
         Fix(
@@ -62,6 +65,14 @@ def recognise(incident: Incident) -> Diagnosis | None:
             safety="unsafe",
         ),
     ]
+    if differentiated:
+        fixes[:2] = [
+            Fix(
+                title=f"make the view {what} outside of {mode}, so that the gradient of what is written goes through it",
+                safety="unsafe",
+            ),
+            fixes[0],
+        ]
     return Diagnosis(
         code=CODE,
         name=NAME,
