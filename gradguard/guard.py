@@ -429,10 +429,13 @@ _cache: dict[Any, Settings] = {}
 
 def _settings(level: str | None, config: Any, report: Any, overrides: dict[str, Any]) -> Settings:
     """Loads settings once for the same arguments in the same folder: `with gradguard():` in a loop must be cheap."""
+    key: tuple[Any, ...] | None
     try:
         key = (level, str(config), str(report), tuple(sorted(overrides.items())), os.getcwd(), os.environ.get("GRADGUARD_LEVEL"))
         cached = _cache.get(key)
     except (TypeError, OSError):  # unhashable overrides, or a folder that is gone
+        key, cached = None, None
+    if key is None:  # outside the handler: what is wrong with a setting did not come of the one above
         return load_settings(level=level, config=config, report=report, **overrides)
     if cached is None:
         if len(_cache) > 64:

@@ -109,6 +109,11 @@ class Run:
             self.tell_repeats()
             self._tell_summary()
 
+    def broken_off(self) -> None:
+        """An exception ends the run, and the program may live on: it has no end to judge when the process ends."""
+        self.interrupted()
+        self._finished = True
+
     def _tell_summary(self) -> None:
         if self.settings.summary and self._summed != self.entries:
             self._summed = self.entries

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
 from gradguard.diagnosis import Diagnosis
 from gradguard.guard import Guard
@@ -45,11 +45,13 @@ class _GradGuardCallback:
     """Guards the training steps of a fit.
 
     Args:
-        level: "off", "watch", "standard", "strict" or "forensic".
+        level: "off", "watch", "standard", "strict" or "forensic"; False is "off", which is what YAML makes of a bare `off`.
         config: a YAML file with settings.
         report: a file that gets one JSON object a diagnosis; by default `gradguard.jsonl` in the run's log folder, written
             only if there is something to write.
         log_every_n_steps: how often the number of diagnoses goes to the trainer's loggers; 0 for never.
+        trace: which steps are traced in full, such as `{"every": 500}`.
+        rules: by rule code, rule name or family prefix: an action, or a mapping of action and options.
         settings: further settings by name.
 
     Raises:
@@ -58,15 +60,27 @@ class _GradGuardCallback:
 
     def __init__(
         self,
-        level: str | None = None,
+        level: str | Literal[False] | None = None,
         config: str | os.PathLike[str] | None = None,
         report: str | os.PathLike[str] | None = None,
         log_every_n_steps: int = 50,
+        trace: dict[str, Any] | None = None,
+        rules: dict[str, Any] | None = None,
         **settings: Any,
     ) -> None:
         super().__init__()
-        self._arguments = {"level": level, "config": config, "report": report, "log_every_n_steps": log_every_n_steps, **settings}
-        self.guard = Guard(level=level, config=config, report=report, **settings)
+        given = {
+            "level": "off" if level is False else level,
+            "config": config,
+            "report": report,
+            "trace": trace,
+            "rules": rules,
+            **settings,
+        }
+        self._arguments = {"log_every_n_steps": log_every_n_steps, **given}
+        # Only what was given, and by way of a mapping: LightningCLI reads in this source where the settings go, and would offer
+        # the guard's ready-made `settings` too, beside which a level is not looked at.
+        self.guard = Guard(**{name: value for name, value in given.items() if value is not None})
         self.guard.made_at = None  # each callback is a run of its own, also where one line makes several
         self.log_every_n_steps = log_every_n_steps
         self._own_report = self.guard.report is None
@@ -196,6 +210,8 @@ class _GradGuardCallback:
         """The fit ends with an error, which has been diagnosed where it arose; `teardown` will not be called."""
         self._leave()
         self._unwrap()
+        if self.guard.level != "off":
+            self.guard.run.broken_off()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """The fit ends well: bugs that only a whole run shows are said now."""
