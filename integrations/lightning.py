@@ -190,7 +190,7 @@ class _GradGuardCallback:
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, *args: Any) -> None:
         """A step ends."""
         self._leave()
-        if self.log_every_n_steps and self.guard.level != "off":
+        if self.log_every_n_steps and trainer.loggers and self.guard.level != "off":
             self._log(trainer)
 
     def _log(self, trainer: Any) -> None:

@@ -208,6 +208,25 @@ def test_every_generator_is_restored() -> None:
         assert draw() == drawn
 
 
+def test_pythons_generator_is_restored_whatever_moved_it() -> None:
+    moves = [
+        random.random,
+        lambda: random.gauss(0, 1),
+        lambda: random.getrandbits(7),
+        lambda: random.shuffle([1, 2, 3]),
+        lambda: random.seed(5),
+    ]
+    for move in [*moves, *moves]:
+        move()
+        state = random.getstate()
+        before, again = RandomState(fresh=False), RandomState(fresh=False)
+        for taken in (before, again):
+            random.random()
+            random.gauss(0, 1)
+            taken.restore()
+            assert random.getstate() == state
+
+
 def test_values_come_back() -> None:
     assert untraced().step(lambda a, *, b: (a, b), 1, b=2) == (1, 2)
     assert gradguard(level="off").step(lambda: 3) == 3
