@@ -21,10 +21,11 @@ _MOST_STRANGERS = 2_000
 class Stranger:
     """A leaf that gets gradient and is in no optimizer."""
 
-    __slots__ = ("first_backward", "is_parameter", "last_backward", "ref", "seen", "step", "values", "version")
+    __slots__ = ("first_backward", "is_parameter", "last_backward", "ref", "seen", "shape", "step", "values", "version")
 
     def __init__(self, leaf: torch.Tensor, backward: int, step: int) -> None:
         self.ref = weakref.ref(leaf)
+        self.shape = tuple(leaf.shape)
         self.is_parameter = isinstance(leaf, torch.nn.Parameter)
         self.version = version_of(leaf)
         self.values = few_values(leaf)

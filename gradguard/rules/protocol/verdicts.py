@@ -55,7 +55,7 @@ def nothing_new(ledger: Ledger, book: Book, same: int, none: int) -> None:
             ledger.survey.next_at = ledger.backwards + 1
             if ledger.backwards == book.backwards_at_step:
                 ledger.found.append(Suspicion("GG606", book, {"kind": "no backward"}))
-            elif any(stranger.seen > 1 for stranger in ledger.survey.strangers.values()) or (book.filled and ledger.survey.strangers):
+            elif _in_their_place(ledger, book):
                 ledger.found.append(Suspicion("GG604", book, {"strangers": ledger.survey.strangers}))
             elif not book.filled and book.empty == 3:
                 ledger.census_until = ledger.steps + 3
@@ -63,6 +63,13 @@ def nothing_new(ledger: Ledger, book: Book, same: int, none: int) -> None:
             elif not book.filled and book.empty == 10:
                 fresh = any(stranger.is_parameter for stranger in ledger.survey.strangers.values())
                 ledger.found.append(Suspicion("GG606", book, {"kind": "no path", "fresh": fresh}))
+
+
+def _in_their_place(ledger: Ledger, book: Book) -> bool:
+    """Whether leaves that no optimizer knows are trained in the place of this optimizer's: they stay, or look like them."""
+    strangers = ledger.survey.strangers.values()
+    shapes = {tuple(parameter.shape) for parameter in book.parameters()}
+    return any(book.filled or stranger.seen > 1 or stranger.shape in shapes for stranger in strangers)
 
 
 def find_sharing(ledger: Ledger, book: Book) -> None:
