@@ -27,6 +27,8 @@ from __future__ import annotations
 import ast
 
 from gradguard.diagnosis import Diagnosis, Fix
+from gradguard.evidence.flow import reads_of
+from gradguard.evidence.source import ResolvedSite
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
@@ -62,10 +64,13 @@ def recognise(incident: Incident) -> Diagnosis | None:
 def _fix(write: Refused) -> Fix:
     place, name = write.place, write.written
     call = None if place is None else place.call
+    looped = next((link for link in write.chain if link.call == "for"), None)
+    if looped is not None and place is not None:
+        return _of_the_whole(place, looped.base)
     patch = None
     alone = isinstance(place.source.parents.get(call), ast.Expr) if place is not None and place.source is not None and call else False
     plain = name is not None and call is not None and isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name)
-    if place is not None and place.source is not None and call is not None and alone and plain:
+    if place is not None and place.source is not None and call is not None and alone and plain and _read_after(place, name or ""):
         patch = replaced(place.source, [(call, f"{name} = {name}.detach()")])
     title = (
         f"use `{name} = {name}.detach()`"
@@ -75,6 +80,27 @@ def _fix(write: Refused) -> Fix:
     return Fix(
         title=title, safety="safe" if patch else "manual", patch=patch, detail="it makes a new tensor on the same memory, without a graph"
     )
+
+
+def _of_the_whole(place: ResolvedSite, base: str) -> Fix:
+    """A loop over the pieces: a new tensor for the loop's variable would change nothing, one for the whole does."""
+    loop = next(iter(place.enclosing_loops), None)
+    text = f"{base} = {base}.detach()"
+    patch = None
+    if isinstance(loop, ast.For) and len(loop.body) == 1 and not loop.orelse and place.source is not None and base.isidentifier():
+        patch = replaced(place.source, [(loop, text)])
+    return Fix(
+        title=f"detach the whole in place of its pieces: `{text}`",
+        safety="safe" if patch else "manual",
+        patch=patch,
+        detail="it makes a new tensor on the same memory, without a graph",
+    )
+
+
+def _read_after(place: ResolvedSite, name: str) -> bool:
+    """Whether anything reads the variable once it is set anew."""
+    scope = place.enclosing_function or (place.source.tree if place.source is not None else None)
+    return scope is not None and (bool(place.enclosing_loops) or any(read.lineno > place.line for read in reads_of(scope, name)))
 
 
 RULE = Rule(
