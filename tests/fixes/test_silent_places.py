@@ -247,6 +247,21 @@ for n in [4, 4, 4, 4, 4, 1]:
     opt.step()
 """
 
+LEAK = """
+maker, judge = nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
+opt_m, opt_j = torch.optim.SGD(maker.parameters(), lr=0.1), torch.optim.SGD(judge.parameters(), lr=0.1)
+for it in range(12):
+    made = maker(torch.randn(5, 3))
+    verdict = F.softplus(-judge(torch.randn(5, 4))).mean() + F.softplus(judge(made.detach())).mean()
+    verdict.backward()
+    opt_j.step()
+    opt_j.zero_grad()
+    fooling = F.softplus(-judge(made)).mean()
+    fooling.backward()
+    opt_m.step()
+    opt_m.zero_grad()
+"""
+
 PAIRS = {
     "a tower under no_grad": Pair(
         "GG605",
@@ -296,6 +311,10 @@ PAIRS = {
     "a step past the scaler": Pair(
         "GG722", "opt.step()", ("`opt.step()`", "256 times too large", "`scaler`"), PAST_THE_SCALER,
         ("    opt.step()\n", "    scaler.step(opt)\n    scaler.update()\n"),
+    ),
+    "another network's gradients": Pair(
+        "GG601", "fooling.backward()", ("`opt_j`", "`fooling.backward()`", "`judge`"), LEAK,
+        ("    verdict.backward()\n    opt_j.step()\n    opt_j.zero_grad()\n", "    opt_j.zero_grad()\n    verdict.backward()\n    opt_j.step()\n"),
     ),
     "the deviation of one element": Pair(
         "GG501", "return (gain - gain.mean()) / (gain.std() + 1e-8)", ("`gain`", "NaN in its only element"), ONE_ELEMENT,
@@ -349,6 +368,33 @@ def test_what_never_goes_into_the_loss_is_no_cut_on_the_way_to_it(tmp_path: Path
 
 
 SOUND = {
+    "a trunk that two heads' losses train": """
+trunk, left, right = nn.Linear(3, 4), nn.Linear(4, 1), nn.Linear(4, 2)
+opt_t, opt_l, opt_r = (torch.optim.SGD(part.parameters(), lr=0.01) for part in (trunk, left, right))
+for it in range(12):
+    x = torch.randn(5, 3)
+    opt_t.zero_grad()
+    opt_l.zero_grad()
+    left(trunk(x)).pow(2).mean().backward()
+    opt_l.step()
+    opt_r.zero_grad()
+    right(trunk(x)).abs().mean().backward()
+    opt_r.step()
+    opt_t.step()
+""",
+    "a judge that is cleared before its own backward": """
+maker, judge = nn.Linear(3, 4), nn.Linear(4, 1)
+opt_m, opt_j = torch.optim.SGD(maker.parameters(), lr=0.1), torch.optim.SGD(judge.parameters(), lr=0.1)
+for it in range(12):
+    made = maker(torch.randn(5, 3))
+    opt_j.zero_grad()
+    F.softplus(-judge(torch.randn(5, 4))).mean().backward()
+    F.softplus(judge(made.detach())).mean().backward()
+    opt_j.step()
+    opt_m.zero_grad()
+    F.softplus(-judge(made)).mean().backward()
+    opt_m.step()
+""",
     "rounding that another loss makes up for": """
 enc, dec = nn.Linear(6, 3), nn.Linear(3, 6)
 opt = torch.optim.Adam([*enc.parameters(), *dec.parameters()])

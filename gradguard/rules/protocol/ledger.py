@@ -21,6 +21,7 @@ from gradguard.journal import BackwardFact, current_journal
 from gradguard.rules.frameworks.scaling import Scaling
 from gradguard.rules.protocol import verdicts
 from gradguard.rules.protocol.books import Book, Part, Slot, unchanged
+from gradguard.rules.protocol.crossing import Crossing
 from gradguard.rules.protocol.modes import Modes
 from gradguard.rules.protocol.rates import Schedules
 from gradguard.rules.protocol.recorder import Recorder
@@ -68,6 +69,7 @@ class Ledger:
         self.recorder: Recorder | None = None  # where a closing summary was asked for
         self.survey = Survey(self)
         self.severed = Severed(self.journal)
+        self.crossing = Crossing()
         self.modes = Modes(self)
         self.retained = Retained()
         self.schedules = Schedules(self)
@@ -215,6 +217,7 @@ class Ledger:
         if self.census_until:
             self.severed.look(call, roots)
         self.scaling.backward(call)
+        self.crossing.look(call, roots)
         part: Part | None = None
         for book in self.books.values():
             got = False
@@ -312,6 +315,8 @@ class Ledger:
         book = self.book_of(optimizer)
         book.steps += 1
         book.step_site = site
+        if len(self.books) > 1:
+            self.crossing.before_use(self, book)
         stale: Slot | None = None
         fresh = same = none = 0
         for slot in book.active:

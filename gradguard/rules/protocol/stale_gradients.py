@@ -26,12 +26,15 @@ Where several optimizers share a loop, each clears its own parameters (or `model
 Unsafe: it changes the training, which is what it is for. A learning rate tuned with the bug in place may need to be raised.
 
 ## When it speaks, what silences it
-At the second step of an optimizer that applies an old contribution together with a new one. Gradient accumulation does not
+At the second step of an optimizer that applies an old contribution together with a new one; and at the third that applies what
+another network's loss has left, on its way through this one to what its own optimizer trains. Gradient accumulation does not
 trip it (no step has used the parts that pile up there), nor clearing by hand: `p.grad = None`, `p.grad.zero_()`, also through
 `.data`, nor gradients left over from another network's backward that are cleared before their own optimizer's step.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -41,7 +44,7 @@ from gradguard.evidence.source import resolve
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
-from gradguard.rules.protocol.books import Book
+from gradguard.rules.protocol.books import Book, Part
 from gradguard.rules.protocol.ledger import Ledger
 
 CODE, NAME = "GG601", "stale-gradients"
@@ -60,6 +63,8 @@ class Options(BaseModel):
 def recognise(incident: Incident) -> Diagnosis | None:
     """The step, the backward that piled up, and whose gradients were not cleared."""
     book = incident.suspicion.book
+    if isinstance(book, Book) and "across" in incident.suspicion.data:
+        return _across(incident, book, incident.suspicion.data["part"], incident.suspicion.data["across"]())
     if not isinstance(book, Book) or book.last_part is None or book.stale < incident.options(RULE).after:
         return None
     name = tell.optimizer_name(book, incident)
@@ -114,6 +119,47 @@ def recognise(incident: Incident) -> Diagnosis | None:
         ],
         avoid=["lowering the learning rate or clipping: it hides the growth, the direction stays that of old batches"],
         confidence="certain",
+    )
+
+
+def _across(incident: Incident, book: Book, part: Part, other: Any) -> Diagnosis | None:
+    """What another network's loss has left in this one."""
+    name = tell.optimizer_name(book, incident)
+    theirs = incident.names.optimizer(other) if other is not None else None
+    parameters = [p for p in book.parameters() if p.requires_grad]
+    roots = tell.roots_of(parameters, incident.names)
+    whose = f"`{roots[0]}`" if len(roots) == 1 else f"the parameters of `{name}`"
+    backward, own = resolve(part.call.site), None if book.last_part is None else resolve(book.last_part.call.site)
+    if backward is None:
+        return None
+    loss = tell.short(backward.text or "backward()", 40)
+    zero = None if not book.zeros else tell.span(book.zero_site, "clears them too early: before that backward", "context")
+    own_call = tell.short(own.text, 40) if own is not None and own.text else "its own backward"
+    return Diagnosis(
+        code=CODE,
+        name=NAME,
+        severity="warning",
+        headline=f"`{name}` steps on what `{loss}` has left in the gradients of {whose}, together with its own",
+        culprit=backward.span(f"fills the gradients of {whose} too, and nothing clears them before its own backward", "culprit"),
+        related=tell.spans(
+            None if own is None else own.span("adds to them", "backward"),
+            tell.span(book.step_site, f"`{name}` applies the sum", "context"),
+            zero,
+        ),
+        tensors=tell.facts(parameters, incident.names),
+        explanation=(
+            f"`{loss}` goes through {whose} on its way to what {f'`{theirs}`' if theirs else 'another optimizer'} trains, and leaves "
+            f"gradients there on the way. In the next step of `{name}` they are added to those of its own loss: {whose} is trained for "
+            "the other network's goal as well."
+        ),
+        fixes=[
+            Fix(
+                title=f"Call `{name}.zero_grad()` right before `{own_call}`",
+                safety="unsafe",
+                detail="Where it stands now it runs before the other network's backward." if zero is not None else None,
+            )
+        ],
+        confidence="likely",
     )
 
 
