@@ -286,3 +286,259 @@ for it in range(4):
 """
     assert run_source(tmp_path, HEAD + source) == []
     assert run_source(tmp_path, HEAD + source, "strict") == []
+
+
+TASKS_IN_A_STEP = """
+trunk, heads = nn.Sequential(nn.Linear(5, 6), nn.ReLU()), nn.ModuleDict({"a": nn.Linear(6, 1), "b": nn.Linear(6, 2)})
+opt = torch.optim.Adam([*trunk.parameters(), *heads.parameters()])
+
+def train_step(x):
+    shared = trunk(x)
+    opt.zero_grad()
+    for name, head in heads.items():
+        loss = head(shared).pow(2).mean()
+        loss.backward()
+    opt.step()
+
+for it in range(3):
+    train_step(torch.randn(4, 5))
+"""
+
+
+@pytest.mark.parametrize("level", ["standard", "watch"])
+def test_what_a_called_step_makes_anew_is_shared_by_its_losses_not_computed_once(tmp_path: Path, level: str) -> None:
+    diagnosis = first(tmp_path, TASKS_IN_A_STEP, level)
+    assert diagnosis.code == "GG202"
+    assert "`shared`" in diagnosis.headline
+    assert "optimizer.step() has changed" not in " ".join(diagnosis.avoid)
+
+
+OLD_PROBABILITIES = """
+class Memory:
+    def __init__(self):
+        self.rows = []
+
+    def add(self, *row):
+        self.rows.append(row)
+
+    def columns(self):
+        return [torch.stack(column) for column in zip(*self.rows)]
+
+policy = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+opt = torch.optim.Adam(policy.parameters())
+
+def play(memory):
+    for _ in range(6):
+        seen = torch.randn(3)
+        chosen = torch.distributions.Categorical(logits=policy(seen))
+        action = chosen.sample()
+        memory.add(seen, action, chosen.log_prob(action))
+
+memory = Memory()
+play(memory)
+seen, actions, old = memory.columns()
+for epoch in range(3):
+    new = torch.distributions.Categorical(logits=policy(seen)).log_prob(actions)
+    opt.zero_grad()
+    (-(new - old).exp().mean()).backward()
+    opt.step()
+"""
+
+
+def test_the_old_policys_log_probability_is_to_be_kept_without_its_graph(tmp_path: Path) -> None:
+    diagnosis = first(tmp_path, OLD_PROBABILITIES)
+    assert diagnosis.code == "GG205"
+    assert diagnosis.culprit is not None and "chosen.log_prob(action)" in (diagnosis.culprit.text or "")
+    assert "`.detach()`" in diagnosis.fixes[0].title, "computed anew it would make the ratio one"
+
+
+CLIMB_AND_DESCEND = """
+net = nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for it in range(2):
+    loss = net(torch.randn(6, 4)).pow(2).mean()
+    loss.backward()
+    with torch.no_grad():
+        for p in net.parameters():
+            p.add_(0.05 * p.grad)
+    {again}loss.backward()
+    opt.step()
+"""
+
+
+def test_a_loss_whose_weights_have_moved_is_to_be_computed_anew(tmp_path: Path) -> None:
+    diagnosis = first(tmp_path, CLIMB_AND_DESCEND.format(again=""))
+    assert diagnosis.code == "GG201"
+    assert "`net.weight`" in diagnosis.explanation and "changed in between" in diagnosis.explanation
+    assert diagnosis.fixes[0].title.startswith("compute `loss` anew")
+    assert not any("pass retain_graph" in fix.title for fix in diagnosis.fixes)
+
+
+MERGED = """
+class Adapted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 4), requires_grad=False)
+        self.up, self.down = nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.randn(2, 4))
+
+    {decorator}
+    def merge(self):
+        self.weight.add_(self.up @ self.down)
+
+    {decorator}
+    def unmerge(self):
+        self.weight.sub_(self.up @ self.down)
+
+    def forward(self, x):
+        return F.linear(x, self.weight) + F.linear(F.linear(x, self.down), self.up)
+
+layer = Adapted()
+opt = torch.optim.Adam([layer.up, layer.down])
+for it in range({steps}):
+    opt.zero_grad()
+    layer(torch.randn(5, 4)).pow(2).mean().backward()
+    opt.step()
+    layer.merge()
+    layer.unmerge()
+"""
+
+
+@pytest.mark.parametrize("level", ["standard", "watch"])
+def test_a_frozen_weight_written_with_grad_mode_on_carries_that_graph(tmp_path: Path, level: str) -> None:
+    diagnosis = first(tmp_path, MERGED.format(decorator="", steps=4), level)
+    assert diagnosis.code == "GG203"
+    assert "`layer.weight`" in diagnosis.headline
+    assert diagnosis.culprit is not None and diagnosis.culprit.text == "self.weight.sub_(self.up @ self.down)"
+    assert "no_grad" in diagnosis.fixes[0].title and "`unmerge`" in diagnosis.fixes[0].title
+
+
+def test_merging_under_no_grad_is_silent(tmp_path: Path) -> None:
+    assert run_source(tmp_path, HEAD + MERGED.format(decorator="@torch.no_grad()", steps=20), "strict") == []
+
+
+SCALED_LATENTS = """
+class Codes:
+    def __init__(self):
+        self.latents = torch.randn(5, 3, requires_grad=True) * 0.1
+        self.opt = torch.optim.Adam([self.latents])
+
+Codes()
+"""
+
+
+def test_a_computed_tensor_given_to_an_optimizer(tmp_path: Path) -> None:
+    diagnosis = first(tmp_path, SCALED_LATENTS)
+    assert diagnosis.code == "GG411"
+    assert diagnosis.culprit is not None and diagnosis.culprit.text == "torch.randn(5, 3, requires_grad=True) * 0.1"
+    assert "`self.latents`" in diagnosis.headline and "`mul`" in diagnosis.headline
+    patch = diagnosis.fixes[0].patch
+    assert patch is not None
+    assert run_source(tmp_path, HEAD + applied(SCALED_LATENTS, patch), "strict") == []
+
+
+SWAPPED = """
+maker, judge = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 4)), nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
+opt_m = torch.optim.Adam(maker.parameters())
+opt_j = torch.optim.Adam(maker.parameters())
+for it in range(3):
+    made = maker(torch.randn(5, 3))
+    opt_m.zero_grad()
+    F.softplus(judge(made.detach())).mean().backward()
+    F.softplus(judge(made)).mean().backward(retain_graph=True)
+    opt_j.step()
+    opt_m.zero_grad()
+    F.softplus(-judge(made)).mean().backward()
+    opt_m.step()
+"""
+
+
+def test_two_optimizers_over_one_network_and_none_over_the_other(tmp_path: Path) -> None:
+    diagnosis = first(tmp_path, SWAPPED)
+    assert diagnosis.code == "GG102"
+    assert diagnosis.culprit is not None and diagnosis.culprit.text == "torch.optim.Adam(maker.parameters())"
+    assert diagnosis.culprit.line == len(HEAD.splitlines()) + 4
+    assert "`judge` is in no optimizer" in diagnosis.headline
+    assert diagnosis.fixes[0].patch is not None and "+opt_j = torch.optim.Adam(judge.parameters())" in diagnosis.fixes[0].patch
+
+
+PIECES = """
+cell, out = nn.GRU(4, 6, 2), nn.Linear(6, 4)
+opt = torch.optim.Adam([*cell.parameters(), *out.parameters()])
+
+def cut(state):
+    for layer in state:
+        layer.detach_()
+    return state
+
+state = None
+for it in range(3):
+    if state is not None:
+        state = cut(state)
+    y, state = cell(torch.randn(5, 2, 4), state)
+    opt.zero_grad()
+    out(y).pow(2).mean().backward()
+    opt.step()
+"""
+
+
+def test_pieces_that_cannot_be_detached_in_place_are_detached_as_a_whole(tmp_path: Path) -> None:
+    diagnosis = first(tmp_path, PIECES)
+    assert diagnosis.code == "GG110"
+    patch = diagnosis.fixes[0].patch
+    assert patch is not None and diagnosis.fixes[0].safety == "safe"
+    assert run_source(tmp_path, HEAD + applied(PIECES, patch), "strict") == []
+
+
+SUM_OF_TWO = """
+body, scale = nn.Linear(4, 4), nn.Linear(4, 4)
+opt = torch.optim.Adam([*body.parameters(), *scale.parameters()])
+for it in range(3):
+    out = body(torch.randn(6, 4)) + scale(torch.randn(6, 4))
+    loss = torch.histc(out, 8).std() + out.pow(2).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+
+def test_of_a_sum_the_side_without_a_graph_is_named(tmp_path: Path) -> None:
+    diagnosis = first(tmp_path, SUM_OF_TWO)
+    assert diagnosis.code == "GG308"
+    assert diagnosis.headline.startswith("`torch.histc(out, 8).std()` is part of `loss`")
+
+
+TEMPERATURE = """
+class Agent:
+    def __init__(self):
+        self.policy = nn.Linear(3, 2)
+        self.log_alpha = torch.zeros((), requires_grad=True)
+        self.policy_opt = torch.optim.Adam(self.policy.parameters())
+        self.alpha_opt = torch.optim.Adam([self.log_alpha])
+
+    @property
+    def alpha(self):
+        return self.log_alpha.exp().item()
+
+    def actor(self, seen):
+        logp = self.policy(seen).log_softmax(1)[:, 0]
+        self.policy_opt.zero_grad()
+        (self.alpha * logp).mean().backward()
+        self.policy_opt.step()
+        return logp.detach()
+
+    def temperature(self, logp):
+        loss = -(self.alpha * (logp + 1.0)).mean()
+        self.alpha_opt.zero_grad()
+        loss.backward()
+        self.alpha_opt.step()
+
+agent = Agent()
+for it in range(3):
+    agent.temperature(agent.actor(torch.randn(5, 3)))
+"""
+
+
+def test_the_number_that_stood_for_the_zeroed_optimizers_parameter_is_the_cut(tmp_path: Path) -> None:
+    diagnosis = first(tmp_path, TEMPERATURE)
+    assert diagnosis.code == "GG302"
+    assert diagnosis.culprit is not None and diagnosis.culprit.text == "self.log_alpha.exp().item()", "logp is detached on purpose"

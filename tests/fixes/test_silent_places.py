@@ -314,7 +314,8 @@ PAIRS = {
     ),
     "another network's gradients": Pair(
         "GG601", "fooling.backward()", ("`opt_j`", "`fooling.backward()`", "`judge`"), LEAK,
-        ("    verdict.backward()\n    opt_j.step()\n    opt_j.zero_grad()\n", "    opt_j.zero_grad()\n    verdict.backward()\n    opt_j.step()\n"),
+        ("    verdict.backward()\n    opt_j.step()\n    opt_j.zero_grad()\n",
+         "    opt_j.zero_grad()\n    verdict.backward()\n    opt_j.step()\n"),
     ),
     "the deviation of one element": Pair(
         "GG501", "return (gain - gain.mean()) / (gain.std() + 1e-8)", ("`gain`", "NaN in its only element"), ONE_ELEMENT,

@@ -39,6 +39,7 @@ from gradguard.rules.inplace import tell
 from gradguard.rules.inplace.classify import kind_of
 from gradguard.rules.inplace.over_update import Carried, carried_over
 from gradguard.rules.inplace.story import MODIFIED, Story, Write, story_of
+from gradguard.rules.inplace.wrong_network import wrong_network
 
 CODE, NAME = "GG102", "inplace-optimizer-step"
 
@@ -48,7 +49,9 @@ def recognise(incident: Incident) -> Diagnosis | None:
     story = story_of(incident)
     if story is None or kind_of(story) != "step":
         return None
-    return tell.with_guesses(_told(story, story.blamed or Write("op", 0, None, "")), story)
+    write = story.blamed or Write("op", 0, None, "")
+    swapped = wrong_network(story, write, CODE, NAME) if write.kind == "step" else None
+    return tell.with_guesses(swapped or _told(story, write), story)
 
 
 def _told(story: Story, write: Write) -> Diagnosis:

@@ -164,7 +164,7 @@ class Ledger:
         if not book.steps & 7:
             book.step_site = site
             book.rates.look(self, book, optimizer, 8)
-        if book.steps in _SURVEYS:
+        if book.steps in _SURVEYS or self.steps == self.survey.again:
             self.survey.after_step(book)
         if self.modes.watching is not None:
             self.modes.after_step(book)
@@ -369,7 +369,7 @@ class Ledger:
         if self.recorder is not None:
             self.recorder.after_step(book)
         book.rates.look(self, book, optimizer)
-        if book.steps in _SURVEYS:
+        if book.steps in _SURVEYS or self.steps == self.survey.again:
             self.survey.after_step(book)
             if len(self.books) > 1:
                 verdicts.find_sharing(self, book)

@@ -145,7 +145,7 @@ def _told(incident: Incident, book: Book, left: Found) -> Diagnosis:
         related=[*related, *tell.spans(backward)],
         tensors=tell.facts([each for each, _ in shown], incident.names),
         explanation=(
-            f"{tell.listed(paths, len(paths))} took part in every loss that was looked at and got gradient, no optimizer has "
+            f"{tell.listed(paths, len(paths))} took part in the losses that were looked at and got gradient, no optimizer has "
             f"{'them' if len(paths) > 1 else 'it'}, and the values are exactly those of the beginning."
         ),
         fixes=[fix],

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _MOST_NODES = 20_000
 _MOST_STRANGERS = 2_000
+_LATE, _SOON = 12, 8  # steps: a parameter that is unfrozen, or added, after the first look is looked for again so soon
 
 
 class Stranger:
@@ -58,6 +59,8 @@ class Survey:
         self.strangers: dict[int, Stranger] = {}
         self.stale_ids = True
         self._known: set[int] = set()
+        self.again = 0  # steps at which everything is looked at once more
+        self._resets = 3
 
     def often(self, now: int) -> None:
         """Something new has begun: the next backward calls are looked at again."""
@@ -90,6 +93,10 @@ class Survey:
                 stranger = self.strangers.get(id(leaf))
                 if stranger is None or stranger.ref() is not leaf:
                     stranger = Stranger(leaf, now, ledger.steps)
+                    if stranger.is_parameter and ledger.steps > _LATE and self._resets and self.again < ledger.steps:
+                        self._resets -= 1  # unfrozen just now, or added: looked at again soon
+                        self._gap, self.again = 1.0, ledger.steps + _SOON
+                        self.next_at = ledger.backwards + 1
                 else:
                     stranger.seen += 1
                     stranger.last_backward = now
@@ -110,6 +117,7 @@ class Survey:
             ledger.found.append(Suspicion(code, book, {"survey": True}))
         if book.steps < 12:
             return
+        again, self.again = self.again == ledger.steps, 0 if self.again == ledger.steps else self.again
         if book.steps in (12, 24, 60, 400):
             idle = [
                 ref
@@ -121,7 +129,7 @@ class Survey:
                 ledger.severed.arm(idle)
             elif idle and len(idle) < len(book.first_versions):
                 ledger.found.append(Suspicion("GG605", book, {"prepare": idle}))
-        if book.steps in (12, 24, 60, 400):
+        if again or book.steps in (12, 24, 60, 400):
             known = self.known()
             left_out = [s for key, s in self.strangers.items() if key not in known and s.seen >= 3 and s.same()]
             if left_out:
