@@ -83,7 +83,7 @@ def switch_label(origin: Origin) -> str:
     name = result_name(origin)
     what = f"`{name}`" if name else "what is computed"
     if switch.how == "left_on":
-        return "switches grad mode off, and nothing switches it on again"
+        return "switches grad mode off, and it was not switched on again"
     if switch.how == "yield":
         return f"the generator `{switch.owner}` yields inside this block, so its caller runs with grad mode off"
     if switch.how == "decorator":
@@ -99,7 +99,11 @@ def why(origin: Origin, root: str) -> str:
     if rule_of(origin) in ("GG301", "GG305") and switch is not None and switch.how != "library":
         text = short(switch.text, 48)
         if switch.how == "left_on":
-            return f"grad mode was switched off by `{text}`" + (f" in `{switch.owner}`" if switch.owner else "") + " and never on again"
+            return (
+                f"grad mode was switched off by `{text}`"
+                + (f" in `{switch.owner}`" if switch.owner else "")
+                + " and was not switched on again"
+            )
         if switch.how == "yield":
             return f"`{switch.owner}` yields inside its `{text}` block, so the loop that uses it runs without grad"
         if switch.how == "decorator":

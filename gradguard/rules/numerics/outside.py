@@ -178,8 +178,8 @@ def _data(
     what = f"`{shown}`" if shown else "a value that is not part of the graph"
     fix = Fix(
         title=(
-            "clean it where it is made: check `torch.isfinite(x).all()` after loading and normalising; divide by"
-            " `std.clamp(min=1e-6)`, since a constant column has a deviation of 0"
+            "clean it where it is made: check `torch.isfinite(x).all()` after loading and normalising; where it divides, keep the divisor"
+            " from zero (`.clamp(min=1e-6)`): a constant column has a deviation of 0, an absent class a count of 0"
         )
     )
     if seen is None and culprit is not None and deviates_of_one(culprit, origin.tensor.numel()):

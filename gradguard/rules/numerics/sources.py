@@ -88,8 +88,10 @@ def _risky_exponent(node: ast.AST) -> bool:
 
 
 def operand_of(place: ResolvedSite, slot: str) -> ast.expr | None:
-    """The side of `a * b` that a graph node saved under this name."""
+    """The side of `a * b`, or the named argument of a call, that a graph node saved under this name."""
     node = place.node
+    if isinstance(node, ast.Call):
+        return next((keyword.value for keyword in node.keywords if keyword.arg == slot), None)
     if not isinstance(node, ast.BinOp):
         return None
     return {"self": node.left, "other": node.right}.get(slot)

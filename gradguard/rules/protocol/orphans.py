@@ -54,6 +54,11 @@ def told(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]],
             title=f"Make `{name}` after the model has its final parameters" + (" (inside the loop that makes the model)" if whole else ""),
             safety="unsafe",
         )
+    if culprit is not None and assigned is None and "deepcopy(" in (culprit.text or ""):
+        fix = Fix(
+            title=f"Load the values into the model that `{name}` trains (`{model}.load_state_dict(...)`), or make a new optimizer here",
+            safety="unsafe",
+        )
     if culprit is None and made is not None:
         culprit = made.model_copy(update={"role": "culprit"})
     what = f"`{model}`" if whole else tell.listed(paths, len(paths))
