@@ -182,6 +182,15 @@ class EscapeFact(NamedTuple):
     array: weakref.ref[Any] | None = None  # for numpy: while it lives, `storage` is this memory and no later tensor's
 
 
+class Spread(NamedTuple):
+    """A difference of an [n, 1] and an [n] tensor: broadcasting makes it [n, n]."""
+
+    seq: int  # the node's
+    step: int
+    size: int  # n
+    column: int  # which operand is the column, as written: 0 is the left one
+
+
 @dataclass(slots=True)
 class Prints:
     """Content fingerprint of a saved tensor."""
@@ -237,6 +246,7 @@ class Journal:
         self.modes: deque[ModeFact] = deque(maxlen=limits.modes)
         self.escapes: deque[EscapeFact] = deque(maxlen=limits.escapes)
         self.prints: deque[Prints] = deque(maxlen=limits.prints)
+        self.spread: deque[Spread] = deque(maxlen=64)
         self.partial: OrderedDict[int, tuple[Cut, ...]] = OrderedDict()  # node sequence -> cuts of its gradless summands
         self.fed: OrderedDict[int, tuple[Cut, ...]] = OrderedDict()  # node sequence -> cuts of its other gradless operands
         self.toggles: OrderedDict[int, tuple[weakref.ref[torch.Tensor], bool, CallSite | None]] = (

@@ -53,6 +53,7 @@ from gradguard.probes.op_kinds import (
     Kinds,
     asked_in_place,
 )
+from gradguard.probes.spread import note_spread
 from gradguard.torch_internals import (
     quiet,
     sequence_number,
@@ -142,6 +143,8 @@ class OpProbe(TorchFunctionMode):
                     if isinstance(arg, _Tensor):
                         if not arg.requires_grad:
                             self.lost.operand(kind, before, after, arg)
+                            if kind & ADDEND and len(args) == 2:
+                                note_spread(self.journal, func, args, result, before)
                         elif numpy_storages and storage_key(arg) in numpy_storages:
                             self.prints.note_quietly(arg, before, after)
                     elif kind & ADDEND and isinstance(arg, float):

@@ -262,6 +262,20 @@ for it in range(12):
     opt_m.zero_grad()
 """
 
+TABLE = """
+critic = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+opt = torch.optim.Adam(critic.parameters())
+
+def objective(states, returns):
+    values = critic(states)
+    return 0.5 * (returns - values).pow(2).mean()
+
+for it in range(8):
+    opt.zero_grad()
+    objective(torch.randn(6, 4), torch.randn(6)).backward()
+    opt.step()
+"""
+
 PAIRS = {
     "a tower under no_grad": Pair(
         "GG605",
@@ -311,6 +325,10 @@ PAIRS = {
     "a step past the scaler": Pair(
         "GG722", "opt.step()", ("`opt.step()`", "256 times too large", "`scaler`"), PAST_THE_SCALER,
         ("    opt.step()\n", "    scaler.step(opt)\n    scaler.update()\n"),
+    ),
+    "a column against a row": Pair(
+        "GG505", "returns - values", ("`values` is [6, 1]", "`returns` is [6]"), TABLE,
+        ("values = critic(states)", "values = critic(states).squeeze(-1)"),
     ),
     "another network's gradients": Pair(
         "GG601", "fooling.backward()", ("`opt_j`", "`fooling.backward()`", "`judge`"), LEAK,
@@ -369,6 +387,22 @@ def test_what_never_goes_into_the_loss_is_no_cut_on_the_way_to_it(tmp_path: Path
 
 
 SOUND = {
+    "tables of pairs that are meant": """
+net, score = nn.Linear(4, 1), nn.Linear(4, 1)
+centers = torch.linspace(-1, 1, 6)
+bumps = nn.Linear(6, 1)
+opt = torch.optim.Adam([*net.parameters(), *score.parameters(), *bumps.parameters()])
+for it in range(8):
+    x, rank = torch.randn(6, 4), torch.randn(6)
+    radial = bumps((-(net(x) - centers) ** 2).exp())  # as many centers as rows, by chance
+    flat = score(x).squeeze(-1)
+    pairs = flat[:, None] - rank
+    far = (x.pow(2).sum(1, keepdim=True) - net(x).squeeze(-1)).abs().mean()
+    both = (score(x) - flat).abs().mean()
+    opt.zero_grad()
+    (radial.pow(2).mean() + pairs.abs().mean() + far + both).backward()
+    opt.step()
+""",
     "a trunk that two heads' losses train": """
 trunk, left, right = nn.Linear(3, 4), nn.Linear(4, 1), nn.Linear(4, 2)
 opt_t, opt_l, opt_r = (torch.optim.SGD(part.parameters(), lr=0.01) for part in (trunk, left, right))

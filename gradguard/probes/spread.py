@@ -1,0 +1,39 @@
+"""Differences of an [n, 1] and an [n] tensor, which broadcasting makes an [n, n] table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gradguard.journal import Journal, Spread
+from gradguard.probes.arguments import call_name
+
+_Tensor = torch.Tensor
+_DIFFERENCES = frozenset({"sub", "subtract", "rsub", "__sub__", "__rsub__"})
+# a column that one of these made is meant to be one
+_MADE_COLUMNS = ("Unsqueeze", "View", "Reshape", "UnsafeView", "Expand", "Index", "Slice", "Sum", "Mean", "Norm", "Linalg", "Permute", "T")
+
+
+def note_spread(journal: Journal, func: Any, args: tuple[Any, ...], result: Any, seq: int) -> None:
+    """Notes such a difference, of a tensor with a gradient and one without.
+
+    Args:
+        args: the two operands, as the function got them.
+        seq: of the node that the call made.
+    """
+    one, other = args
+    if type(result) is not _Tensor or not isinstance(one, _Tensor) or not isinstance(other, _Tensor) or result.dim() != 2:
+        return
+    size = result.shape[0]
+    if size < 2 or result.shape[1] != size or {one.dim(), other.dim()} != {1, 2} or one.requires_grad == other.requires_grad:
+        return
+    name = call_name(func)
+    column, row = (one, other) if one.dim() == 2 else (other, one)
+    if name not in _DIFFERENCES or column.shape[1] != 1 or row.shape[0] != size:
+        return
+    node = column.grad_fn
+    if node is not None and node.name().startswith(_MADE_COLUMNS):
+        return
+    position = 0 if column is one else 1
+    journal.spread.append(Spread(seq, journal.step, size, 1 - position if name in ("rsub", "__rsub__") else position))
