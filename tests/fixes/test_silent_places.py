@@ -262,6 +262,28 @@ for it in range(12):
     opt_m.zero_grad()
 """
 
+ALWAYS_DROPPING = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 6), nn.Linear(6, 1)
+
+    def forward(self, x):
+        return self.head(F.dropout(self.body(x).relu(), 0.4))
+
+net = Net()
+opt = torch.optim.Adam(net.parameters())
+for epoch in range(3):
+    net.train()
+    for _ in range(5):
+        opt.zero_grad()
+        net(torch.randn(5, 4)).pow(2).mean().backward()
+        opt.step()
+    net.eval()
+    with torch.no_grad():
+        net(torch.randn(5, 4))
+"""
+
 TABLE = """
 critic = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
 opt = torch.optim.Adam(critic.parameters())
@@ -325,6 +347,10 @@ PAIRS = {
     "a step past the scaler": Pair(
         "GG722", "opt.step()", ("`opt.step()`", "256 times too large", "`scaler`"), PAST_THE_SCALER,
         ("    opt.step()\n", "    scaler.step(opt)\n    scaler.update()\n"),
+    ),
+    "dropout that does not know of eval": Pair(
+        "GG609", "F.dropout(self.body(x).relu(), 0.4)", ("`F.dropout` in `Net`", "eval mode"), ALWAYS_DROPPING,
+        ("0.4))", "0.4 if self.training else 0.0))"),
     ),
     "a column against a row": Pair(
         "GG505", "returns - values", ("`values` is [6, 1]", "`returns` is [6]"), TABLE,

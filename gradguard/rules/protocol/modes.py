@@ -47,6 +47,7 @@ class Modes:
         self._counts: dict[int, Forwards] = {}
         self.off = False
         self.norms: dict[int, tuple[Any, ...]] = {}  # frozen batch norms, for the rule
+        self._kinds: set[type] = set()  # that ran in eval mode
         self.looks = 0  # at single module calls, in all
 
     def switched(self, module: nn.Module, mode: bool, was: bool, site: CallSite | None) -> None:
@@ -85,6 +86,8 @@ class Modes:
 
     def forward_without_grad(self, module: nn.Module, arguments: Any, frame: FrameType | None) -> None:
         """A module runs with grad mode off; called for every module while forwards are watched."""
+        if not module.training and type(module) not in self._kinds:
+            self._evaluated(module)
         known = self._counts.get(id(module))
         if known is not None and known.ref() is module:
             if module.training:
@@ -92,6 +95,18 @@ class Modes:
         elif module.training and isinstance(module, ACTING):
             self._first(module, frame)
         self.evaluated = True
+
+    def _evaluated(self, module: nn.Module) -> None:
+        """A kind of module runs in eval mode for the first time: what its forward calls may not know of the mode."""
+        ledger = self._ledger()
+        code = getattr(type(module).forward, "__code__", None)
+        if ledger is None or len(self._kinds) > 256:
+            return
+        self._kinds.add(type(module))
+        if code is not None and USER_FILES[code.co_filename]:
+            ids = ledger.survey.known()
+            if any(id(p) in ids for p in module.parameters()):
+                ledger.found.append(Suspicion("GG609", None, {"kind": "functional dropout", "module": weakref.ref(module), "survey": True}))
 
     def _first(self, module: nn.Module, frame: FrameType | None) -> None:
         """A dropout or batch norm acts in train mode: in which root module's forward?"""

@@ -2,7 +2,8 @@
 
 ## What it is
 A module with dropout or batch normalisation runs in the wrong mode: validation in train mode, training left in eval mode
-after a validation, or the batch norms of a frozen network still in train mode.
+after a validation, or the batch norms of a frozen network still in train mode. Or dropout is called as a function
+(`F.dropout(x, 0.5)`) that does not ask for the mode.
 
 ## Why it is wrong
 In train mode dropout throws values away at random, and batch norm both normalises with the batch at hand and moves its
@@ -26,7 +27,8 @@ At the third forward of a trained module without grad, in train mode and with di
 calls whose result is thrown away (re-estimating batch norm) and the same input again and again (Monte Carlo dropout) are
 silent, and so are modules in no optimizer (targets, teachers). At the fifth optimizer step in a row with the trained module
 in eval mode since a call of `eval()` that was followed by forwards without grad. At the 24th step of an optimizer, about
-batch norms in train mode whose own parameters are frozen and have not changed since its 12th.
+batch norms in train mode whose own parameters are frozen and have not changed since its 12th. At the first forward without grad in
+eval mode of a trained module whose class calls a dropout function without saying what `training` is; `training=True` says so.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book
+from gradguard.rules.protocol.functional_dropout import functional_dropout
 from gradguard.rules.protocol.modes import ACTING
 from gradguard.rules.protocol.survey import few_values
 from gradguard.rules.protocol.suspicion import version_of
@@ -53,6 +56,9 @@ CODE, NAME = "GG609", "train-eval-mode"
 def recognise(incident: Incident) -> Diagnosis | None:
     """The forward in the wrong mode, or the switch that put it there."""
     data = incident.suspicion.data
+    if data.get("kind") == "functional dropout":
+        module = data["module"]()
+        return None if module is None else functional_dropout(incident, module, CODE, NAME)
     if data.get("survey"):
         return _frozen(incident)
     if data.get("kind") == "left in eval":
