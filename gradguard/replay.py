@@ -26,14 +26,13 @@ class RandomState:
     """The state of every random generator a step may draw from (PyTorch's on all devices, Python's, NumPy's).
 
     Args:
-        fresh: False where it is taken at every step: Python's and NumPy's, which are slow to read, are then read only if they
-            have moved.
+        fresh: False where it is taken at every step: NumPy's, which is slow to read, is then read only if it has moved.
     """
 
     def __init__(self, fresh: bool = True) -> None:
         self._torch = torch.get_rng_state()
         self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
-        self._python = _python_state(fresh)
+        self._python = random.getstate()
         self._numpy = _numpy_state(fresh)
 
     def restore(self) -> None:
@@ -44,24 +43,6 @@ class RandomState:
         random.setstate(self._python)
         if self._numpy is not None:
             sys.modules["numpy"].random.set_state(self._numpy)
-
-
-_python_seen: tuple[Any, Any] | None = None
-_BASE = random.Random.__base__  # written in C: an instance's memory, after the object's header, is the generator
-
-
-def _python_state(fresh: bool) -> Any:
-    """The state of Python's generator; the one read last where its memory is what it was then (a tuple of 625 numbers less a step)."""
-    global _python_seen
-    generator: Any = getattr(random, "_inst", None)
-    if fresh or sys.implementation.name != "cpython" or type(generator) is not random.Random or _BASE is None:
-        return random.getstate()
-    head = object.__basicsize__
-    memory = (ctypes.string_at(id(generator) + head, _BASE.__basicsize__ - head), generator.gauss_next)  # type: ignore[attr-defined]
-    seen = _python_seen
-    if seen is None or seen[0] != memory:
-        _python_seen = seen = (memory, random.getstate())
-    return seen[1]
 
 
 _numpy_seen: tuple[bytes, Any] | None = None
