@@ -20,9 +20,9 @@ from gradguard.diagnosis import Diagnosis
 from gradguard.errors import GradGuardError, error_type
 from gradguard.evidence.frames import traceback_frames
 from gradguard.probes import patches
-from gradguard.replay import RandomState, can_run_again, nothing_stays
 from gradguard.reporters.jsonl import JsonlReport
 from gradguard.reporters.terminal import render_for_error
+from gradguard.rerun import run_step
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.registry import rules_for
@@ -79,8 +79,8 @@ class Guard:
         self._private: WeakKeyDictionary[Session, Run] = WeakKeyDictionary()  # by thread
         self._found: deque[Diagnosis] = deque(maxlen=1_000)
         self._entered_at = 0
-        self._held: list[tuple[Diagnosis, Exception]] | None = None
-        self._aside: str | None = None
+        self.held: list[tuple[Diagnosis, Exception]] | None = None  # of a step that may be run again (`gradguard.rerun`)
+        self.aside: str | None = None  # what is noted of a step that is run again
 
     @classmethod
     def of_run(cls, run: Run) -> Guard:
@@ -221,54 +221,7 @@ class Guard:
         if self.settings.level == "off":
             return function(*args, **kwargs)
         with self:
-            session = current_session()
-            if session.tracing:
-                return function(*args, **kwargs)
-            before = RandomState(fresh=False)
-            self._held = []
-            try:
-                return function(*args, **kwargs)
-            except Exception as error:
-                first = error
-                held = self._held
-            finally:
-                self._held = None
-            self._again(session, first, held, before, lambda: function(*args, **kwargs))
-            raise first
-
-    def _again(
-        self, session: Session, first: Exception, held: list[tuple[Diagnosis, Exception]], before: RandomState, run: Callable[[], object]
-    ) -> None:
-        """The second run of a failed step; raises what is known after it."""
-        if isinstance(first, GradGuardError):
-            return
-        if not can_run_again(first):
-            self._raise_held(first, held, None)
-            return
-        after = RandomState()
-        before.restore()
-        session.trace(True)
-        self._aside = "the step failed untraced and was run again, traced, to find the place; nothing of that run stayed"
-        try:
-            with nothing_stays():
-                run()
-        except GradGuardError as found:
-            raise found from first
-        except Exception as other:
-            note = f"run again, traced, the step failed otherwise ({type(other).__name__})" if str(other) != str(first) else None
-        else:
-            note = "run again from the same random state, traced, the step did not fail: it depends on something that the first run changed"
-        finally:
-            self._aside = None
-            after.restore()
-        self._raise_held(first, held, note)
-
-    def _raise_held(self, first: Exception, held: list[tuple[Diagnosis, Exception]], note: str | None) -> None:
-        """Raises the diagnosis that the untraced run had of its own failure, if it had one."""
-        for diagnosis, error in held:
-            if error is first:
-                told = diagnosis.model_copy(update={"notes": [*diagnosis.notes, *([note] if note else [])]})
-                raise error_type(type(first))(self._record(told), told) from first
+            return run_step(self, lambda: function(*args, **kwargs))
 
     def steps(self, loader: Iterable[T]) -> Iterator[T]:
         """Iterates under the guard, one step an item: `for batch in guard.steps(loader): ...`."""
@@ -296,10 +249,10 @@ class Guard:
             return
         action = run.policy.action_for(diagnosis, raised=True)
         if action == "raise":
-            if self._held is not None and isinstance(error, Exception):
-                self._held.append((diagnosis, error))  # `step` looks closer before anything is said
+            if self.held is not None and isinstance(error, Exception):
+                self.held.append((diagnosis, error))  # `step` looks closer before anything is said
                 return
-            text = self._record(diagnosis)
+            text = self.record(diagnosis)
             self.run.raised[diagnosis.title()] += 1
             raise error_type(type(error))(text, diagnosis) from error
         _mark(error)  # what is not replaced must not be diagnosed again on its way out
@@ -322,7 +275,7 @@ class Guard:
             action = self.run.policy.action_for(diagnosis, raised=False)
             if action == "raise":
                 self.run.raised[diagnosis.title()] += 1
-                raise GradGuardError(self._record(diagnosis), diagnosis)
+                raise GradGuardError(self.record(diagnosis), diagnosis)
             self._tell(diagnosis, action, incident)
 
     def diagnose(self, rules: tuple[Rule, ...], incident: Incident) -> Diagnosis | None:
@@ -340,8 +293,8 @@ class Guard:
                 updates: dict[str, Any] = {"step": incident.step, "rank": ranks.rank()}
                 if incident.error is not None and found.torch_message is None:
                     updates["torch_message"] = incident.message
-                if self._aside is not None:
-                    updates["notes"] = [*found.notes, self._aside]
+                if self.aside is not None:
+                    updates["notes"] = [*found.notes, self.aside]
                 return found.model_copy(update=updates)
         return None
 
@@ -349,7 +302,7 @@ class Guard:
         place = incident.place
         return self.run.suppressions.is_suppressed(diagnosis, None if place is None else place.span()) is not None
 
-    def _record(self, diagnosis: Diagnosis) -> str:
+    def record(self, diagnosis: Diagnosis) -> str:
         """Into the report and the list of diagnoses; gives the text."""
         text = render_for_error(diagnosis)
         self._found.append(diagnosis)
@@ -371,7 +324,7 @@ class Guard:
         if speaker.knows(diagnosis):
             speaker.count(diagnosis)
             return
-        text = self._record(diagnosis)
+        text = self.record(diagnosis)
         if self._told_elsewhere(diagnosis):
             speaker.remember(diagnosis)
         elif action == "warn":

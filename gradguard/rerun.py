@@ -1,0 +1,82 @@
+"""A training step that is run again, traced, where it failed untraced: `Guard.step`, and the adapters that use it.
+
+What a second run may do, and what is put back after it, is in `gradguard.replay`; here is when there is one and what is raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from gradguard.diagnosis import Diagnosis
+from gradguard.errors import GradGuardError, error_type
+from gradguard.replay import RandomState, can_run_again, nothing_stays
+from gradguard.session import Session, current_session
+
+if TYPE_CHECKING:
+    from gradguard.guard import Guard
+
+R = TypeVar("R")
+
+
+def run_step(guard: Guard, run: Callable[[], R]) -> R:
+    """Runs a step under a guard that is open.
+
+    Raises:
+        GradGuardError: the diagnosis, from the traced run where there was one.
+    """
+    session = current_session()
+    if session.tracing:
+        return run()
+    before = RandomState(fresh=False)
+    guard.held = []
+    try:
+        return run()
+    except Exception as error:
+        first = error
+        held = guard.held
+    finally:
+        guard.held = None
+    _again(guard, session, first, held, before, run)
+    raise first
+
+
+def _again(
+    guard: Guard,
+    session: Session,
+    first: Exception,
+    held: list[tuple[Diagnosis, Exception]],
+    before: RandomState,
+    run: Callable[[], object],
+) -> None:
+    """The second run of a failed step; raises what is known after it."""
+    if isinstance(first, GradGuardError):
+        return
+    if not can_run_again(first):
+        _raise_held(guard, first, held, None)
+        return
+    after = RandomState()
+    before.restore()
+    session.trace(True)
+    guard.aside = "the step failed untraced and was run again, traced, to find the place; nothing of that run stayed"
+    try:
+        with nothing_stays():
+            run()
+    except GradGuardError as found:
+        raise found from first
+    except Exception as other:
+        note = f"run again, traced, the step failed otherwise ({type(other).__name__})" if str(other) != str(first) else None
+    else:
+        note = "run again from the same random state, traced, the step did not fail: it depends on something that the first run changed"
+    finally:
+        guard.aside = None
+        after.restore()
+    _raise_held(guard, first, held, note)
+
+
+def _raise_held(guard: Guard, first: Exception, held: list[tuple[Diagnosis, Exception]], note: str | None) -> None:
+    """Raises the diagnosis that the untraced run had of its own failure, if it had one."""
+    for diagnosis, error in held:
+        if error is first:
+            told = diagnosis.model_copy(update={"notes": [*diagnosis.notes, *([note] if note else [])]})
+            raise error_type(type(first))(guard.record(told), told) from first
