@@ -163,6 +163,10 @@ class Names:
             storage = storage_key(tensor)
         return by_storage.get(storage) if storage is not None else None
 
+    def is_a_modules(self, tensor: torch.Tensor) -> bool:
+        """Whether this very object is a module's parameter or buffer, not only on the memory of one."""
+        return id(tensor) in self._state[0]
+
     def states(self) -> Iterator[torch.Tensor]:
         """The parameters and buffers of every module."""
         for _, root in self.modules:

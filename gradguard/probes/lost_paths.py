@@ -19,7 +19,7 @@ from gradguard.callsite import CallSite, user_frame, user_stack
 from gradguard.journal import Cut, EscapeFact, Journal
 from gradguard.probes.arguments import call_name, is_flat, is_one_of, numbers_in, tensors_in
 from gradguard.probes.contents import Contents
-from gradguard.probes.op_kinds import ADDEND, DETACH, REWRAP, WRITE
+from gradguard.probes.op_kinds import ADDEND, DETACH, FRESH, REWRAP, WRITE
 from gradguard.torch_internals import leaves_behind, numpy_reachable, only_leaf, sequence_number, storage_key
 
 _grad_enabled = torch.is_grad_enabled
@@ -49,6 +49,8 @@ class LostPaths:
         tensors = [out for out in outputs if isinstance(out, _Tensor) and (not out.requires_grad or kind & REWRAP)]
         if len(tensors) < len(outputs) and len(outputs) > 1:  # each result from an input of its own (broadcast_tensors): nothing was cut
             tensors = [out for out in tensors if not out.is_floating_point()]
+        if call_name(func) in FRESH:  # of another's shape only
+            return
         if kind & WRITE and result is None and args and isinstance(args[0], _Tensor) and not args[0].requires_grad:
             tensors = [args[0]]  # `buffer[i] = value` gives nothing back
         if not tensors:

@@ -21,6 +21,11 @@ FLAG = 1024  # works in place if its `inplace` argument says so
 
 _ESCAPES = {"item", "tolist", "numpy", "__float__", "__int__", "__index__", "__array__", "__complex__", "__bool__"}
 _REWRAPS = {"tensor", "as_tensor", "asarray", "from_numpy", "new_tensor", "scalar_tensor"}
+# made in the likeness of another tensor, whose values do not go into it
+FRESH = frozenset({
+    "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like", "new_zeros", "new_ones", "new_full",
+    "new_empty",
+})  # fmt: skip
 _ADDENDS = {
     "add",
     "add_",

@@ -53,10 +53,17 @@ def _edit(place: ResolvedSite, source: Source, origin: Origin) -> tuple[ast.AST,
         and len(node.args) == 1
         and not node.keywords
         and place.callee_full_name == "torch.tensor"
-    ) and isinstance(node.args[0], (ast.List, ast.ListComp)):
+    ) and _is_flat(node.args[0]):
         library = source.flat(node.func).rpartition(".")[0] or "torch"
         return node.func, f"{library}.stack"
     return None
+
+
+def _is_flat(node: ast.expr) -> bool:
+    """A list of tensors, not of lists: `torch.stack` takes no other."""
+    if isinstance(node, ast.ListComp):
+        return not isinstance(node.elt, (ast.List, ast.Tuple, ast.ListComp))
+    return isinstance(node, ast.List) and not any(isinstance(item, (ast.List, ast.Tuple, ast.ListComp)) for item in node.elts)
 
 
 def _unless_wrapped(source: Source, node: ast.expr, inner: ast.expr) -> tuple[ast.AST, str] | None:

@@ -236,7 +236,7 @@ def fix(origin: Origin, root: str) -> Fix:
             return Fix(
                 title=f"Use `torch.stack(...)` in place of `{operation(origin)}`",
                 safety="unsafe",
-                detail="`torch.stack` keeps the graph of every element.",
+                detail="`torch.stack` keeps the graph of every element; nested lists need one a level.",
             )
         return Fix(
             title=f"Call backward on {f'`{inner}`' if inner else 'the computed value'} itself, without `{operation(origin)}`",

@@ -170,7 +170,7 @@ def _fixes(story: Story, write: Write, target: Target, flag: Flag | None) -> lis
     if write.module is not None:
         fixes.append(_without_flag(write, flag))
     elif place is not None:
-        fixes += _new_tensor(place, target)
+        fixes += [_joined(target)] if _reads_what_it_writes(story, place) else _moved(write, place) or _new_tensor(place, target)
     if write.module is None:
         fixes += _copy_for_the_op(story, target)
     if any(link.call in ("detach", "data") for link in target.chain):
@@ -241,6 +241,42 @@ def _without_flag(write: Write, flag: Flag | None) -> Fix:
         safety="safe",
         detail="an in-place module may only follow an operation that does not need its own output in backward",
     )
+
+
+def _reads_what_it_writes(story: Story, place: ResolvedSite) -> bool:
+    """`x[:, h:] = x[:, h:] * s`: the value is saved by the very statement that overwrites it, and no copy made before helps."""
+    saved, node = story.saved_at, place.statement
+    if saved is None or not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Subscript):
+        return False
+    return saved.file == place.file and node.lineno <= saved.line <= (node.end_lineno or node.lineno)
+
+
+def _joined(target: Target) -> Fix:
+    name = target.written or target.name or "x"
+    return Fix(
+        title=f"join the parts to a new tensor (`torch.cat`), or fill a copy from `{name}`: `out = {name}.clone()`, `out[...] = ...`",
+        safety="manual",
+        detail=f"what is read must stay as it is: read from `{name}`, write into the other",
+    )
+
+
+def _moved(write: Write, place: ResolvedSite) -> list[Fix]:
+    """New data copied into a kept buffer by a helper: the call comes too early."""
+    called, node = write.caller, place.node
+    if called is None or not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "copy_":
+        return []
+    if place.source is None or not node.args:
+        return []
+    return [
+        Fix(
+            title=f"call `{short(called.text, 50)}` (line {called.line}) after the backward that still needs the old values",
+            safety="unsafe",
+        ),
+        Fix(
+            title=f"put the new tensor in the old one's place: `{place.source.flat(node.func.value)} = {place.source.flat(node.args[0])}`",
+            safety="unsafe",
+        ),
+    ]
 
 
 def _new_tensor(place: ResolvedSite, target: Target) -> list[Fix]:

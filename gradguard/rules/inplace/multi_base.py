@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -15,6 +16,17 @@ from gradguard.rules.inplace.story import Write, from_fact
 from gradguard.rules.inplace.suspects import writes_of
 from gradguard.torch_internals import storage_key
 
+_NODE = re.compile(r"output \d+ of (\w+?)(?:backward\d*)? is a view", re.IGNORECASE)
+
+# the calls that make a node of this name
+_BY_NODE = {
+    "unbind": frozenset({"unbind", "__iter__"}),
+    "split": frozenset({"split", "chunk", "tensor_split"}),
+    "splitwithsizes": frozenset({"split", "split_with_sizes", "chunk"}),
+    "chunk": frozenset({"chunk"}),
+    "slice": frozenset({"tensor_split", "hsplit", "vsplit", "dsplit", "chunk"}),
+}
+
 
 def _tensors(values: Any) -> list[torch.Tensor]:
     found = []
@@ -27,7 +39,8 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 
 
 def _maker(incident: Incident) -> tuple[Any, ...] | None:
-    names = MULTI | {"__iter__"}
+    said = _NODE.search(incident.message)
+    names = _BY_NODE.get(said[1].lower(), frozenset()) if said is not None else MULTI | {"__iter__"}
     return next((op for op in reversed(incident.journal.ops) if getattr(op[4], "__name__", "") in names), None)
 
 

@@ -140,7 +140,9 @@ def _fixes(facts: Study, carrier: Carrier, name: str) -> list[Fix]:
             )
         ]
     keep = (
-        f"keep its number: `{plain}.append(loss.item())`"
+        f"keep its value: `{plain}.append(loss.detach())`"
+        if carrier.how == "container" and _is_joined(carrier, plain)
+        else f"keep its number: `{plain}.append(loss.item())`"
         if carrier.how == "container"
         else f"add its number to {name}: `{plain} += loss.item()`"
     )
@@ -153,6 +155,14 @@ def _fixes(facts: Study, carrier: Carrier, name: str) -> list[Fix]:
         ),
         Fix(title="if one update for all of them is meant, move backward() and optimizer.step() behind the loop", safety="manual"),
     ]
+
+
+def _is_joined(carrier: Carrier, name: str) -> bool:
+    """Whether the container's items are stacked somewhere, which numbers cannot be."""
+    tree = None if carrier.store is None else carrier.store.source.tree
+    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call)) if tree is not None else ()
+    joins = (call for call in calls if (dotted(call.func) or "").rpartition(".")[2] in ("stack", "cat", "hstack", "vstack", "concat"))
+    return any(isinstance(node, ast.Attribute | ast.Name) and dotted(node) == name for call in joins for node in ast.walk(call))
 
 
 def _is_sum(carrier: Carrier) -> bool:

@@ -87,7 +87,7 @@ def _not_detached(facts: Study) -> Diagnosis:
     )
     written = entry.name if entry is not None else (carrier.name or "the tensor")
     fix = Fix(
-        title=f"use `{written}.detach()` in {which}",
+        title=f"use `{written}.detach()` in {which}" if written != "the tensor" else f"detach the shared tensor in {which}",
         safety="unsafe",
         detail=("it then trains what its own optimizer holds, and the graph stays whole for the other"),
         patch=patched(entry.source, edit_of(entry.read, f"{entry.name}.detach()")) if entry is not None else None,
@@ -125,10 +125,10 @@ def _second_not_detached(facts: Study) -> Diagnosis:
         f"{name} belongs to the first loss: {tell.call_words(facts.freed_by)} "
         "trained what is behind it, and freed that graph (backward call "
         f"{facts.freed_by.index if facts.freed_by else '?'}). The second loss trains "
-        f"other parameters, and still runs into it because `{written}` was not detached."
+        f"other parameters, and still runs into it because {f'`{written}`' if written != 'the tensor' else 'it'} was not detached."
     )
     fix = Fix(
-        title=f"use `{written}.detach()` in the second loss",
+        title=f"use `{written}.detach()` in the second loss" if written != "the tensor" else "detach the shared tensor in the second loss",
         safety="unsafe",
         detail=("the second loss then trains its own parameters only, with the value as it is"),
         patch=patched(entry.source, edit_of(entry.read, f"{entry.name}.detach()")) if entry is not None else None,

@@ -24,7 +24,7 @@ CODE, NAME = "GG604", "optimizer-orphaned-parameters"
 def partly(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]]) -> Diagnosis | None:
     """Part of the model was replaced after the optimizer was made: it has old parameters that no module has any more."""
     gone: list[torch.Tensor] = [
-        p for p in book.parameters() if incident.names.state(p) is None and p.grad is None and isinstance(p, nn.Parameter)
+        p for p in book.parameters() if not incident.names.is_a_modules(p) and p.grad is None and isinstance(p, nn.Parameter)
     ]
     return told(incident, book, left, gone) if gone else None
 

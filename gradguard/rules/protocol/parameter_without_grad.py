@@ -84,7 +84,7 @@ def _idle(incident: Incident, parameters: list[torch.Tensor]) -> Idle:
     found: Idle = []
     for parameter in parameters:
         state = incident.names.state(parameter)
-        if state is None or not state.root.training:
+        if state is None or not state.root.training or not incident.names.is_a_modules(parameter):
             continue
         owner_path = state.path.rpartition(".")[0]
         parent = state.root
@@ -111,7 +111,7 @@ def _called(incident: Incident, book: Book, idle: Idle, called: dict[int, Any]) 
     prefix = tell.common_prefix(paths) or paths[0]
     others = [full for p in book.parameters() if (full := getattr(incident.names.state(p), "full", None)) and p.grad is not None]
     if any(other.startswith(f"{prefix}.") for other in others):  # a part of it does train
-        prefix = paths[0].rpartition(".")[0] or paths[0]
+        prefix = paths[0] if len(paths) == 1 else paths[0].rpartition(".")[0] or paths[0]
     if not any(entry[2] for _, entry in hit) and place is not None:
         blocks = [*place.enclosing_withs(), *place.decorators()]
         block = next((b for b in blocks if "no_grad" in b.text or "inference_mode" in b.text or "set_grad_enabled" in b.text), None)

@@ -95,7 +95,10 @@ def recognise(incident: Incident) -> Diagnosis | None:
         culprit = step_span
         zero = None if never else tell.span(book.zero_site, f"clears the gradients, last before step {book.zeroed_at_step + 1}", "context")
         related = tell.spans(zero, None if backward is None else backward.span("adds to the gradients of all steps before", "backward"))
-    patch = tell.inserted_before(backward, f"{name}.zero_grad()") if never and name.replace(".", "").isidentifier() else None
+    several = book.filled >= 1.5 * book.steps  # backward calls a step: gradients are accumulated on purpose
+    patch = (
+        tell.inserted_before(backward, f"{name}.zero_grad()") if never and not several and name.replace(".", "").isidentifier() else None
+    )
     return Diagnosis(
         code=CODE,
         name=NAME,
@@ -110,7 +113,9 @@ def recognise(incident: Incident) -> Diagnosis | None:
             f"for {tell.listed(names, len(parameters))}; the sum grows with every step."
         ),
         fixes=[
-            Fix(
+            Fix(title=f"Call `{name}.zero_grad()` right after `{name}.step()`, where it clears once an accumulation", safety="unsafe")
+            if several
+            else Fix(
                 title=f"Call `{name}.zero_grad()` once a step, before `{tell.short(backward.text if backward else 'backward()', 40)}`",
                 safety="unsafe",
                 detail="Before the first backward of each step, inside the loop." if not never else None,
