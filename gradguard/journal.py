@@ -128,6 +128,7 @@ class Cut:
         "mode",
         "origins",
         "outer",
+        "output",
         "scored",
         "seq",
         "site",
@@ -162,6 +163,7 @@ class Cut:
         self.leaves = leaves  # the leaves among what was cut off
         self.around = around  # for inference mode, which no probe sees being entered: the user frames further out
         self.guess = guess  # the origins are only what left shortly before (numpy arrays carry no memory): to be verified
+        self.output = 0  # which of several results
         self.scored = False  # of a random sample: its probability was taken, as score-function estimators do
 
     def roots(self) -> tuple[Cut, ...]:

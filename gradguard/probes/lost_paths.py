@@ -98,13 +98,12 @@ class LostPaths:
 
     def side_results(self, before: int, func: Any, result: Any) -> None:
         """The indices that `x.max(dim=1)` gives beside the values: no derivative leads through them."""
-        cut = None
-        for out in result:
+        for position, out in enumerate(result):
             if isinstance(out, _Tensor) and not out.requires_grad and not out.is_floating_point():
-                if cut is None:
-                    frame = user_frame(sys._getframe(1))
-                    site = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
-                    cut = Cut("nondiff", self.journal.tick(), site, call_name(func), before, (before,))
+                frame = user_frame(sys._getframe(1))
+                site = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
+                cut = Cut("nondiff", self.journal.tick(), site, call_name(func), before, (before,))
+                cut.output = position
                 self.journal.remember_cut(out, cut)
 
     def escape(self, func: Any, args: tuple[Any, ...], result: Any) -> None:

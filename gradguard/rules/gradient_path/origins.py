@@ -39,6 +39,7 @@ class Origin:
         made: where the value that was cut off had been made.
         leaves: the leaves that were cut off directly.
         certain: seen happening, not only read in the source.
+        output: which of several results it is about (the indices beside the values of `max`).
     """
 
     kind: str
@@ -50,6 +51,7 @@ class Origin:
     leaves: list[torch.Tensor] = field(default_factory=list)
     certain: bool = True
     inner: str | None = None
+    output: int = 0
     sure: bool = True
     """Read in the source: whether what was cut off is known to have had a path."""
 
@@ -80,7 +82,7 @@ def of_cut(incident: Incident, cut: Cut) -> Origin:
         if made is not None:
             break
     leaves = [leaf for leaf in (ref() for ref in cut.leaves) if leaf is not None]
-    return Origin(kind, cut.func, place, switch, resolve(cut.outer), made, leaves, True, receiver_text(place))
+    return Origin(kind, cut.func, place, switch, resolve(cut.outer), made, leaves, True, receiver_text(place), cut.output)
 
 
 def callee_name(place: ResolvedSite | None) -> str:

@@ -47,8 +47,8 @@ def _is_library(place: object) -> bool:
 
 def result_name(origin: Origin) -> str | None:
     """The variable that the cut value went to."""
-    place = origin.place
-    return place.targets[0] if place is not None and place.targets else None
+    targets = origin.place.targets if origin.place is not None else []
+    return targets[origin.output] if len(targets) > origin.output else targets[0] if targets and not origin.output else None
 
 
 def label(origin: Origin) -> str:
@@ -62,6 +62,8 @@ def label(origin: Origin) -> str:
         return f"{result} is computed here with grad mode off" if origin.place is not None else "computed with grad mode off"
     if origin.kind == "sample":
         return f"`sample()` draws under no_grad: {result} has no path to the distribution's parameters"
+    if origin.output and origin.kind == "nondiff":
+        return f"no derivative leads through the indices: {result} has no path to {inner}"
     if origin.kind == "nondiff":
         return f"no derivative leads through this: {result} has no path to {inner}"
     if origin.kind == "cast":
@@ -115,7 +117,8 @@ def why(origin: Origin, root: str) -> str:
     if origin.kind == "sample":
         return f"{f'`{name}`' if name else 'a value'} is drawn with {done}{function}, which gives no gradient to the distribution"
     if origin.discrete:
-        return f"{done}{function} has no derivative"
+        indices = f" gives `{name}` as indices, which have" if origin.output and name else " has"
+        return f"{done}{function}{indices} no derivative"
     if origin.func in ("autograd.grad", "grad") and origin.kind == "detach":
         return f"the gradient{f' `{name}`' if name else ''} was taken without `create_graph=True`{function}"
     inner = short(origin.inner, 32) if origin.inner else ""

@@ -53,7 +53,10 @@ def recognise(incident: Incident) -> Diagnosis | None:
     link = next((item for item in write.chain if item.call in MULTI or item.call == "for"), None)
     maker = None if link is not None else view_maker(incident)
     base = link.base if link is not None else None
-    how = f"`{tell.short(link.text, 50)}`" if link is not None else maker.callee and f"`{maker.callee}`" if maker is not None else None
+    callee = maker.callee if maker is not None else None
+    if callee is not None and len(callee) > 40:
+        callee = f".{callee.rpartition('.')[2]}()"
+    how = f"`{tell.short(link.text, 50)}`" if link is not None else f"`{callee}`" if callee else None
     what = f"`{write.written}`" if write.written else "a view"
     looped = link is not None and link.call == "for"
     of = f" of `{base}`" if base else ""

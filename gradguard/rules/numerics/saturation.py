@@ -116,6 +116,9 @@ def saturated(incident: Incident, memory: Numbers) -> Diagnosis | None:
     places = Places(incident, memory, values.nodes)
     place = places.of(nodes[0], search=True)
     says = _SLOPES[node_kind(nodes[0])][1]
+    alone = node_kind(nodes[0]) == "Softmax" and _of_one(values, nodes[0])
+    if alone:
+        says = "the softmax runs over a dimension of size 1: its output is always 1"
     names = list(dict.fromkeys(_name(incident, item) for item in behind))
     related: list[SourceSpan] = []
     for node in nodes[1:4]:
@@ -154,10 +157,12 @@ def saturated(incident: Incident, memory: Numbers) -> Diagnosis | None:
         tensors=[TensorFacts(name=name, kind="parameter") for name in names[:4]],
         explanation=(
             f"{says[0].upper()}{says[1:]}, for the whole batch, so its largest derivative is {number(max(closed.values()))}. Everything"
-            f" before it gets a gradient of (next to) nothing and stays as it is, while the loss stays at {trail}."
+            f" before it gets a gradient of (next to) nothing and stays as it is; the last losses were {trail}."
         ),
         notes=notes,
-        fixes=list(_CURES.get(node_kind(nodes[0]), [Fix(title="keep the argument in the range in which the op has a slope")])),
+        fixes=[Fix(title="give softmax the dimension that is to add up to 1 (`dim=`)")]
+        if alone
+        else list(_CURES.get(node_kind(nodes[0]), [Fix(title="keep the argument in the range in which the op has a slope")])),
         confidence="certain" if place is not None and not places.notes else "likely",
     )
 
@@ -209,6 +214,15 @@ def _squashed(incident: Incident, memory: Numbers, values: GraphValues, leaf: to
             Fix(title="add residual connections or normalisation between the layers"),
         ],
     )
+
+
+def _of_one(values: GraphValues, node: Any) -> bool:
+    """Whether a softmax has one element to choose from."""
+    result, dim = values.output(node), getattr(node, "_saved_dim", None)
+    if result is None or not isinstance(dim, int):
+        return False
+    dim = dim - 2**64 if dim >= 2**63 else dim  # as the node keeps it, without a sign
+    return result.dim() > 0 and result.shape[dim] == 1
 
 
 def _size(plan: Plan) -> str:

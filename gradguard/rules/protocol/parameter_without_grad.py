@@ -61,7 +61,12 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if not idle:
         return None
     ledger = incident.memory["ledger"]
-    diagnosis = _called(incident, book, idle, ledger.called) or _unused(incident, book, idle) or _same_item(incident, book, idle)
+    diagnosis = (
+        _called(incident, book, idle, ledger.called)
+        or _unused(incident, book, idle)
+        or _bare(incident, book, idle)
+        or _same_item(incident, book, idle)
+    )
     if diagnosis is None:
         return None
     kept = [(weakref.ref(p), version_of(p)) for p, *_ in idle]
@@ -191,6 +196,31 @@ def _unused(incident: Incident, book: Book, idle: Idle) -> Diagnosis | None:
     headline = f"{called} of `{kind}` {are} in `{name}` and never {get} a gradient: nothing in `{kind}` uses {them}"
     fix = Fix(title=f"Call {called} in `forward`, or remove {'them' if len(attributes) > 1 else 'it'}", safety="manual")
     return _told(incident, book, headline, declared and declared.model_copy(update={"role": "culprit"}), [], fix, parameters, shown)
+
+
+def _bare(incident: Incident, book: Book, idle: Idle) -> Diagnosis | None:
+    """Their module is read in one place, and only for the bare values: `self.embedding.weight.data[index]`."""
+    for parameter, path, _, parent, attribute in idle:
+        reads = (_reads(type(parent)) or {}).get(attribute, []) if parent is not None else []
+        found = None if parent is None or len(reads) != 1 else class_node(type(parent))
+        if found is None:
+            continue
+        source, node, cut = found[0], reads[0], None
+        for above in source.ancestors(node):
+            if not isinstance(above, (ast.Attribute, ast.Call)):
+                break
+            if isinstance(above, ast.Attribute) and above.attr in ("data", "detach"):
+                cut = above
+                break
+        place = at_line(source.filename, node.lineno) if cut is not None else None
+        if cut is None or place is None:
+            continue
+        name = tell.optimizer_name(book, incident)
+        culprit = place.statement_span(f"`.{cut.attr}` gives the bare values, without a path", "culprit")
+        headline = f"`{path}` is in `{name}` and never gets a gradient: it is only read through `.{cut.attr}`"
+        fix = Fix(title=f"Read `self.{attribute}` with its graph: call it, or drop `.{cut.attr}`", safety="unsafe")
+        return _told(incident, book, headline, culprit, [], fix, [parameter], f"`{path}`")
+    return None
 
 
 def _same_item(incident: Incident, book: Book, idle: Idle) -> Diagnosis | None:

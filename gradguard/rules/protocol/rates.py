@@ -18,6 +18,7 @@ ZERO_STEPS = 30  # steps with a learning rate of exactly zero, after it was posi
 VANISHED = 1e-4  # of the highest rate
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
 _COMPARE_AFTER = 40
+_NEARLY, _PER_EPOCH = 0.1, 5  # a scheduler made for as many steps as the optimizer took, and stepped once in five or more of them
 _CALLS_WITHOUT_STEP = 3  # of a scheduler whose optimizer has not stepped in between, while another one has
 _SAMPLED = 64
 
@@ -62,6 +63,15 @@ class Rates:
         """At the end of training."""
         if self.zero >= ZERO_STEPS and self.highest == 0:
             ledger.found.append(Suspicion("GG611", book, {"kind": "rate"}))
+        schedule = ledger.schedules.of_book(book)
+        if schedule is None or book.steps < ZERO_STEPS:
+            return
+        span = schedule.span
+        most = _NEARLY * span if schedule.type_name == "OneCycleLR" else 0  # which counts batches; others may count epochs, and stop early
+        if span and abs(span - book.steps) <= most and schedule.calls * _PER_EPOCH <= book.steps:
+            ledger.found.append(Suspicion("GG612", book, {"kind": "per epoch", "schedule": schedule, "span": span}))
+        elif schedule.type_name == "LambdaLR" and 0 < self.highest <= schedule.base**2 * 1.001 and schedule.base <= 0.1:
+            ledger.found.append(Suspicion("GG612", book, {"kind": "rate for factor", "schedule": schedule, "rate": self.highest}))
 
     def _take(self, book: Book) -> None:
         chosen = [p for p in book.parameters() if p.dtype in _LOW_PRECISION and p.numel() >= 16 and p.grad is not None and p.requires_grad]
@@ -118,6 +128,8 @@ class Schedule:
         self.key = id(optimizer)  # the ledger's, which outlives it
         rates = getattr(scheduler, "base_lrs", None)
         self.base = max((rate for rate in rates if isinstance(rate, float)), default=0.0) if isinstance(rates, list) else 0.0
+        spans = (getattr(scheduler, name, None) for name in ("total_steps", "T_max", "total_iters"))
+        self.span = next((value for value in spans if isinstance(value, int)), 0)  # calls that it was made for
         self.made: CallSite | None = None
         self.site: CallSite | None = None
         self.calls = 0

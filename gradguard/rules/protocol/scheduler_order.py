@@ -21,6 +21,8 @@ Call `scheduler.step()` once an epoch, or give the schedule's numbers in batches
 Unsafe: it changes the learning rate.
 
 ## When it speaks, what silences it
+At the end of a run of thirty steps or more: about a scheduler that was made for as many calls as the optimizer took steps and got a
+fifth of them or fewer; about a LambdaLR whose function's highest value was the initial rate itself. And while it runs:
 When the rate has fallen below 1/10,000 of its highest value, the scheduler is stepped with (nearly) every optimizer step, and
 at least half of all steps so far (30 at least) ran at such a rate. Or when five calls of a scheduler in a row find that its
 own optimizer has not stepped while another one over the same parameters has.
@@ -63,6 +65,39 @@ def recognise(incident: Incident) -> Diagnosis | None:
             explanation="The scheduler's own optimizer has not stepped since its last calls, while another optimizer over the same "
             "parameters has.",
             fixes=[Fix(title=f"Make the scheduler for `{other}`", safety="unsafe")],
+        )
+    if data["kind"] == "per epoch":
+        return Diagnosis(
+            code=CODE,
+            name=NAME,
+            severity="warning",
+            headline=f"`{scheduler}` was made for {data['span']} steps and stepped {schedule.calls} times, in a run of {book.steps} "
+            "optimizer steps",
+            culprit=None if place is None else place.span(f"called {schedule.calls} times in {book.steps} optimizer steps", "culprit"),
+            related=tell.spans(tell.span(schedule.made, f"made for {data['span']} calls of step()", "made")),
+            explanation=f"`{schedule.type_name}` counts the calls of its step(). Made for as many as the optimizer took, it has come "
+            f"{schedule.calls} calls far: the learning rate stayed at the beginning of its curve.",
+            fixes=[
+                Fix(
+                    title=f"Call `{scheduler}.step()` after each `{name}.step()`",
+                    safety="unsafe",
+                    detail="Or make the scheduler for the number of epochs.",
+                )
+            ],
+            confidence="likely",
+        )
+    if data["kind"] == "rate for factor":
+        return Diagnosis(
+            code=CODE,
+            name=NAME,
+            severity="warning",
+            headline=f"the rate of `{name}` was {data['rate']:g} at most: the function of `{scheduler}` returns a rate, not a factor",
+            culprit=tell.span(schedule.made, "multiplies the initial rate by what its function returns", "culprit"),
+            related=tell.spans(tell.span(book.step_site, f"`{name}` steps at {data['rate']:g} at most", "context")),
+            explanation=f"LambdaLR sets the rate to the initial one ({schedule.base:g}) times the function's value. The highest value was "
+            f"{data['rate'] / schedule.base:g}, which is the initial rate itself: it is squared.",
+            fixes=[Fix(title="Return a factor: 1.0 where the initial rate is meant", safety="unsafe")],
+            confidence="likely",
         )
     rates = book.rates
     return Diagnosis(

@@ -38,7 +38,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.evidence.source import dotted, resolve
+from gradguard.evidence.source import ResolvedSite, dotted, resolve
 from gradguard.evidence.syntax import Source
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import lightning_no_loss_returned
@@ -46,7 +46,7 @@ from gradguard.rules.gradient_path import lost_path, origins, patching, words
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book, Prepared
-from gradguard.rules.protocol.places import function_around, the_one
+from gradguard.rules.protocol.places import function_around, statement_span, the_one
 
 CODE, NAME = "GG606", "step-without-backward"
 
@@ -70,15 +70,21 @@ def recognise(incident: Incident) -> Diagnosis | None:
             told = lightning_no_loss_returned.told(*skipped)
             book.prepared.append(Prepared(told.code, told, lambda: (alive := ledger()) is not None and not alive.backwards))
             return None
+        bare = _bare_backward(step)
         return Diagnosis(
             code=CODE,
             name=NAME,
             severity="warning",
             headline=f"`{name}.step()` does nothing: no parameter has a gradient, and backward() was not called since the step before",
-            culprit=None if step is None else step.span("no gradient to apply: no backward() runs before this step", "culprit"),
+            culprit=bare or (None if step is None else step.span("no gradient to apply: no backward() runs before this step", "culprit")),
+            related=[] if bare is None or step is None else [step.span("no gradient to apply", "context")],
             explanation=f"All {len(parameters)} parameters of `{name}` have `.grad` None at {book.empty} steps in a row, and no backward "
             "ran between them. Optimizers skip such parameters silently.",
-            fixes=[Fix(title="Call `backward()` on the loss before the step", safety="unsafe")],
+            fixes=[
+                Fix(title="Call `backward()` on the loss before the step", safety="unsafe")
+                if bare is None
+                else Fix(title=f"Call it: `{bare.text}()`", safety="unsafe")
+            ],
         )
     if kind == "no path":
         return _no_path(incident, book, name, parameters)
@@ -107,6 +113,19 @@ def recognise(incident: Incident) -> Diagnosis | None:
         ),
         fixes=[Fix(title="Remove this second `step()`", safety="unsafe", detail="One step for each set of gradients.")],
     )
+
+
+def _bare_backward(step: ResolvedSite | None) -> SourceSpan | None:
+    """The one statement of the step's function that is `loss.backward`, without a call."""
+    scope = None if step is None or step.source is None else step.enclosing_function or step.source.tree
+    if step is None or step.source is None or scope is None:
+        return None
+    found = [
+        node.value
+        for node in ast.walk(scope)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Attribute) and node.value.attr == "backward"
+    ]
+    return statement_span(step.source, found[0], "names the method: without `()` nothing runs") if len(found) == 1 else None
 
 
 def _no_path(incident: Incident, book: Book, name: str, parameters: list[Any]) -> Diagnosis | None:

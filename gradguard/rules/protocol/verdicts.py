@@ -48,6 +48,11 @@ def nothing_new(ledger: Ledger, book: Book, same: int, none: int) -> None:
             ledger.found.append(Suspicion("GG606", book, {"kind": "repeated"}))
     elif none == len(book.active):
         book.empty += 1
+        if book.empty == 3 and book.filled_since_step and book.last_part is not None and ledger.last_zero is not None:
+            # filled since the last step, and empty now: whoever cleared them, for whatever reason, did so too early
+            data = {"part": book.last_part, "zero": ledger.last_zero[0], "count": book.empty, "owner": ledger.zeroed_by}
+            ledger.found.append(Suspicion("GG602", book, data))
+            return
         if book.empty == 2:
             book.look_closely(3)
             ledger.survey.next_at = ledger.backwards + 1

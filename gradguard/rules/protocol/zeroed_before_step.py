@@ -48,9 +48,9 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if part is None or any("Scaler" in type(value).__name__ for _, value in incident.names.bindings):
         return None
     zero, backward = resolve(data["zero"]), resolve(part.call.site)
-    if book is not None and book.empty >= 2:
+    if book is not None and book.empty >= 2 and _stands_first(book, data):
         return _step_first(incident, book, data)
-    owner = data["owner"]()
+    owner = data["owner"]() if data["owner"] is not None else None
     who = incident.names.of(owner) or (zero.receiver if zero is not None else None) or type(owner).__name__
     loss = (backward.receiver if backward is not None else None) or "the loss"
     later = [b.last_part for b in incident.memory["ledger"].books.values() if b.last_part is not None and b.last_part is not part]
@@ -99,6 +99,15 @@ def recognise(incident: Incident) -> Diagnosis | None:
         ],
         confidence="certain",
     )
+
+
+def _stands_first(book: Book, data: dict[str, Any]) -> bool:
+    """Whether the step stands between the zero_grad() and the backward: in that order within one function."""
+    zero, step, backward = resolve(data["zero"]), resolve(book.step_site), resolve(data["part"].call.site)
+    if zero is None or step is None or backward is None:
+        return False
+    same = zero.enclosing_function is step.enclosing_function is backward.enclosing_function and zero.file == step.file == backward.file
+    return same and step.line < backward.line
 
 
 def _step_first(incident: Incident, book: Book, data: dict[str, Any]) -> Diagnosis | None:
