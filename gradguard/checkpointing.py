@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.modules.dropout import _DropoutNd
 
 from gradguard import step_protocol
 from gradguard.rules.protocol.books import Suspicion
@@ -23,6 +24,8 @@ _MOST = 256  # checkpointed calls remembered; a deep model has dozens a step
 
 def reentrant(session: Session, args: tuple[Any, ...], frame: FrameType) -> None:
     """`CheckpointFunction.apply` begins: parameters inside count for nothing if no input requires grad."""
+    if len(args) > 1 and args[1] is False:
+        _random(session, args[0], frame)
     if not torch.is_grad_enabled() or any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args[1:]):
         return
     modules = [module for _, module in _reads(args[0]) if isinstance(module, nn.Module)]
@@ -34,10 +37,16 @@ def reentrant(session: Session, args: tuple[Any, ...], frame: FrameType) -> None
     step_protocol.suspect(session, Suspicion("GG711", None, data), frame)
 
 
-def begins(session: Session, function: Any, frame: FrameType) -> None:
-    """A non-reentrant checkpoint begins: notes the tensors its function reads from outside, with their versions."""
+def begins(session: Session, function: Any, preserve: Any, frame: FrameType) -> None:
+    """A non-reentrant checkpoint begins: notes the tensors its function reads from outside, with their versions.
+
+    Args:
+        preserve: whether the random state is restored for the second run.
+    """
     if not torch.is_grad_enabled():
         return
+    if preserve is False:
+        _random(session, function, frame)
     with quiet():
         held = [
             (name, weakref.ref(value), value._version, storage_key(value), session.journal.tick())
@@ -48,6 +57,32 @@ def begins(session: Session, function: Any, frame: FrameType) -> None:
         memory = session.run.memory.setdefault("checkpoints", [])
         memory.append((step_protocol.site_of(frame), held))
         del memory[:-_MOST]
+
+
+def _random(session: Session, function: Any, frame: FrameType) -> None:
+    """The random state is not restored: dropout will draw another mask in backward."""
+    modules = [module for _, module in _reads(function) if isinstance(module, nn.Module)]
+    drawing = [
+        (module, path, child.p)
+        for module in modules
+        for path, child in module.named_modules()
+        if isinstance(child, _DropoutNd) and child.p > 0 and child.training
+    ]
+    site = step_protocol.site_of(frame)
+    told = session.run.memory.setdefault("checkpoints at random", set())
+    if drawing and site not in told:
+        told.add(site)
+        module, path, p = drawing[0]
+        data = {
+            "kind": "random",
+            "survey": True,
+            "site": site,
+            "module": type(module).__name__,
+            "path": path,
+            "p": p,
+            "ref": weakref.ref(module),
+        }
+        step_protocol.suspect(session, Suspicion("GG712", None, data), frame)
 
 
 def _reads(function: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:

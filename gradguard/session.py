@@ -311,10 +311,10 @@ class Session(Incidents):
             step_protocol.after_step(self, frame, optimizer, site)
             self.begin_step()
 
-    def run_checkpoint(self, function: Any, frame: FrameType, args: tuple[Any, ...]) -> None:
+    def run_checkpoint(self, function: Any, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Non-reentrant checkpointing begins: what the function reads beside its arguments must stay as it is."""
         with self.shield:
-            checkpointing.begins(self, function, frame)
+            checkpointing.begins(self, function, args[0] if args else kwargs.get("preserve_rng_state"), frame)
 
     def protocol(self, happening: str, frame: FrameType, *facts: Any) -> None:
         """Something that the ledger of the step protocol keeps account of."""

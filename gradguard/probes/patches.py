@@ -128,7 +128,7 @@ def _checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
         if not is_compiling():
             session = listener()
             if session is not None and session.tracing:
-                session.run_checkpoint(fn, sys._getframe(1), args)
+                session.run_checkpoint(fn, sys._getframe(1), args, kwargs)
         return original(fn, *args, **kwargs)
 
     return guarded

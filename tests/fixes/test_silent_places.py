@@ -262,6 +262,92 @@ for it in range(12):
     opt_m.zero_grad()
 """
 
+PRYING = """
+net = nn.Linear(4, 1)
+opt = torch.optim.Adam(net.parameters())
+
+def note(model):
+    norm = sum(p.grad.norm() for p in model.parameters()).item()
+    model.zero_grad()
+    return norm
+
+for it in range(12):
+    opt.zero_grad()
+    net(torch.randn(5, 4)).pow(2).mean().backward()
+    note(net)
+    opt.step()
+"""
+
+BARE_TABLE = """
+class Factors(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Embedding(6, 3), nn.Embedding(6, 3)
+
+    def forward(self, a, b):
+        return (self.left(a) * self.right.weight.data[b]).sum(-1)
+
+model = Factors()
+opt = torch.optim.Adam(model.parameters())
+for it in range(30):
+    a, b = torch.randint(0, 6, (8,)), torch.randint(0, 6, (8,))
+    opt.zero_grad()
+    model(a, b).pow(2).mean().backward()
+    opt.step()
+"""
+
+ONCE_AN_EPOCH = """
+net = nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.01)
+curve = torch.optim.lr_scheduler.OneCycleLR(opt, max_lr=0.1, total_steps=40)
+for epoch in range(4):
+    for it in range(10):
+        opt.zero_grad()
+        net(torch.randn(5, 4)).pow(2).mean().backward()
+        opt.step()
+    curve.step()
+"""
+
+SQUARED_RATE = """
+net = nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), lr=1e-3)
+decay = torch.optim.lr_scheduler.LambdaLR(opt, lambda step: 1e-3 * 0.99**step)
+for it in range(40):
+    opt.zero_grad()
+    net(torch.randn(5, 4)).pow(2).mean().backward()
+    opt.step()
+    decay.step()
+"""
+
+NEVER_CALLED = """
+net = nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for it in range(12):
+    opt.zero_grad()
+    loss = net(torch.randn(5, 4)).pow(2).mean()
+    loss.backward
+    opt.step()
+"""
+
+OTHER_MASK = """
+from torch.utils.checkpoint import checkpoint
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2)), nn.Linear(8, 1)
+
+    def forward(self, x):
+        return self.out(checkpoint(self.inner, x, use_reentrant=False, preserve_rng_state=False))
+
+net = Net()
+opt = torch.optim.Adam(net.parameters())
+for it in range(8):
+    opt.zero_grad()
+    net(torch.randn(5, 4)).pow(2).mean().backward()
+    opt.step()
+"""
+
 ALWAYS_DROPPING = """
 class Net(nn.Module):
     def __init__(self):
@@ -347,6 +433,28 @@ PAIRS = {
     "a step past the scaler": Pair(
         "GG722", "opt.step()", ("`opt.step()`", "256 times too large", "`scaler`"), PAST_THE_SCALER,
         ("    opt.step()\n", "    scaler.step(opt)\n    scaler.update()\n"),
+    ),
+    "a reader of gradients that clears them": Pair(
+        "GG602", "model.zero_grad()", ("`net.zero_grad()`", "before any step has used them"), PRYING,
+        ("    model.zero_grad()\n    return", "    return"),
+    ),
+    "an embedding's bare table": Pair(
+        "GG605", "return (self.left(a) * self.right.weight.data[b]).sum(-1)", ("`model.right.weight`", "`.data`"), BARE_TABLE,
+        ("self.right.weight.data[b]", "self.right(b)"),
+    ),
+    "a curve over batches stepped once an epoch": Pair(
+        "GG612", "curve.step()", ("`curve` was made for 40 steps", "4 times"), ONCE_AN_EPOCH, ("    curve.step()", "        curve.step()")
+    ),
+    "a rate for a factor": Pair(
+        "GG612", "torch.optim.lr_scheduler.LambdaLR(opt, lambda step: 1e-3 * 0.99**step)", ("opt` was 1e-06 at most", "`decay`"), SQUARED_RATE,
+        ("1e-3 * 0.99", "0.99"),
+    ),
+    "a backward that is only named": Pair(
+        "GG606", "loss.backward", ("`opt.step()` does nothing",), NEVER_CALLED, ("loss.backward", "loss.backward()")
+    ),
+    "a mask drawn anew in backward": Pair(
+        "GG712", "checkpoint(self.inner, x, use_reentrant=False, preserve_rng_state=False)", ("inner.1` will drop", "`Sequential`"), OTHER_MASK,
+        (", preserve_rng_state=False", ""),
     ),
     "dropout that does not know of eval": Pair(
         "GG609", "F.dropout(self.body(x).relu(), 0.4)", ("`F.dropout` in `Net`", "eval mode"), ALWAYS_DROPPING,

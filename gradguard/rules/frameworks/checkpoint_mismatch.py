@@ -22,16 +22,19 @@ gradients belong to another function. PyTorch notices different shapes, not diff
 Safe: the forward stays as it is, the gradients become right.
 
 ## When it speaks, what silences it
-When PyTorch raises; and, in a traced step, before a backward whose checkpoints would recompute from a closed-over tensor that was
-written in place after forward had read it. Tensors passed as arguments, and tensors bound to a new value, are silent.
+When PyTorch raises; in a traced step where `preserve_rng_state=False` is given for a module with an active dropout; and before a
+backward whose checkpoints would recompute from a closed-over tensor that was written in place after forward had read it. Tensors
+passed as arguments, and tensors bound to a new value, are silent.
 """
 
 from __future__ import annotations
 
+import ast
 from typing import Any
 
 from gradguard.diagnosis import Diagnosis, Fix, TensorFacts
-from gradguard.evidence.source import resolve
+from gradguard.evidence.source import ResolvedSite, resolve
+from gradguard.fixes.edits import edit_of, patched
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 
@@ -46,6 +49,8 @@ _SAYS = (
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """A closed-over tensor that was written between forward and recomputation, or PyTorch's own finding."""
+    if incident.moment == "suspicion":
+        return _other_mask(incident)
     held = incident.memory.get("checkpoints") or []
     if incident.error is None and (incident.where != "backward" or not held):
         return None
@@ -60,6 +65,32 @@ def recognise(incident: Incident) -> Diagnosis | None:
                 return found
     held.clear()
     return _raised(incident, None) if incident.error is not None else None
+
+
+def _other_mask(incident: Incident) -> Diagnosis | None:
+    """Dropout in a function whose random state is not restored for the second run."""
+    data = incident.suspicion.data
+    place, module = resolve(data["site"]), data["ref"]()
+    name = (incident.names.module_path(module) if module is not None else None) or data["module"]
+    dropout = f"{name}.{data['path']}" if data["path"] else name
+    return Diagnosis(
+        code=CODE, name=NAME, severity="warning",
+        headline=f"`{dropout}` will drop other values when backward runs the checkpointed `{data['module']}` again: "
+                 "`preserve_rng_state=False`",
+        culprit=None if place is None else place.span("the random state is not restored for the second run", "culprit"),
+        explanation=f"The function is run once more in backward. `{dropout}` (p={data['p']:g}) then draws a new mask, so the gradients "
+        "belong to another forward pass than the loss.",
+        fixes=[Fix(title="Leave `preserve_rng_state` at True, or checkpoint a part without dropout", safety="unsafe",
+                   patch=_without_flag(place))],
+    )  # fmt: skip
+
+
+def _without_flag(place: ResolvedSite | None) -> str | None:
+    call = None if place is None else place.call
+    given = [item for item in call.keywords if item.arg == "preserve_rng_state"] if call is not None else []
+    if place is None or place.source is None or len(given) != 1 or not isinstance(given[0].value, ast.Constant):
+        return None
+    return patched(place.source, edit_of(given[0].value, "True"))
 
 
 def _written(incident: Incident, site: Any, name: str, tensor: Any, version: int, storage: int, clock: int) -> Diagnosis | None:
@@ -108,7 +139,7 @@ RULE = Rule(
     name=NAME,
     summary="a checkpointed function sees other values when backward runs it again",
     recognise=recognise,
-    moments=frozenset({"error", "before_backward"}),
+    moments=frozenset({"error", "before_backward", "suspicion"}),
     messages=_SAYS,
     traced_only=True,
     screen=lambda memory, moment, facts, traced: "checkpoints" in memory,

@@ -70,7 +70,7 @@ class Rates:
         most = _NEARLY * span if schedule.type_name == "OneCycleLR" else 0  # which counts batches; others may count epochs, and stop early
         if span and abs(span - book.steps) <= most and schedule.calls * _PER_EPOCH <= book.steps:
             ledger.found.append(Suspicion("GG612", book, {"kind": "per epoch", "schedule": schedule, "span": span}))
-        elif schedule.type_name == "LambdaLR" and 0 < self.highest <= schedule.base**2 * 1.001 and schedule.base <= 0.1:
+        elif schedule.type_name == "LambdaLR" and schedule.base and abs(self.highest / schedule.base**2 - 1) < 1e-3 and schedule.base < 0.5:
             ledger.found.append(Suspicion("GG612", book, {"kind": "rate for factor", "schedule": schedule, "rate": self.highest}))
 
     def _take(self, book: Book) -> None:
