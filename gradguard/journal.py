@@ -251,6 +251,7 @@ class Journal:
         self.spread: deque[Spread] = deque(maxlen=64)
         self.partial: OrderedDict[int, tuple[Cut, ...]] = OrderedDict()  # node sequence -> cuts of its gradless summands
         self.fed: OrderedDict[int, tuple[Cut, ...]] = OrderedDict()  # node sequence -> cuts of its other gradless operands
+        self.guessed: OrderedDict[int, tuple[Cut, ...]] = OrderedDict()  # node sequence -> cuts that may stand behind an operand
         self.toggles: OrderedDict[int, tuple[weakref.ref[torch.Tensor], bool, CallSite | None]] = (
             OrderedDict()
         )  # who set requires_grad last
@@ -303,6 +304,11 @@ class Journal:
         self.partial[seq] = cuts
         if len(self.partial) > self.limits.escapes:
             self.partial.popitem(last=False)
+
+    def remember_guessed(self, seq: int, cuts: tuple[Cut, ...]) -> None:
+        self.guessed[seq] = cuts
+        if len(self.guessed) > 256:
+            self.guessed.popitem(last=False)
 
     def remember_fed(self, seq: int, cuts: tuple[Cut, ...]) -> None:
         self.fed[seq] = cuts

@@ -55,9 +55,10 @@ class LostPaths:
             tensors = [args[0]]  # `buffer[i] = value` gives nothing back
         if not tensors:
             return
-        attached, origins, leaves = self._inputs(args, kwargs)
+        attached, origins, leaves, guess = self._inputs(args, kwargs)
         journal = self.journal
-        guess = False
+        if guess and attached:
+            origins, guess = [], False
         if kind & REWRAP and not attached and not origins:
             origins, guess = self._recovered(args)
         if not attached and not origins:
@@ -213,6 +214,11 @@ class LostPaths:
         """A value that had lost its path goes into a differentiable call."""
         journal = self.journal
         roots = cut.roots()
+        if cut.guess:  # what left torch shortly before, and may have nothing to do with it: the source has to tell
+            journal.remember_guessed(seq, roots)
+            if kind & ADDEND and seq not in journal.partial:
+                journal.remember_partial(seq, ())
+            return
         if kind & ADDEND:
             journal.remember_partial(seq, _merge([journal.partial.get(seq, ()), roots]))
         else:
@@ -223,10 +229,14 @@ class LostPaths:
 
     def _inputs(
         self, args: tuple[Any, ...], kwargs: dict[str, Any] | None
-    ) -> tuple[list[int], list[tuple[Cut, ...]], list[weakref.ref[torch.Tensor]]]:
-        """The graph nodes behind the inputs that have one (-1 for a leaf), the memories of those that had, and the leaves."""
+    ) -> tuple[list[int], list[tuple[Cut, ...]], list[weakref.ref[torch.Tensor]], bool]:
+        """The graph nodes behind the inputs that have one (-1 for a leaf), the memories of those that had, and the leaves.
+
+        The last is True where the memories are guesses.
+        """
         attached: list[int] = []
         origins: list[tuple[Cut, ...]] = []
+        guessed: list[tuple[Cut, ...]] = []
         leaves: list[weakref.ref[torch.Tensor]] = []
         cut_of = self.journal.cut_of
         for tensor in tensors_in(args, kwargs):
@@ -242,8 +252,8 @@ class LostPaths:
             else:
                 cut = cut_of(tensor)
                 if cut is not None:
-                    origins.append(cut.roots())
-        return attached, origins, leaves
+                    (guessed if cut.guess else origins).append(cut.roots())
+        return attached, origins or guessed, leaves, not origins and bool(guessed)
 
     def _recovered(self, args: tuple[Any, ...]) -> tuple[list[tuple[Cut, ...]], bool]:
         """Memories of Python numbers and arrays that a new tensor is made of: they left through item(), numpy() ...
@@ -254,12 +264,13 @@ class LostPaths:
         if not escapes or not args:
             return [], False
         numbers = numbers_in(args[0])
-        if numbers:
+        telling = {number for number in numbers if round(number, 2) != number}  # 0.5 and 2.0 are anybody's
+        if telling:
             recent = islice(reversed(escapes), _ESCAPES_SEARCHED)
-            found = list(islice((fact.cut.roots() for fact in recent if fact.cut is not None and is_one_of(fact.value, numbers)), 4))
+            found = list(islice((fact.cut.roots() for fact in recent if fact.cut is not None and is_one_of(fact.value, telling)), 4))
             if found:
                 return found, False
-        elif type(args[0]).__module__ != "numpy":
+        elif not numbers and type(args[0]).__module__ != "numpy":
             return [], False
         return [fact.cut.roots() for fact in list(escapes)[-8:] if fact.cut is not None and fact.step == self.journal.step], True
 

@@ -446,14 +446,16 @@ PAIRS = {
         "GG612", "curve.step()", ("`curve` was made for 40 steps", "4 times"), ONCE_AN_EPOCH, ("    curve.step()", "        curve.step()")
     ),
     "a rate for a factor": Pair(
-        "GG612", "torch.optim.lr_scheduler.LambdaLR(opt, lambda step: 1e-3 * 0.99**step)", ("opt` was 1e-06 at most", "`decay`"), SQUARED_RATE,
+        "GG612", "torch.optim.lr_scheduler.LambdaLR(opt, lambda step: 1e-3 * 0.99**step)", ("opt` was 1e-06 at most", "`decay`"),
+        SQUARED_RATE,
         ("1e-3 * 0.99", "0.99"),
     ),
     "a backward that is only named": Pair(
         "GG606", "loss.backward", ("`opt.step()` does nothing",), NEVER_CALLED, ("loss.backward", "loss.backward()")
     ),
     "a mask drawn anew in backward": Pair(
-        "GG712", "checkpoint(self.inner, x, use_reentrant=False, preserve_rng_state=False)", ("inner.1` will drop", "`Sequential`"), OTHER_MASK,
+        "GG712", "checkpoint(self.inner, x, use_reentrant=False, preserve_rng_state=False)", ("inner.1` will drop", "`Sequential`"),
+        OTHER_MASK,
         (", preserve_rng_state=False", ""),
     ),
     "dropout that does not know of eval": Pair(
@@ -521,6 +523,34 @@ def test_what_never_goes_into_the_loss_is_no_cut_on_the_way_to_it(tmp_path: Path
 
 
 SOUND = {
+    "a constant among terms, beside numbers that left torch": """
+net = nn.Linear(4, 3)
+opt = torch.optim.Adam(net.parameters())
+right = [1, 1, 1]
+for it in range(8):
+    x, y = torch.randn(6, 4), torch.randint(0, 3, (6,))
+    logits = net(x)
+    hit = logits.argmax(1) == y
+    for c in range(3):
+        right[c] += hit[y == c].sum().item()
+    weight = torch.tensor([1.0 / n for n in right])
+    floor = torch.tensor(0.1)
+    loss = F.cross_entropy(logits, y, weight=weight) + floor + torch.tensor(1e-3) * len(x) / 6
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+""",
+    "gradients unscaled by hand, then clipped": """
+net = nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
+for it in range(90):
+    opt.zero_grad()
+    scaler.scale(net(torch.randn(5, 4)).pow(2).mean()).backward()
+    torch._foreach_div_([p.grad for p in net.parameters()], scaler.get_scale())
+    nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    opt.step()
+""",
     "tables of pairs that are meant": """
 net, score = nn.Linear(4, 1), nn.Linear(4, 1)
 centers = torch.linspace(-1, 1, 6)

@@ -39,8 +39,17 @@ class Scaling:
             self._awaited = False
             self._calls.append(call.index)
 
-    def stepped(self, ledger: Ledger, book: Book, optimizer: Any) -> None:
-        """An optimizer has stepped: on gradients that are still scaled?"""
+    @property
+    def on(self) -> bool:
+        """Whether a loss was scaled, and no update() has come since."""
+        return self._scaler is not None
+
+    def stepped(self, ledger: Ledger, book: Book, optimizer: Any, touched: bool) -> None:
+        """An optimizer has stepped: on gradients that are still scaled?
+
+        Args:
+            touched: whether the gradients were written after backward, by hand.
+        """
         scaler = None if self._scaler is None else self._scaler()
         used = book.last_used
         if scaler is None or used is None or used.call.index not in self._calls or not scaler.is_enabled():
@@ -49,7 +58,7 @@ class Scaling:
         if states is None or scale is None or hasattr(optimizer, "grad_scale"):
             return
         state = states.get(id(optimizer)) if id(optimizer) in states else None
-        by_hand = used.reads != ledger.journal.grad_reads  # divided by the scale, perhaps
+        by_hand = touched or used.reads != ledger.journal.grad_reads  # divided by the scale, perhaps
         if by_hand or getattr(state.get("stage") if state else None, "name", "READY") != "READY":
             self._plain[book.key] = -1_000_000
             return
@@ -61,7 +70,7 @@ class Scaling:
         """`update()`: all optimizers are done with these gradients."""
         self._scaler = None
 
-    def clipping(self, ledger: Ledger, parameters: list[Any], site: CallSite | None) -> None:
+    def clipping(self, ledger: Ledger, parameters: list[Any], limit: float, site: CallSite | None) -> None:
         """Gradients are clipped: are they still scaled?"""
         scaler = None if self._scaler is None else self._scaler()
         if scaler is None or not parameters:
@@ -77,8 +86,10 @@ class Scaling:
                 continue
             state = states.get(id(optimizer)) if id(optimizer) in states else None
             stage = getattr(state.get("stage") if state else None, "name", "READY")
-            if stage != "READY":
+            if stage != "READY" or touched(book) or limit >= 0.1 * float(scale):  # unscaled by hand, or a limit in scaled units
                 self._clips[site] = -1_000_000
+                return
+            if ledger.asleep:  # whether they were unscaled by hand is not known
                 return
             count = self._clips[site] = self._clips.get(site, 0) + 1
             if len(self._clips) > 64:
@@ -86,3 +97,13 @@ class Scaling:
             if count == _TIMES and float(scale) != 1.0:
                 ledger.found.append(Suspicion("GG721", ledger.books[key], {"site": site, "scaled": self._site, "scale": float(scale)}))
             return
+
+
+def touched(book: Book) -> bool:
+    """Whether followed gradients were written since they were looked at after backward."""
+    for slot in book.active:
+        parameter = slot.ref()
+        grad = None if parameter is None or not slot.grad else parameter.grad
+        if grad is not None and (id(grad) != slot.grad or grad._version != slot.version):
+            return True
+    return False

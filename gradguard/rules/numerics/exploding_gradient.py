@@ -66,6 +66,8 @@ def screen(memory: dict[str, Any], moment: Moment, facts: dict[str, Any], traced
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
+    if any(book.stale >= 2 for book in incident.memory["ledger"].books.values()):
+        return None  # gradients pile up: that is told, and the growth follows from it
     memory = numbers(incident.memory)
     root = next((root for root in incident.roots if isinstance(root, torch.Tensor)), None)
     found = diverged(incident, memory, GraphValues(incident.root_nodes), None, root)

@@ -215,6 +215,16 @@ def _softmax(case: _Case) -> Trap:
     if rows is not None:
         with torch.no_grad():
             bad = torch.isnan(rows).any(dim)
+            if not bool(bad.any()) and bool((rows == -float("inf")).any()):
+                return Trap(
+                    "gives -inf for what is masked, and that reaches the loss",
+                    "The logarithm of a probability of 0 is -inf. Whatever weighs it must leave it out: any weight above 0 makes it "
+                    "infinite, and 0 times -inf is NaN.",
+                    [
+                        _fix("leave masked entries out of the sum: `torch.where(mask, weights * log_probs, 0.0)`"),
+                        _fix("give the weight of masked entries to the others (label smoothing over the legal ones)"),
+                    ],
+                )
             count = f"{int(bad.sum())} of {bad.numel()} rows"
             if operand is not None and operand.shape == rows.shape:
                 overflow = bool((operand == float("inf")).any())

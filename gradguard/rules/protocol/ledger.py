@@ -18,7 +18,7 @@ import torch
 
 from gradguard.callsite import CallSite, user_frame
 from gradguard.journal import BackwardFact, current_journal
-from gradguard.rules.frameworks.scaling import Scaling
+from gradguard.rules.frameworks.scaling import Scaling, touched
 from gradguard.rules.protocol import verdicts
 from gradguard.rules.protocol.books import Book, Part, Slot, unchanged
 from gradguard.rules.protocol.crossing import Crossing
@@ -317,6 +317,7 @@ class Ledger:
         book.step_site = site
         if len(self.books) > 1:
             self.crossing.before_use(self, book)
+        by_hand = self.scaling.on and touched(book)
         stale: Slot | None = None
         fresh = same = none = 0
         for slot in book.active:
@@ -357,7 +358,7 @@ class Ledger:
         else:
             book.empty = 0
         if fresh:
-            self.scaling.stepped(self, book, optimizer)
+            self.scaling.stepped(self, book, optimizer, by_hand)
         if book.sharing and fresh:
             verdicts.shared(self, book)
         if book.filled_since_step > 1:

@@ -48,7 +48,7 @@ class Severed:
             leaf = getattr(node, "variable", None)
             if leaf is None:
                 seq = node_sequence(node)
-                fed_with = journal.fed.get(seq, ()) + journal.partial.get(seq, ())
+                fed_with = journal.fed.get(seq, ()) + journal.partial.get(seq, ()) + journal.guessed.get(seq, ())
             else:  # a new leaf made of old values: `torch.tensor(x.item(), requires_grad=True)`
                 cut = journal.cut_of(leaf)
                 fed_with = () if cut is None else cut.roots()

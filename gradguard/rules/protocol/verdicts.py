@@ -108,7 +108,7 @@ def shared(ledger: Ledger, book: Book) -> None:
 
 def clipping(ledger: Ledger, parameters: list[Any], limit: float, site: CallSite | None) -> None:
     """Gradients are about to be clipped: what if a step has used them already, or they are still scaled?"""
-    ledger.scaling.clipping(ledger, parameters, site)
+    ledger.scaling.clipping(ledger, parameters, limit, site)
     if ledger.asleep:
         return
     wanted = {id(p) for p in parameters}
