@@ -10,11 +10,13 @@ import gc
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
+from gradguard.callsite import USER_FILES
 from gradguard.evidence.frames import FrameView
 from gradguard.torch_internals import storage_key
 
@@ -57,10 +59,10 @@ class Names:
         found: list[tuple[str, Any]] = []
         seen_scopes: set[int] = set()
         for view in self.frames:
-            variables = [(name, value) for name, value in view.locals.items() if not name.startswith("__")]
+            variables = [(name, value) for name, value in view.locals.items() if not name.startswith("__") and _is_quiet(value)]
             if id(view.globals) not in seen_scopes and not view.is_module_level:
                 referenced = set(view.frame.f_code.co_names)
-                variables += [(name, view.globals[name]) for name in referenced if name in view.globals]
+                variables += [(name, view.globals[name]) for name in referenced if name in view.globals and _is_quiet(view.globals[name])]
             if view.is_module_level:
                 seen_scopes.add(id(view.globals))
             found.extend(variables)
@@ -69,7 +71,7 @@ class Names:
         for view in self.frames:  # the rest of the module-level names, last
             if id(view.globals) not in seen_scopes:
                 seen_scopes.add(id(view.globals))
-                rest = [(name, value) for name, value in view.globals.items() if not name.startswith("__")]
+                rest = [(name, value) for name, value in view.globals.items() if not name.startswith("__") and _is_quiet(value)]
                 found.extend(rest)
                 for name, value in rest:
                     found.extend(_inside(name, value))
@@ -218,6 +220,9 @@ def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         for key, item in {**value._modules}.items():
             if item is not None and name == "self":
                 yield f"{name}.{key}", item
+    elif isinstance(value, ModuleType):  # what a library's holds is nobody's variable, and some of it warns when it is asked
+        if USER_FILES[getattr(value, "__file__", None) or "<frozen >"]:
+            yield from _attributes(name, value)
     elif hasattr(value, "__dict__") and not isinstance(value, (type, torch.Tensor)) and not callable(value):
         yield from _attributes(name, value)
 
@@ -227,10 +232,15 @@ def _attributes(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         if key in ("_parameters", "_buffers"):
             for inner, tensor in item.items():
                 yield f"{name}.{inner}", tensor
-        elif not key.startswith("__") and key != "_modules":
+        elif not key.startswith("__") and key != "_modules" and _is_quiet(item):
             yield f"{name}.{key}", item
             if isinstance(item, (list, tuple, dict)) or type(item).__name__ == "deque":
                 yield from _inside(f"{name}.{key}", item)
+
+
+def _is_quiet(value: Any) -> bool:
+    """Whether an object can be asked for its class: where looking at an attribute runs Python (deprecated names, proxies), it may warn."""
+    return not isinstance(getattr(type(value), "__getattribute__", None), FunctionType)
 
 
 def _alive(kind: type) -> list[Any]:

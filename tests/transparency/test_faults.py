@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import sys
+import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +26,7 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.protocol.ledger import Ledger
 from gradguard.run import Run
 from gradguard.session import Session, current_session
+from tests.running import HEAD, run_source
 from tests.transparency.helpers import bits, guarding, stack_length
 from tests.transparency.workloads import mlp
 
@@ -187,3 +190,28 @@ def test_a_fault_in_a_calm_step(owner: Any, name: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(owner, name, _fail)
     assert train(True) == bare
     assert [record.message for record in caplog.records if "internal fault" in record.message], "the calm path was never taken"
+
+
+def test_an_object_that_warns_when_it_is_looked_at_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As `torch.distributed.reduce_op` does, which `import torch.distributed as dist` brings along."""
+    source = """
+import warnings
+
+class Deprecated:
+    def __getattribute__(self, key):
+        warnings.warn("use the new name", FutureWarning, stacklevel=2)
+        return object.__getattribute__(self, key)
+
+old_name = Deprecated()
+net = nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for it in range(6):
+    net(torch.randn(5, 4)).pow(2).mean().backward()
+    opt.step()
+"""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        said = run_source(tmp_path, HEAD + source, "standard")
+    assert [diagnosis.code for diagnosis, _ in said] == ["GG601"]
+    assert not [warning for warning in caught if warning.category is FutureWarning]
+    assert not [record for record in caplog.records if "internal fault" in record.message]

@@ -11,7 +11,7 @@ from gradguard.rules.base import Moment
 from gradguard.rules.frameworks.calls import last_part, user_files
 from gradguard.rules.incident import Incident
 
-_COLLECTIVES = ("all_reduce", "all_reduce_coalesced", "all_gather", "all_gather_into_tensor", "reduce", "reduce_scatter", "broadcast")
+_COLLECTIVES = ("all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter", "broadcast")  # those that write what they are given
 _AVERAGERS = ("LocalSGD", "PeriodicModelAverager", "HierarchicalModelAverager")
 
 
