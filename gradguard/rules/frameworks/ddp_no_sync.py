@@ -71,7 +71,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     raw = shared.raw_calls(incident, drift.ddp)
     if not raw:
         return None
-    culprit = span_of(*raw[0], label=f"runs the wrapped module; `{name}` does not see it", role="culprit") if len(raw) == 1 else None
+    alone = len({(file, node.lineno) for file, node in raw}) == 1
+    culprit = span_of(*raw[0], label=f"runs the wrapped module; `{name}` does not see it", role="culprit") if alone else None
     called = ast.unparse(raw[0][1].func)
     return _tell(
         incident, drift, culprit,

@@ -174,10 +174,15 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 
+class Scorer(nn.Linear):
+    def sharpened(self, x):
+        return 2 * self(x)
+
+
 def work(rank, folder):
     dist.init_process_group("gloo", init_method=f"file://{{folder}}/meet", rank=rank, world_size=2)
     torch.manual_seed(0)
-    net = nn.Linear(4, 1)
+    net = Scorer(4, 1)
     ddp = DDP(net)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
     torch.manual_seed(1 + rank)
@@ -199,6 +204,12 @@ BODIES = {
         "GG706",
         "nn.utils.clip_grad_norm_(net.parameters(), 0.01)",
         "ddp(x).pow(2).mean().backward()\nif rank == 0:\n    nn.utils.clip_grad_norm_(net.parameters(), 0.01)",
+    ),
+    "inside": (
+        "GG703",
+        "ddp.module.sharpened(x)",
+        "ddp.module.sharpened(x).pow(2).mean().backward()\nseen = [torch.zeros_like(net.weight) for _ in range(2)]\n"
+        "dist.all_gather(seen, net.weight.detach())",
     ),
     "skips": ("GG705", "continue", "loss = ddp(x).pow(2).mean()\nif x.sum() < 0:\n    continue\nloss.backward()"),
     "by_hand": (
