@@ -7,8 +7,8 @@ still explained.
 
 What it may hold (`Limits`): 16,384 node-making operator calls, 4,096 writes, 1,024 backward calls, 1,024 optimizer steps,
 1,024 grad-mode switches, 4,096 escapes to Python or numpy, 16,384 cut-path memories, 16,384 content fingerprints, 4,096 each
-of graph nodes fed by a cut value and of switches of requires_grad. A full journal is about 8 MiB; the first two numbers are
-settings (`journal.ops`, `journal.writes`).
+of graph nodes fed by a cut value and of switches of requires_grad, 256 of nodes that may have been, 64 of spread differences. A full
+journal is about 8 MiB; the first two numbers are settings (`journal.ops`, `journal.writes`).
 """
 
 from __future__ import annotations

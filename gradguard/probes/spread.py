@@ -12,7 +12,21 @@ from gradguard.probes.arguments import call_name
 _Tensor = torch.Tensor
 _DIFFERENCES = frozenset({"sub", "subtract", "rsub", "__sub__", "__rsub__"})
 # a column that one of these made is meant to be one
-_MADE_COLUMNS = ("Unsqueeze", "View", "Reshape", "UnsafeView", "Expand", "Index", "Slice", "Sum", "Mean", "Norm", "Linalg", "Permute", "T")
+_MADE_COLUMNS = (
+    "Unsqueeze",
+    "View",
+    "Reshape",
+    "UnsafeView",
+    "Expand",
+    "Index",
+    "Slice",
+    "Sum",
+    "Mean",
+    "Norm",
+    "Linalg",
+    "Permute",
+    "TBackward",
+)
 
 
 def note_spread(journal: Journal, func: Any, args: tuple[Any, ...], result: Any, seq: int) -> None:

@@ -72,9 +72,7 @@ def _calls(source: Source, definition: ast.ClassDef) -> Iterator[ast.Call]:
 def _asks(source: Source, call: ast.Call) -> bool:
     """Whether the call says what is to be done in eval mode, whatever that is."""
     if (dotted(call.func) or "").endswith(_ATTENTION):
-        given = next(
-            (keyword.value for keyword in call.keywords if keyword.arg == "dropout_p"), call.args[4] if len(call.args) > 4 else None
-        )
+        given = _given(call, "dropout_p", 4)
         return not isinstance(given, ast.Constant) or not given.value
     probability = _given(call, "p", 1)
     if isinstance(probability, ast.Constant) and not probability.value:
