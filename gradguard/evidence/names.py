@@ -165,6 +165,11 @@ class Names:
             storage = storage_key(tensor)
         return by_storage.get(storage) if storage is not None else None
 
+    def leaf(self, tensor: torch.Tensor) -> str | None:
+        """A leaf's path within its module, or the variable that holds it."""
+        state = self.state(tensor)
+        return state.full if state is not None else self.of(tensor)
+
     def is_a_modules(self, tensor: torch.Tensor) -> bool:
         """Whether this very object is a module's parameter or buffer, not only on the memory of one."""
         return id(tensor) in self._state[0]

@@ -55,7 +55,7 @@ class Operands:
 
     def attr(self, name: str) -> Any:
         """A saved number, list or flag; dimensions counted from the end come as unsigned numbers and are put right."""
-        return _signed(getattr(self.node, f"_saved_{name}"))
+        return signed(getattr(self.node, f"_saved_{name}"))
 
     def either(self, position: int, slot: str) -> torch.Tensor:
         """An operand that is part of the graph, or the saved constant in its place."""
@@ -82,11 +82,12 @@ class Operands:
         return metadata[self.output]
 
 
-def _signed(value: Any) -> Any:
+def signed(value: Any) -> Any:
+    """A number, or several, as they were given: nodes keep negative ones without their sign."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 2**63:
         return value - 2**64
     if isinstance(value, (tuple, list)):
-        return tuple(_signed(item) for item in value)
+        return tuple(signed(item) for item in value)
     return value
 
 
@@ -134,12 +135,12 @@ def _sub(a: Operands) -> torch.Tensor:
 
 def _sum(a: Operands) -> torch.Tensor:
     dim = getattr(a.node, "_saved_dim", None)
-    return a[0].sum() if dim is None or dim == () else a[0].sum(_signed(dim), keepdim=bool(getattr(a.node, "_saved_keepdim", False)))
+    return a[0].sum() if dim is None or dim == () else a[0].sum(signed(dim), keepdim=bool(getattr(a.node, "_saved_keepdim", False)))
 
 
 def _mean(a: Operands) -> torch.Tensor:
     dim = getattr(a.node, "_saved_dim", None)
-    return a[0].mean() if dim is None or dim == () else a[0].mean(_signed(dim), keepdim=bool(getattr(a.node, "_saved_keepdim", False)))
+    return a[0].mean() if dim is None or dim == () else a[0].mean(signed(dim), keepdim=bool(getattr(a.node, "_saved_keepdim", False)))
 
 
 def _clamp(a: Operands) -> torch.Tensor:
@@ -198,7 +199,7 @@ def _bce_logits(a: Operands) -> torch.Tensor:
 
 def _split(a: Operands) -> torch.Tensor:
     sizes = getattr(a.node, "_saved_split_sizes", None)
-    return torch.split(a[0], a.attr("split_size") if sizes is None else list(_signed(sizes)), a.attr("dim"))[a.output]
+    return torch.split(a[0], a.attr("split_size") if sizes is None else list(signed(sizes)), a.attr("dim"))[a.output]
 
 
 FORMULAS: dict[str, Formula] = {

@@ -49,7 +49,8 @@ class LostPaths:
         tensors = [out for out in outputs if isinstance(out, _Tensor) and (not out.requires_grad or kind & REWRAP)]
         if len(tensors) < len(outputs) and len(outputs) > 1:  # each result from an input of its own (broadcast_tensors): nothing was cut
             tensors = [out for out in tensors if not out.is_floating_point()]
-        if call_name(func) in FRESH:  # of another's shape only
+        name = call_name(func)
+        if name in FRESH:  # of another's shape only
             return
         if kind & WRITE and result is None and args and isinstance(args[0], _Tensor) and not args[0].requires_grad:
             tensors = [args[0]]  # `buffer[i] = value` gives nothing back
@@ -65,7 +66,6 @@ class LostPaths:
             return
         frame = user_frame(sys._getframe(1))
         site = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
-        name = call_name(func)
         if attached:
             live = _grad_enabled()
             cause = _cut_kind(kind, live)

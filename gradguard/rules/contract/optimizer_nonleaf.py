@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from gradguard.diagnosis import Diagnosis, Fix, TensorFacts
-from gradguard.evidence.graph import op_name, walk
+from gradguard.evidence.graph import leaves, op_name
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.dataflow import Spot
@@ -49,7 +49,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     shown = f"`{name}`" if name else "A tensor"
     made, traced = maker(incident, scopes, name, tensor, place)
     op = op_name(tensor.grad_fn)
-    trained = [state.full for leaf in _leaves(tensor) if (state := incident.names.state(leaf)) is not None]
+    trained = [state.full for leaf in leaves([tensor.grad_fn]) if (state := incident.names.state(leaf)) is not None]
     fixes = [
         Fix(
             title="compute the values first and make them a leaf last: `(...).detach().requires_grad_()`, or `nn.Parameter(...)`",
@@ -82,10 +82,6 @@ def _refused(incident: Incident) -> torch.Tensor | None:
             params = group.get("params", ()) if isinstance(group, dict) else ()
             return next((p for p in params if isinstance(p, torch.Tensor) and p.grad_fn is not None), None)
     return None
-
-
-def _leaves(tensor: torch.Tensor) -> list[torch.Tensor]:
-    return [leaf for node, _ in walk([tensor.grad_fn]) if (leaf := getattr(node, "variable", None)) is not None]
 
 
 def _patch(made: Spot | None) -> str | None:

@@ -98,8 +98,8 @@ def _past_the_scaler(incident: Incident) -> Diagnosis | None:
     if book is None:
         return None
     name, scale = tell.optimizer_name(book, incident), data["scale"]
-    scaler = next((f"`{name}`" for name, value in incident.names.bindings if type(value).__name__ == "GradScaler"), "the scaler")
-    bare = scaler.strip("`") if scaler.startswith("`") else "scaler"
+    held = next((name for name, value in incident.names.bindings if type(value).__name__ == "GradScaler"), None)
+    scaler, bare = f"`{held}`" if held else "the scaler", held or "scaler"
     return Diagnosis(
         code=CODE,
         name=NAME,

@@ -222,7 +222,7 @@ def _tell_term(incident: Incident, found: list[Origin], place: ResolvedSite | No
     headline = f"{what} is part of `{name}` but gives no gradient: {words.why(origin, term or name)}"
     return Diagnosis(
         code="GG308", name="partial-detach", severity="warning", headline=headline, culprit=culprit, related=related,
-        tensors=[lost_path.facts(_leaf_name(incident, leaf), leaf) for leaf in origin.leaves[:3]],
+        tensors=[lost_path.facts(incident.names.leaf(leaf), leaf) for leaf in origin.leaves[:3]],
         explanation=f"backward() works, because the rest of `{name}` has a graph; this term only changes the number. "
                     f"{words.explanation(origin, name)}",
         fixes=[patching.with_patch(words.fix(origin, name), origin, found)],
@@ -255,11 +255,6 @@ def _term_name(origin: Origin, place: ResolvedSite | None, pathless: int | None)
     if isinstance(node, ast.AugAssign) and place is not None and place.source is not None:
         return short(place.source.flat(node.value), 40)
     return None
-
-
-def _leaf_name(incident: Incident, leaf: torch.Tensor) -> str | None:
-    state = incident.names.state(leaf)
-    return state.full if state is not None else incident.names.of(leaf)
 
 
 # -- a sample in the way ----------------------------------------------------------------------------------------------------
@@ -363,7 +358,7 @@ def _weight(incident: Incident, region: Region, since: tuple[int, int]) -> Diagn
 
 
 def _tell_weight(incident: Incident, origin: Origin, leaf: torch.Tensor, outer: ResolvedSite | None, use: ResolvedSite | None) -> Diagnosis:
-    name = _leaf_name(incident, leaf) or "a parameter"
+    name = incident.names.leaf(leaf) or "a parameter"
     root = lost_path.root_name(incident, incident.roots[0])
     culprit, related = lost_path.story(origin)
     if use is not None and not same_place(use, origin.place):

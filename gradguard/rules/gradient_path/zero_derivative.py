@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from gradguard.diagnosis import Diagnosis, Fix
-from gradguard.evidence.graph import is_accumulate, op_name
+from gradguard.evidence.graph import is_accumulate, leaves, op_name
 from gradguard.evidence.names import short_list
 from gradguard.evidence.optimizers import trained_by
 from gradguard.rules.gradient_path import lost_path
@@ -83,7 +83,7 @@ def _note(incident: Incident, node: Any, stops: list[Any], reached: set[int]) ->
     assert call is not None
     barred: dict[Any, _Barred] = incident.memory.setdefault(_BARRED, {})
     trained = set().union(*map(trained_by, incident.names.optimizers()))
-    behind = [leaf for leaf in _leaves(stops) if id(leaf) not in reached and id(leaf) in trained]
+    behind = [leaf for leaf in leaves(stops) if id(leaf) not in reached and id(leaf) in trained]
     if not behind:
         barred.pop(call.site, None)
         return
@@ -106,11 +106,11 @@ def _still_zero(incident: Incident) -> Diagnosis | None:
     barred: dict[Any, _Barred] = incident.memory[_BARRED]
     trained = trained_by(incident.optimizer)
     for site, each in list(barred.items()):
-        leaves = [leaf for ref in each.leaves if (leaf := ref()) is not None]
-        if each.looks < _TRIES or not any(id(leaf) in trained for leaf in leaves):
+        barred_leaves = [leaf for ref in each.leaves if (leaf := ref()) is not None]
+        if each.looks < _TRIES or not any(id(leaf) in trained for leaf in barred_leaves):
             continue
         del barred[site]
-        if all(leaf.grad is not None and not bool(leaf.grad.any()) for leaf in leaves):
+        if all(leaf.grad is not None and not bool(leaf.grad.any()) for leaf in barred_leaves):
             return each.diagnosis
     return None
 
@@ -163,20 +163,3 @@ def _stops(roots: list[Any]) -> tuple[list[Any], set[int]]:
             return [], set()
         queue.extend(sources)
     return stops, reached
-
-
-def _leaves(nodes: list[Any]) -> list[torch.Tensor]:
-    """The leaves behind some nodes."""
-    seen = set(nodes)
-    queue = deque(nodes)
-    found = []
-    while queue and len(seen) <= _LIMIT:
-        node = queue.popleft()
-        leaf = getattr(node, "variable", None)
-        if leaf is not None:
-            found.append(leaf)
-        for source, _ in node.next_functions:
-            if source is not None and source not in seen:
-                seen.add(source)
-                queue.append(source)
-    return found

@@ -152,8 +152,7 @@ def _is_plain(carrier: Carrier) -> bool:
 def _parameters(facts: Study, carrier: Carrier) -> str:
     names = []
     for leaf in leaves([carrier.link.source]):
-        state = facts.incident.names.state(leaf)
-        name = state.full if state is not None else facts.incident.names.of(leaf)
+        name = facts.incident.names.leaf(leaf)
         if name is not None and name not in names:
             names.append(name)
     return f" (it leads to {short_list(names, 4)})" if names else ""

@@ -166,9 +166,7 @@ def _changed_since(facts: Study, first: BackwardFact | None) -> list[str]:
         return []
     names = facts.incident.names
     written = {write.storage for write in facts.incident.journal.writes if write.clock > first.clock}
-    changed = [leaf for leaf in leaves(facts.graph.roots) if storage_key(leaf) in written]
-    shown = [state.full if (state := names.state(leaf)) is not None else names.of(leaf) for leaf in changed]
-    return [name or "a parameter" for name in shown]
+    return [names.leaf(leaf) or "a parameter" for leaf in leaves(facts.graph.roots) if storage_key(leaf) in written]
 
 
 def _apart(fact: BackwardFact | None, other: BackwardFact | None) -> CallSite | None:

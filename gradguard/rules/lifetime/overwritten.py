@@ -14,10 +14,9 @@ from gradguard.evidence.carried import Carrier
 from gradguard.evidence.graph import leaves, op_name
 from gradguard.evidence.names import short_list
 from gradguard.evidence.source import dotted, resolve
-from gradguard.evidence.syntax import range_of
 from gradguard.rules.lifetime import tell
 from gradguard.rules.lifetime.study import Study
-from gradguard.rules.protocol.places import class_node
+from gradguard.rules.protocol.places import class_node, statement_span
 
 _AUGMENTED = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div"}
 
@@ -28,7 +27,7 @@ def diagnosis(facts: Study, carrier: Carrier, code: str, name: str) -> Diagnosis
     names = facts.incident.names
     state = names.state(carrier.tensor)
     shown = f"`{state.full}`" if state is not None else tell.holder_name(carrier)
-    sources = [full.full if (full := names.state(leaf)) is not None else names.of(leaf) for leaf in leaves([carrier.link.source])]
+    sources = map(names.leaf, leaves([carrier.link.source]))
     behind = short_list([source for source in sources if source is not None], 3) or "values with a graph"
     culprit, where = _write(facts, carrier)
     label = f"{shown.strip('`')} is written in place here with grad mode on: it takes the graph along"
@@ -73,11 +72,9 @@ def _write(facts: Study, carrier: Carrier) -> tuple[SourceSpan | None, str | Non
     source, definition = found
     written = f"self.{holding.attribute}"
     writes = [item for item in ast.walk(definition) if _writes(item, written, op_name(node))]
-    where = range_of(writes[0]) if len(writes) == 1 else None
-    if where is None:
+    if len(writes) != 1:
         return None, None
-    function = source.qualname_around(writes[0])
-    return source.span(where, "", "culprit", function), function.rpartition(".")[2]
+    return statement_span(source, writes[0], ""), source.qualname_around(writes[0]).rpartition(".")[2]
 
 
 def _writes(node: ast.AST, written: str, op: str) -> bool:

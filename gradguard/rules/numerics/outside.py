@@ -130,6 +130,7 @@ def _data(
     name = names[0] if names else None
     places = Places(incident, memory, values.nodes)
     used = places.of(origin.node)
+    operand = None if used is None else operand_of(used, origin.slot)
     made = source_of_bad(incident)
     culprit, label, notes = used, "it enters the graph here", list[str]()
     related: list[SourceSpan] = []
@@ -154,7 +155,6 @@ def _data(
                 " value of finite ones"
             )
     elif used is not None:
-        operand = operand_of(used, origin.slot)
         behind = search.behind(used, operand)
         if behind is not None:
             culprit, label = behind, "this can divide by zero or leave its domain"
@@ -173,8 +173,8 @@ def _data(
     if origin.slot == "injected":
         return _injected(incident, origin, root, subject, severity, culprit, culprit is used, related, notes)
     shown = made[1] if made is not None else name
-    if shown is None and used is not None and (read := operand_of(used, origin.slot)) is not None:
-        shown = dotted(read)
+    if shown is None and operand is not None:
+        shown = dotted(operand)
     what = f"`{shown}`" if shown else "a value that is not part of the graph"
     fix = Fix(
         title=(

@@ -10,7 +10,7 @@ import torch
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.evidence.graph import is_accumulate, walk
 from gradguard.evidence.names import short_list
-from gradguard.evidence.recompute import node_kind
+from gradguard.evidence.recompute import node_kind, signed
 from gradguard.evidence.source import resolve
 from gradguard.evidence.values import GraphValues
 from gradguard.rules.incident import Incident
@@ -218,10 +218,9 @@ def _squashed(incident: Incident, memory: Numbers, values: GraphValues, leaf: to
 
 def _of_one(values: GraphValues, node: Any) -> bool:
     """Whether a softmax has one element to choose from."""
-    result, dim = values.output(node), getattr(node, "_saved_dim", None)
+    result, dim = values.output(node), signed(getattr(node, "_saved_dim", None))
     if result is None or not isinstance(dim, int):
         return False
-    dim = dim - 2**64 if dim >= 2**63 else dim  # as the node keeps it, without a sign
     return result.dim() > 0 and result.shape[dim] == 1
 
 

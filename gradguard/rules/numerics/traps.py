@@ -10,7 +10,7 @@ import torch
 
 from gradguard.diagnosis import Fix
 from gradguard.evidence.graph import op_name
-from gradguard.evidence.recompute import node_kind
+from gradguard.evidence.recompute import node_kind, signed
 from gradguard.evidence.values import GraphValues
 from gradguard.rules.numerics.origin import Origin
 from gradguard.rules.numerics.ranges import elements, kinds, span, value_range
@@ -207,8 +207,7 @@ def _pow(case: _Case) -> Trap:
 
 def _softmax(case: _Case) -> Trap:
     rows = case.origin.output
-    dim = getattr(case.node, "_saved_dim", -1)
-    dim = dim - 2**64 if isinstance(dim, int) and dim >= 2**63 else dim
+    dim = signed(getattr(case.node, "_saved_dim", -1))
     operand = case.operand()
     what = "its rows"
     count = ""
@@ -260,7 +259,7 @@ def _deviation(case: _Case) -> Trap:
     dim = getattr(case.node, "_saved_dim", None)
     count = None
     if operand is not None:
-        dims = range(operand.dim()) if dim is None else [d - 2**64 if d >= 2**63 else d for d in dim]
+        dims = range(operand.dim()) if dim is None else signed(dim)
         count = 1
         for d in dims:
             count *= operand.shape[d]
@@ -318,8 +317,7 @@ def _product(case: _Case) -> Trap:
 
 def _nll(case: _Case) -> Trap:
     target = getattr(case.node, "_saved_target", None)
-    ignore = getattr(case.node, "_saved_ignore_index", -100)
-    ignore = ignore - 2**64 if isinstance(ignore, int) and ignore >= 2**63 else ignore
+    ignore = signed(getattr(case.node, "_saved_ignore_index", -100))
     if isinstance(target, torch.Tensor) and (target.numel() == 0 or bool((target == ignore).all())):
         what = "gets an empty batch" if target.numel() == 0 else f"gets a batch whose targets are all `ignore_index` ({ignore})"
         return Trap(

@@ -28,12 +28,12 @@ from __future__ import annotations
 import ast
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.evidence.source import dotted, resolve
+from gradguard.evidence.source import resolve
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book
-from gradguard.rules.protocol.places import calls_of, gate_of, names_in, statement_span
+from gradguard.rules.protocol.places import calls_of, gate_of, named_not_called, names_in, statement_span
 
 CODE, NAME = "GG607", "backward-without-step"
 
@@ -157,15 +157,7 @@ def _without_parentheses(book: Book, name: str) -> SourceSpan | None:
     place = resolve(book.last_part.call.site) if book.last_part is not None else None
     if place is None or place.source is None or place.source.tree is None:
         return None
-    found = [
-        node.value
-        for node in ast.walk(place.source.tree)
-        if isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Attribute)
-        and node.value.attr == "step"
-        and (dotted(node.value.value) or "").rpartition(".")[2] == name.rpartition(".")[2]
-    ]
-    return statement_span(place.source, found[0], "names the method: without `()` nothing runs") if len(found) == 1 else None
+    return named_not_called(place.source, place.source.tree, "step", name)
 
 
 RULE = Rule(

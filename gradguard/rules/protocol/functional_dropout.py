@@ -13,7 +13,7 @@ from gradguard.evidence.source import assignments_to, dotted
 from gradguard.evidence.syntax import FUNCTIONS, Source
 from gradguard.fixes.edits import edit_of, patched
 from gradguard.rules.incident import Incident
-from gradguard.rules.protocol.places import class_node
+from gradguard.rules.protocol.places import class_node, statement_span
 
 _DROPOUTS = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"})
 _ATTENTION = "scaled_dot_product_attention"
@@ -31,13 +31,12 @@ def functional_dropout(incident: Incident, module: nn.Module, code: str, name: s
     shown = incident.names.of(module) or type(module).__name__
     written = dotted(call.func) or "dropout"
     attention = written.endswith(_ATTENTION)
-    span = source.span(
-        (call.lineno, call.col_offset, call.end_lineno or call.lineno, call.end_col_offset or 0),
+    span = statement_span(
+        source,
+        call,
         f"`training` is True by default: `{type(module).__name__}.eval()` does not reach it"
         if not attention
         else "the dropout probability is the same in eval mode",
-        "culprit",
-        source.qualname_around(call),
     )
     return Diagnosis(
         code=code,

@@ -28,11 +28,10 @@ A limit so high that it never clips (a way to log the norm) is silent, and so is
 from __future__ import annotations
 
 from gradguard.diagnosis import Diagnosis, Fix
-from gradguard.evidence.source import ResolvedSite, resolve
+from gradguard.evidence.source import resolve
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
-from gradguard.rules.protocol.books import Book
 
 CODE, NAME = "GG610", "grad-overwritten"
 
@@ -45,44 +44,32 @@ def recognise(incident: Incident) -> Diagnosis | None:
         return None
     name = tell.optimizer_name(book, incident)
     call = (place.callee or "clip_grad_norm_").split(".")[-1]
-    if "empty" in incident.suspicion.data:
-        return _too_early(incident, book, place, name, call)
+    calls = incident.suspicion.data.get("empty")
+    if calls is None:
+        headline = f"`{call}` clips gradients that `{name}.step()` has already applied: the clipping has no effect"
+        label = "comes after the step that used these gradients"
+        explanation = (
+            "At this call every gradient has been used by the step before, and no backward has added to it since. What is "
+            "clipped here is cleared before it could matter."
+        )
+    else:
+        headline = f"`{call}` runs before backward(), when no parameter has a gradient: the clipping has no effect"
+        label = "no parameter has a gradient here"
+        explanation = (
+            f"In {calls} calls none of the parameters had a gradient, and the steps in between all found some, which were made after "
+            "the clipping."
+        )
     return Diagnosis(
         code=CODE,
         name=NAME,
         severity="warning",
-        headline=f"`{call}` clips gradients that `{name}.step()` has already applied: the clipping has no effect",
-        culprit=place.span("comes after the step that used these gradients", "culprit"),
+        headline=headline,
+        culprit=place.span(label, "culprit"),
         related=tell.spans(
             None if book.last_part is None else tell.span(book.last_part.call.site, "makes the gradients", "backward"),
             tell.span(book.step_site, "applies them unclipped", "context"),
         ),
-        explanation="At this call every gradient has been used by the step before, and no backward has added to it since. What is "
-        "clipped here is cleared before it could matter.",
-        fixes=[
-            Fix(
-                title=f"Move `{call}` between backward() and `{name}.step()`",
-                safety="unsafe",
-                detail="With a GradScaler: after `scaler.unscale_(optimizer)`.",
-            )
-        ],
-    )
-
-
-def _too_early(incident: Incident, book: Book, place: ResolvedSite, name: str, call: str) -> Diagnosis:
-    """Clipping stands before the backward whose gradients it was meant for."""
-    return Diagnosis(
-        code=CODE,
-        name=NAME,
-        severity="warning",
-        headline=f"`{call}` runs before backward(), when no parameter has a gradient: the clipping has no effect",
-        culprit=place.span("no parameter has a gradient here", "culprit"),
-        related=tell.spans(
-            None if book.last_part is None else tell.span(book.last_part.call.site, "makes the gradients", "backward"),
-            tell.span(book.step_site, "applies them unclipped", "context"),
-        ),
-        explanation=f"In {incident.suspicion.data['empty']} calls none of the parameters had a gradient, and the steps in between all "
-        "found some, which were made after the clipping.",
+        explanation=explanation,
         fixes=[
             Fix(
                 title=f"Move `{call}` between backward() and `{name}.step()`",

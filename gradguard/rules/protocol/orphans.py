@@ -16,7 +16,7 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.owners import Owner
-from gradguard.rules.protocol.places import function_around, in_tiers, only_one
+from gradguard.rules.protocol.places import function_around, in_tiers, only_one, the_one
 
 CODE, NAME = "GG604", "optimizer-orphaned-parameters"
 
@@ -89,12 +89,8 @@ def _another(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owne
     model = owner.variable or type(owner.root).__name__
     known = next(((variable, root) for variable, root in incident.names.modules if any(m is still for m in root.modules())), None)
     theirs = f"`{known[0]}`" if known is not None and known[0] else "another model"
-    copied = None
-    for sources in in_tiers(incident) if known is not None and type(known[1]) is type(owner.root) else ():
-        copied = only_one(None, ((source, node) for source in sources for node in _copies(source)))
-        if copied:
-            break
-    place = at_line(*copied) if copied else None
+    alike = known is not None and type(known[1]) is type(owner.root)
+    place = the_one(incident, lambda sources: ((source, node) for source in sources for node in _copies(source))) if alike else None
     paths = [each.path for _, each in left]
     culprit = None if place is None else place.statement_span("a copy has parameters of its own, which no optimizer holds", "culprit")
     made = tell.span(book.made, f"`{name}` was given other parameters here", "declared")

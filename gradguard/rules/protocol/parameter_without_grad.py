@@ -37,10 +37,11 @@ from torch import nn
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.source import ResolvedSite, at_line, dotted, resolve
 from gradguard.rules.base import Rule
-from gradguard.rules.gradient_path import lost_path, origins, patching, words
+from gradguard.rules.gradient_path import origins
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book, Prepared
+from gradguard.rules.protocol.cut_off import the_cut
 from gradguard.rules.protocol.fixed_index import fixed_index
 from gradguard.rules.protocol.places import attribute_set, class_node
 from gradguard.rules.protocol.suspicion import version_of
@@ -143,11 +144,9 @@ def _called(incident: Incident, book: Book, idle: Idle, called: dict[int, Any]) 
         found = origins.merged(origins.of_cut(incident, cut) for cut in cuts)
         if any(origin.key in incident.memory.get("GG308 told", ()) for origin in found):
             return None  # the term without a path has been shown
-        if len(found) == 1 and found[0].place is not None:
-            culprit, related = lost_path.story(found[0])
-            fix = patching.with_patch(words.fix(found[0], "the loss"), found[0])
-            headline += words.why(found[0], "what it computes")
-            return _told(incident, book, headline, culprit, [*related, at], fix, parameters, shown)
+        cut = the_cut(found)
+        if cut is not None:
+            return _told(incident, book, headline + cut.clause, cut.culprit, [*cut.related, at], cut.fix, parameters, shown)
         headline += "what it computes does not reach any loss"
         related = [spot.span("cut off here", "context") for origin in found[:3] if (spot := origin.place) is not None]
         fix = Fix(title="Find where its result is detached, dropped or turned into a number", safety="manual")

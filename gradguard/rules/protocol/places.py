@@ -163,6 +163,19 @@ def statement_span(source: Source, node: ast.AST, label: str) -> SourceSpan | No
     return None if place is None else source.span(place, label, "culprit", source.qualname_around(node))
 
 
+def named_not_called(source: Source, scope: ast.AST, method: str, receiver: str | None = None) -> SourceSpan | None:
+    """The one statement that only names a method (`optimizer.step`, without a call)."""
+    found = [
+        node.value
+        for node in ast.walk(scope)
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Attribute)
+        and node.value.attr == method
+        and (receiver is None or (dotted(node.value.value) or "").rpartition(".")[2] == receiver.rpartition(".")[2])
+    ]
+    return statement_span(source, found[0], "names the method: without `()` nothing runs") if len(found) == 1 else None
+
+
 def names_in(node: ast.AST | None) -> list[str]:
     """Variables that an expression reads, plain names and last parts of dotted ones."""
     if node is None:

@@ -42,11 +42,12 @@ from gradguard.evidence.source import ResolvedSite, dotted, resolve
 from gradguard.evidence.syntax import Source
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import lightning_no_loss_returned
-from gradguard.rules.gradient_path import lost_path, origins, patching, words
+from gradguard.rules.gradient_path import origins
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book, Prepared
-from gradguard.rules.protocol.places import function_around, statement_span, the_one
+from gradguard.rules.protocol.cut_off import the_cut
+from gradguard.rules.protocol.places import function_around, named_not_called, the_one
 
 CODE, NAME = "GG606", "step-without-backward"
 
@@ -120,12 +121,7 @@ def _bare_backward(step: ResolvedSite | None) -> SourceSpan | None:
     scope = None if step is None or step.source is None else step.enclosing_function or step.source.tree
     if step is None or step.source is None or scope is None:
         return None
-    found = [
-        node.value
-        for node in ast.walk(scope)
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Attribute) and node.value.attr == "backward"
-    ]
-    return statement_span(step.source, found[0], "names the method: without `()` nothing runs") if len(found) == 1 else None
+    return named_not_called(step.source, scope, "backward")
 
 
 def _no_path(incident: Incident, book: Book, name: str, parameters: list[Any]) -> Diagnosis | None:
@@ -136,15 +132,14 @@ def _no_path(incident: Incident, book: Book, name: str, parameters: list[Any]) -
     whose = f"`{roots[0]}`" if len(roots) == 1 else f"its {len(parameters)} parameters"
     last = next((call for call in reversed(incident.journal.backwards) if call.kind == "backward"), None)
     cuts = incident.memory["ledger"].severed.cuts([p for slot in book.active if (p := slot.ref()) is not None], last)
-    found = origins.merged(origins.of_cut(incident, cut) for cut in cuts)
+    cut = the_cut(origins.merged(origins.of_cut(incident, each) for each in cuts))
     step = tell.span(book.step_site, f"no parameter of `{name}` has a gradient here", "context")
     headline = f"`{name}.step()` does nothing: no backward() has ever given {whose} a gradient"
     fix = Fix(title=f"Compute the loss that is to train {whose} from what it computes, with its graph", safety="manual")
     culprit, related = None, list[SourceSpan]()
-    if len(found) == 1 and found[0].place is not None:
-        culprit, related = lost_path.story(found[0])
-        headline += f": {words.why(found[0], 'what it computes')}"
-        fix = patching.with_patch(words.fix(found[0], "the loss"), found[0])
+    if cut is not None:
+        culprit, related, fix = cut.culprit, cut.related, cut.fix
+        headline += f": {cut.clause}"
     elif incident.suspicion.data["fresh"] and (made := the_one(incident, lambda sources: _wrapped(sources))) is not None:
         culprit = made.statement_span("a new leaf in each step: no gradient leads from it back to what it is made of", "culprit")
         headline += ": what is trained are Parameters made anew in each step"

@@ -1,0 +1,27 @@
+"""The one place where a path to parameters was cut, told for the rules that miss their gradients."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gradguard.diagnosis import Fix, SourceSpan
+from gradguard.rules.gradient_path import lost_path, patching, words
+from gradguard.rules.gradient_path.origins import Origin
+
+
+class CutOff(NamedTuple):
+    """What the rules about lost paths say of a cut: its place, what belongs to it, one clause, and the repair."""
+
+    culprit: SourceSpan | None
+    related: list[SourceSpan]
+    clause: str
+    fix: Fix
+
+
+def the_cut(found: list[Origin]) -> CutOff | None:
+    """Of several origins, none is known to be the one."""
+    if len(found) != 1 or found[0].place is None:
+        return None
+    culprit, related = lost_path.story(found[0])
+    fix = patching.with_patch(words.fix(found[0], "the loss"), found[0])
+    return CutOff(culprit, related, words.why(found[0], "what it computes"), fix)
