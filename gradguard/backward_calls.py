@@ -10,7 +10,6 @@ import torch
 
 from gradguard import step_protocol
 from gradguard.callsite import user_stack
-from gradguard.calm import calm_call
 from gradguard.errors import GradGuardError
 from gradguard.evidence.graph import nodes_from, root_nodes
 from gradguard.journal import BackwardFact, Cut
@@ -23,46 +22,25 @@ if TYPE_CHECKING:
 _BACKWARDS_PER_STEP = 64
 
 
-def run_backward(
-    session: Session, kind: str, original: Callable[..., Any], frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    """Runs a backward call of the user's; `Session.run_backward`.
-
-    Raises:
-        GradGuardError: what it raised, diagnosed.
-    """
+def coasted_failed(session: Session, error: BaseException, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A backward call that was only written down (`gradguard.coasting`) has raised."""
     __tracebackhide__ = True
-    if session._calm and not session.depth and kind == "backward":
-        try:
-            call = calm_call(session, frame, args)
-        except Exception as fault:
-            session.fault(fault)
-            call = None
-        if call is not None:
-            return _run_calm(session, original, frame, args, kwargs, call)
-    return _run_watched(session, kind, original, frame, args, kwargs)
+    session.catch_up()
+    session.depth = 0
+    _backward_failed(session, error, "backward", frame, args, kwargs, args[:1], _outermost(session))
 
 
-def _run_calm(
-    session: Session, original: Callable[..., Any], frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any], call: BackwardFact
-) -> Any:
-    """A backward call about which nothing but its having been is of interest, as long as it does not fail."""
-    __tracebackhide__ = True
-    session.depth = 1
-    try:
-        result = original(*args, **kwargs)
-    except BaseException as error:
-        session.depth = 0
-        _backward_failed(session, error, "backward", frame, args, kwargs, args[:1], call)
-        raise
+def coasted_returned(session: Session, frame: FrameType, args: tuple[Any, ...]) -> None:
+    """A backward call in whose course something out of the ordinary came: in a hook, or in a Function's backward."""
     session.depth = 0
     session._backwards += 1
     with session.shield:
-        if session.run.ledger.backward_asleep():
-            step_protocol.tell(session, "after_backward", frame, call, args[:1])
-        if session._backwards > _BACKWARDS_PER_STEP:
-            session.begin_step()
-    return result
+        step_protocol.tell(session, "after_backward", frame, _outermost(session), args[:1])
+
+
+def _outermost(session: Session) -> BackwardFact | None:
+    """The newest backward call that was not made by another."""
+    return next((fact for fact in reversed(session.journal.backwards) if not fact.nested), None)
 
 
 def _backward_failed(
@@ -81,10 +59,14 @@ def _backward_failed(
         session._failed(error, kind, frame, roots, inputs, call)
 
 
-def _run_watched(
+def run_backward(
     session: Session, kind: str, original: Callable[..., Any], frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """A backward call that the rules look at, before and after."""
+    """Runs a backward call of the user's, at which the rules look before and after; `Session.run_backward`.
+
+    Raises:
+        GradGuardError: what it raised, diagnosed.
+    """
     __tracebackhide__ = True
     session._calm = False
     call: BackwardFact | None = None
@@ -96,7 +78,7 @@ def _run_watched(
         roots = tensors_of(args, kwargs, 0, ("tensors", "outputs"))
         call = backward_fact(session, kind, frame, args, kwargs, roots)
         session.journal.backward_count = call.index
-        session.journal.backwards.append(call)
+        session.journal.later(call)
         if outermost:
             step_protocol.before_backward(session, frame)
         session.moment("before_backward", kind, frame, roots=roots, call=call)

@@ -33,8 +33,8 @@ class Depth:
         self.steps = 0
         self._left = settings.trace.first_steps if settings.trace.mode == "adaptive" else 0
         self._spent = 0
-        self._sequence = 0  # where the step began; while paused, less the number at the pause
-        self._sizes: set[int] = set()
+        self.sequence = 0  # where the step began; while paused, less the number at the pause
+        self.sizes: set[int] = set()  # numbers of graph nodes that steps have made
         self.changed = False
 
     def next_step(self) -> bool:
@@ -55,27 +55,38 @@ class Depth:
             return True
         return False
 
+    @property
+    def heeds_sizes(self) -> bool:
+        """Whether the number of nodes a step makes can have the next ones traced."""
+        return self._trace.mode == "adaptive"
+
+    def ahead(self) -> int:
+        """Steps from here on of which none is traced, as long as nothing changes."""
+        if self._left > 0 or self._trace.mode == "always" or (self.changed and self.heeds_sizes):
+            return 0
+        return self._trace.every - 1 - self.steps % self._trace.every if self._trace.every and self.heeds_sizes else 1_000_000
+
     def incident(self) -> None:
         """A step went wrong: the next ones are looked at closely."""
         self._left = max(self._left, self._trace.after_incident)
 
     def pause(self) -> None:
         """The guard is left: what runs until it is entered again is none of its business."""
-        self._sequence -= sequence_number()
+        self.sequence -= sequence_number()
 
     def resume(self) -> None:
         """The guard is entered again."""
-        self._sequence += sequence_number()
+        self.sequence += sequence_number()
 
     def _notice_size(self) -> None:
         """A step ended here: one with a number of graph nodes never seen before means that something changed."""
         now = sequence_number()
-        size = now - self._sequence
-        self._sequence = now
-        if size in self._sizes or size < 0:
+        size = now - self.sequence
+        self.sequence = now
+        if size in self.sizes or size < 0:
             return
-        if len(self._sizes) < _SIZES_REMEMBERED:
-            self._sizes.add(size)
+        if len(self.sizes) < _SIZES_REMEMBERED:
+            self.sizes.add(size)
         if self.steps > self._trace.first_steps + 1:
             self.changed = True
 

@@ -127,6 +127,7 @@ class Guard:
 
         Norms and parameters' names are recorded where `summary=True` was set when the guard was made.
         """
+        current_session().catch_up()
         return summary_of(self.run)
 
     def watch(self, *objects: Any) -> Guard:
@@ -162,7 +163,7 @@ class Guard:
         run.entries += 1
         self._open.append(last)
         session.open(self)
-        self._entered_at = session.step
+        self._entered_at = session.steps_so_far()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
@@ -175,11 +176,12 @@ class Guard:
             if error is None:
                 # a guard around a single step is left a thousand times: only one around a loop has seen a run end
                 run = opened[1]
-                steps = session.step - self._entered_at
-                if (steps >= _LOOP or (steps and run.entries == 1) or run.ledger.spans_a_loop()) and len(session.guards) == 1:
+                steps = session.steps_so_far() - self._entered_at
+                if (steps >= _LOOP or (steps and run.entries == 1) or session.spans_a_loop()) and len(session.guards) == 1:
                     session.closing(sys._getframe(1))
                     run.tell_repeats()
             elif isinstance(error, KeyboardInterrupt) and len(session.guards) == 1:
+                session.catch_up()
                 opened[1].interrupted()
             elif isinstance(error, Exception) and not isinstance(error, GradGuardError):
                 session.explain(self, "escape", lambda: traceback_frames(tb), error=error)

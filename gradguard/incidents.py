@@ -42,6 +42,10 @@ class Incidents:
         """The guard that speaks."""
         raise NotImplementedError
 
+    def catch_up(self) -> None:
+        """What was only written down is told."""
+        raise NotImplementedError
+
     def op_failed(self, error: BaseException, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A torch call of the user's raised."""
         if isinstance(error, GradGuardError) or not isinstance(error, (RuntimeError, TypeError, ValueError, IndexError)):
@@ -80,6 +84,7 @@ class Incidents:
             GradGuardError: the diagnosis.
         """
         __tracebackhide__ = True
+        self.catch_up()
         incident: Incident | None = None
         try:
             with self.shield, quiet():

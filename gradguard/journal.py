@@ -17,14 +17,17 @@ import threading
 import weakref
 from bisect import bisect_right
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from types import CodeType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
 from gradguard.callsite import CallSite
+
+_MOST_AT_ONCE = 512  # facts of one stretch
 
 
 class Limits(NamedTuple):
@@ -98,6 +101,15 @@ class StepFact(NamedTuple):
     site: CallSite | None
     optimizer: weakref.ref[Any]
     type_name: str
+
+
+class Stretch(Protocol):
+    """Calls and steps that were only written down so far (`gradguard.calm`)."""
+
+    def __len__(self) -> int: ...
+
+    def facts(self) -> Iterator[BackwardFact | StepFact]:
+        """In the order of what happened."""
 
 
 class ModeFact(NamedTuple):
@@ -243,8 +255,10 @@ class Journal:
         self.tick = count(1).__next__
         self.ops: deque[tuple[int, int, CodeType, int, Any, int]] = deque(maxlen=limits.ops)
         self.writes: deque[WriteFact] = deque(maxlen=limits.writes)
-        self.backwards: deque[BackwardFact] = deque(maxlen=limits.calls)
-        self.steps: deque[StepFact] = deque(maxlen=limits.calls)
+        self._backwards: deque[BackwardFact] = deque(maxlen=limits.calls)
+        self._steps: deque[StepFact] = deque(maxlen=limits.calls)
+        self._later: deque[BackwardFact | StepFact | Stretch] = deque()  # what has come since anybody asked for one of the two above
+        self._waiting = 0  # facts in there
         self.modes: deque[ModeFact] = deque(maxlen=limits.modes)
         self.escapes: deque[EscapeFact] = deque(maxlen=limits.escapes)
         self.prints: deque[Prints] = deque(maxlen=limits.prints)
@@ -276,6 +290,40 @@ class Journal:
         self.ops = deque(self.ops, maxlen=ops)
         self.writes = deque(self.writes, maxlen=writes)
         return True
+
+    # -- calls and steps ----------------------------------------------------------------------------------------------
+
+    def later(self, happened: BackwardFact | StepFact | Stretch) -> None:
+        """Notes a backward call, a step or many of both; they are sorted in when somebody asks for them."""
+        self._later.append(happened)
+        self._waiting += 1 if isinstance(happened, (BackwardFact, StepFact)) else len(happened)
+        while self._waiting > 2 * self.limits.calls + _MOST_AT_ONCE:
+            oldest = self._later.popleft()
+            self._waiting -= 1 if isinstance(oldest, (BackwardFact, StepFact)) else len(oldest)
+
+    def _sort_in(self) -> None:
+        self._waiting = 0
+        while self._later:
+            happened = self._later.popleft()
+            for fact in (happened,) if isinstance(happened, (BackwardFact, StepFact)) else happened.facts():
+                if isinstance(fact, BackwardFact):
+                    self._backwards.append(fact)
+                else:
+                    self._steps.append(fact)
+
+    @property
+    def backwards(self) -> deque[BackwardFact]:
+        """Backward calls, oldest first."""
+        if self._later:
+            self._sort_in()
+        return self._backwards
+
+    @property
+    def steps(self) -> deque[StepFact]:
+        """Optimizer steps, oldest first."""
+        if self._later:
+            self._sort_in()
+        return self._steps
 
     # -- cut paths ----------------------------------------------------------------------------------------------------
 

@@ -18,15 +18,15 @@ from itertools import islice
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from gradguard import checkpointing, step_protocol
-from gradguard.backward_calls import run_backward
+from gradguard import calm, checkpointing, step_protocol
+from gradguard.backward_calls import coasted_failed, coasted_returned, run_backward
 from gradguard.callsite import CallSite, user_frame
 from gradguard.errors import GradGuardError, GradGuardWarning
 from gradguard.incidents import Incidents
 from gradguard.journal import StepFact, current_journal
 from gradguard.probes import attribution
 from gradguard.probes.finite import note_nonfinite
-from gradguard.probes.hub import set_listener
+from gradguard.probes.hub import set_coast, set_listener
 from gradguard.probes.ops import OpProbe
 from gradguard.rules.base import SKIP
 from gradguard.run import Run
@@ -42,6 +42,7 @@ from gradguard.torch_internals import (
 )
 
 if TYPE_CHECKING:
+    from gradguard.coasting import Coast
     from gradguard.guard import Guard
     from gradguard.settings import Settings
 
@@ -101,6 +102,7 @@ class Session(Incidents):
         self._stale = False  # whether the op probe may have been left on the stack
         self._traces = False  # whether the current step is a traced one
         self._calm = False  # whether nothing but the loss has to be looked at in the current step
+        self._coast: Coast | None = None  # a stretch of such steps, of which is yet to be told
         self._entered_run: Run | None = None
         self._withheld: Withheld = []  # gradients that the step under way must not see
 
@@ -134,6 +136,16 @@ class Session(Incidents):
 
     def open(self, guard: Guard) -> None:
         """A guard is entered in this thread: a step boundary."""
+        coast = self._coast
+        if coast is not None:
+            if not self.guards and coast.run is guard.run and not coast.open_ended:
+                self.guards.append(guard)
+                self._run = coast.run
+                attribution.keep()
+                coast.enter()
+                set_listener(self, coast)
+                return
+            self.catch_up()
         self.guards.append(guard)
         if len(self.guards) == 1:
             set_listener(self)
@@ -152,6 +164,15 @@ class Session(Incidents):
         if current_session() is not self:
             self._close_from_afar(guard)
             return
+        coast = self._coast
+        if coast is not None:
+            if len(self.guards) == 1 and not coast.inside:
+                del self.guards[:]
+                self._run = None
+                coast.leave()
+                set_listener(None)
+                return
+            self.catch_up()
         if len(self.guards) == 1:
             with self.shield:
                 run = self.run
@@ -171,6 +192,8 @@ class Session(Incidents):
 
     def _close_from_afar(self, guard: Guard) -> None:
         """A guard is left in another thread than it was entered in: that thread's function modes are out of reach."""
+        if self._coast is not None:
+            self._coast.stop()
         if guard in self.guards:
             self.guards.remove(guard)
         if not self.guards:
@@ -193,13 +216,32 @@ class Session(Incidents):
         self._backwards = 0
         run = self.run
         on = self._traces = run.depth.next_step()
-        # no rule gets business from a calm step; what could give it some from elsewhere (a replica made) can wait some steps
-        self._calm = not on and run.ledger.asleep and ((self._calm and self.step & 15 != 0) or run.calm.begins(run.memory))
+        self._calm = not on and run.ledger.asleep and run.calm.begins(run.memory)
         if on != self.tracing or (on and not self._on) or (self._stale and not self.depth):
             self.trace(on)
+        if self._calm and not self.depth and not self._withheld and self._coast is None:
+            self._coast = calm.set_off(self)
+            set_coast(self._coast)
+
+    def catch_up(self) -> None:
+        """What was only written down in calm steps is told."""
+        coast, self._coast = self._coast, None
+        if coast is not None:
+            set_coast(None)
+            with self.shield:
+                calm.catch_up(self, coast)
+
+    def steps_so_far(self) -> int:
+        """How many steps have begun, those included that are only written down."""
+        return self.step if self._coast is None else self.step + self._coast.stepped
+
+    def spans_a_loop(self) -> bool:
+        """Whether many backward calls ran since the outermost guard was entered."""
+        return self.run.ledger.spans_a_loop() if self._coast is None else self._coast.since_opened >= 10
 
     def closing(self, frame: FrameType) -> None:
         """The outermost guard is about to be left in good order."""
+        self.catch_up()
         if len(self.guards) == 1:
             with self.shield:
                 self.ended = not self._backwards
@@ -210,6 +252,8 @@ class Session(Incidents):
 
     def trace(self, on: bool) -> None:
         """Switches the op probe of this thread."""
+        if on and self._coast is not None:
+            self.catch_up()
         on = on and not self.faulty and can_trace_ops()
         if on and self.guards:
             trace = self.run.settings.trace
@@ -238,6 +282,8 @@ class Session(Incidents):
     # -- what the probes report ---------------------------------------------------------------------------------------
 
     run_backward = run_backward
+    coasted_failed = coasted_failed
+    coasted_returned = coasted_returned
 
     def run_engine(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The op probe is off while torch handles `backward` itself; custom Functions' backwards shall be seen."""
@@ -307,7 +353,7 @@ class Session(Incidents):
             site = None if caller is None else CallSite(caller.f_code, caller.f_lasti)
             journal = self.journal
             fact = StepFact(journal.tick(), sequence_number(), self.step, site, weakref.ref(optimizer), type(optimizer).__name__)
-            journal.steps.append(fact)
+            journal.later(fact)
             step_protocol.after_step(self, frame, optimizer, site)
             self.begin_step()
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gradguard.callsite import CallSite, user_frame
 from gradguard.evidence.frames import live_frames
 from gradguard.probes.protocol_patches import take_census
+from gradguard.rules.protocol import asleep
 from gradguard.rules.protocol.suspicion import Suspicion
 from gradguard.torch_internals import dynamo_in_use, others_watch, quiet
 
@@ -62,7 +63,7 @@ def after_step(session: Session, frame: FrameType, optimizer: Any, site: CallSit
     ledger = session.run.ledger
     if not ledger.asleep:
         tell(session, "after_step", frame, optimizer, site)
-    elif ledger.step_asleep(optimizer, site):
+    elif asleep.step(ledger, optimizer, site):
         tell(session, "nothing", frame)
 
 

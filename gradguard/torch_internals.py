@@ -44,7 +44,9 @@ _push: Callable[[Any], None] | None = _lookup("_C._push_on_torch_function_stack"
 _pop: Callable[[], Any] | None = _lookup("_C._pop_torch_function_stack", None)
 _stack_at: Callable[[int], Any] | None = _lookup("_C._get_function_stack_at", None)
 _no_torch_function: Callable[[], AbstractContextManager[Any]] = _lookup("_C.DisableTorchFunction", nullcontext)
-_len_dispatch_stack: Callable[[], int] = _lookup("_C._len_torch_dispatch_stack", lambda: 0)
+# How many modes stand on this thread's two stacks.
+function_modes: Callable[[], int] = _len_stack or (lambda: 0)
+dispatch_modes: Callable[[], int] = _lookup("_C._len_torch_dispatch_stack", lambda: 0)
 _no_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _lookup("utils._python_dispatch._disable_current_modes", nullcontext)
 _default_device: Any = _lookup("_GLOBAL_DEVICE_CONTEXT", None)
 
@@ -55,9 +57,8 @@ ACCUMULATE_SEQ = 2**63  # AccumulateGrad nodes carry the maximum number, far abo
 jit_tracing: Callable[[], bool] = _lookup("_C._is_tracing", lambda: False)
 
 
-def is_compiling() -> bool:
-    """Whether Dynamo is tracing; probes then must do nothing at all."""
-    return torch.compiler.is_compiling()
+# Whether Dynamo is tracing: probes then must do nothing at all. Torch's own function, not one around it: it is asked some ten times a step.
+is_compiling: Callable[[], bool] = torch.compiler.is_compiling
 
 
 def dynamo_in_use() -> bool:
@@ -83,7 +84,7 @@ def mode_is_active(mode: Any) -> bool:
 
 def quiet() -> AbstractContextManager[Any]:
     """What gradguard does with tensors inside is seen by no mode and no tensor subclass of the user's, nor by the op probe."""
-    if not _len_dispatch_stack():
+    if not dispatch_modes():
         return _no_torch_function()
     both = ExitStack()
     both.enter_context(_no_torch_function())
@@ -93,7 +94,7 @@ def quiet() -> AbstractContextManager[Any]:
 
 def others_watch() -> bool:
     """Whether any function or dispatch mode is on in this thread, which would see what gradguard does with tensors."""
-    return bool(_len_dispatch_stack() or (_len_stack is not None and _len_stack()))
+    return bool(dispatch_modes() or function_modes())
 
 
 def call_alone(mode: Any, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -110,6 +110,7 @@ class _GradGuardCallback:
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps: how many steps the guard has seen, and what it has said."""
         run = self.guard.run
+        current_session().catch_up()
         return {"steps": run.depth.steps, "said": [diagnosis.model_dump(mode="json") for diagnosis in run.speaker.said()]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 
 from gradguard import gradguard, replicas
 from gradguard.diagnosis import Diagnosis
+from gradguard.probes.hub import local
 from gradguard.session import current_session
 
 STEPS = 150
@@ -24,6 +25,7 @@ def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests of the process may have left replicas or an Accelerator that accumulates, with which no step is calm."""
     monkeypatch.delitem(sys.modules, "accelerate.state", raising=False)
     monkeypatch.setattr(replicas, "known", weakref.WeakKeyDictionary())
+    current_session()._runs.clear()  # guards made at one line of this file share their run
 
 
 def _trained(spoil: Any, level: str = "watch") -> tuple[list[Diagnosis], list[bool]]:
@@ -40,7 +42,7 @@ def _trained(spoil: Any, level: str = "watch") -> tuple[list[Diagnosis], list[bo
                 optimizer.zero_grad()
                 loss = spoil(model(x), x) if step >= 120 else model(x).pow(2).mean()
                 loss.backward()
-                calm.append(current_session()._calm)
+                calm.append(local.coast is not None)
                 optimizer.step()
     return guard.diagnoses, calm
 
@@ -52,16 +54,13 @@ def test_most_steps_of_a_healthy_loop_are_calm_and_nothing_is_said() -> None:
 
 
 def test_a_loss_that_is_not_finite_is_seen_in_its_own_step() -> None:
-    steps = []
-
     def spoil(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        steps.append(current_session().run.ledger.steps + 1)
         return (y.detach() * 0 - 1).sqrt().mean() + y.mean()  # spoilt
 
     said, calm = _trained(spoil)
-    assert calm[119]
+    assert any(calm[112:120])
     assert said[0].code == "GG501"
-    assert said[0].step == steps[0]
+    assert said[0].step == 121
     assert said[0].culprit is not None and "sqrt" in said[0].culprit.text
 
 
@@ -90,7 +89,7 @@ def test_an_error_in_a_calm_step_is_diagnosed() -> None:
             y = model(torch.randn(8, 4)).sigmoid()
             loss = y.pow(2).mean()
             if step == 90:
-                assert current_session()._calm
+                assert local.coast is not None
                 y += 1
             loss.backward()
             optimizer.step()

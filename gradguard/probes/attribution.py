@@ -17,7 +17,7 @@ from typing import Any
 
 import torch.overrides
 
-from gradguard.probes.hub import listener
+from gradguard.probes.hub import idle_listener
 from gradguard.torch_internals import call_alone
 
 _OWN_DIR = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -61,7 +61,7 @@ def install() -> None:
         _installed.update(name=name, changed=getattr(warnings, name))
 
         def changed() -> None:
-            if _installed and listener() is not None:
+            if _installed and idle_listener() is not None:
                 _to_the_front()
             changed_before()
 

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Protocol
 
+from gradguard.coasting import Coast
+
 
 class Listener(Protocol):
     """What a session hears."""
@@ -25,6 +27,10 @@ class Listener(Protocol):
     def run_function(
         self, original: Callable[..., Any], cls: Any, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any: ...
+    def coasted_failed(self, error: BaseException, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
+    def coasted_returned(self, frame: FrameType, args: tuple[Any, ...]) -> None: ...
+    def catch_up(self) -> None: ...
+    def fault(self, error: BaseException) -> None: ...
     def unwatched(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any: ...
     def before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
     def after_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
@@ -40,18 +46,47 @@ class Listener(Protocol):
 
 
 class _Local(threading.local):
+    """
+    Attributes:
+        listener: see `listener()`.
+        coast: where this thread's events are written down in calm steps; None in all others.
+    """
+
     listener: Listener | None = None
+    coast: Coast | None = None
 
 
-_local = _Local()
+local = _Local()
 
 
 def listener() -> Listener | None:
-    """This thread's session, None outside any guard."""
-    session = _local.listener
-    return session if session is not None and session.guards else None  # none are open when the last was left in another thread
+    """This thread's session, None outside any guard. It has caught up with what was only written down: it is told something."""
+    session = local.listener
+    if session is None or not session.guards:  # none are open when the last was left in another thread
+        return None
+    if local.coast is not None:
+        session.catch_up()
+    return session
 
 
-def set_listener(value: Listener | None) -> None:
+def tracer() -> Listener | None:
+    """This thread's session, if it traces the step under way."""
+    session = local.listener
+    return session if session is not None and session.tracing and session.guards else None
+
+
+def idle_listener() -> Listener | None:
+    """This thread's session, for a question that tells it nothing."""
+    session = local.listener
+    return session if session is not None and session.guards else None
+
+
+def set_listener(value: Listener | None, coast: Coast | None = None) -> None:
     """Starts or stops listening in this thread."""
-    _local.listener = value
+    local.listener = value
+    local.coast = coast
+
+
+def set_coast(coast: Coast | None) -> None:
+    """Begins or ends a stretch of calm steps."""
+    local.coast = coast

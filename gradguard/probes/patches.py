@@ -16,7 +16,7 @@ import torch.utils.checkpoint
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from gradguard.probes import attribution, protocol_patches
-from gradguard.probes.hub import listener
+from gradguard.probes.hub import listener, local, tracer
 from gradguard.torch_internals import is_compiling
 
 _lock = threading.Lock()
@@ -86,12 +86,26 @@ def _backward(kind: str) -> Callable[[Any], Any]:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def guarded(*args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
             if is_compiling():
                 return original(*args, **kwargs)
-            session = listener()
-            if session is None:
-                return original(*args, **kwargs)
-            return session.run_backward(kind, original, sys._getframe(1), args, kwargs)
+            coast = local.coast
+            if coast is None or kind != "backward" or not coast.backward(sys._getframe(1), args):
+                session = listener()
+                if session is None:
+                    return original(*args, **kwargs)
+                return session.run_backward(kind, original, sys._getframe(1), args, kwargs)
+            # a call of a calm step, of which nothing more is of interest as long as it does not fail
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as error:
+                coast.session.coasted_failed(error, sys._getframe(1), args, kwargs)
+                raise
+            if coast.inside:
+                coast.inside = False
+            else:
+                coast.session.coasted_returned(sys._getframe(1), args)
+            return result
 
         return guarded
 
@@ -101,10 +115,8 @@ def _backward(kind: str) -> Callable[[Any], Any]:
 def _engine(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        session = listener()
-        if session is None or not session.tracing:
-            return original(*args, **kwargs)
-        return session.run_engine(original, args, kwargs)
+        session = None if local.coast is not None else tracer()
+        return original(*args, **kwargs) if session is None else session.run_engine(original, args, kwargs)
 
     return guarded
 
@@ -114,8 +126,8 @@ def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
     def guarded(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return original(cls, *args, **kwargs)
-        session = listener()
-        if session is None or not session.tracing:
+        session = tracer()
+        if session is None:
             return original(cls, *args, **kwargs)
         return session.run_function(original, cls, sys._getframe(1), args, kwargs)
 
@@ -126,8 +138,8 @@ def _checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def guarded(fn: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_compiling():
-            session = listener()
-            if session is not None and session.tracing:
+            session = tracer()
+            if session is not None:
                 session.run_checkpoint(fn, sys._getframe(1), args, kwargs)
         return original(fn, *args, **kwargs)
 
@@ -138,6 +150,9 @@ def _zero_grad(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_compiling():
+            coast = local.coast
+            if coast is not None and not coast.inside:
+                return original(self, *args, **kwargs)
             session = listener()
             if session is not None:
                 # its own torch calls, two a parameter, are no clue to anything
@@ -155,8 +170,8 @@ def _has_torch_function(original: Callable[..., Any]) -> Callable[..., Any]:
         differ in the last bits (TORCH_FACTS 28): a mode that only watches must not turn it off."""
         if is_compiling():
             return bool(original(relevant_args))
-        session = listener()
-        if session is None or not session.tracing:
+        session = tracer()
+        if session is None:
             return bool(original(relevant_args))
         return bool(session.unwatched(original, relevant_args))
 
@@ -171,8 +186,8 @@ def _handle_torch_function(original: Callable[..., Any]) -> Callable[..., Any]:
         """Functions of torch written in Python (`F.relu`, `Tensor.backward`) come by here: the common case by a shorter way."""
         if is_compiling():
             return original(public_api, relevant_args, *args, **kwargs)
-        session = listener()
-        if session is None or not session.tracing:
+        session = tracer()
+        if session is None:
             return original(public_api, relevant_args, *args, **kwargs)
         for arg in relevant_args:
             if type(arg) not in _PLAIN_TYPES:
@@ -183,12 +198,18 @@ def _handle_torch_function(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    coast = local.coast
+    if coast is not None and not coast.inside:
+        return
     session = listener()
     if session is not None:
         session.before_step(optimizer, args, kwargs)
 
 
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    coast = local.coast
+    if coast is not None and coast.step(optimizer, sys._getframe(1)):
+        return
     session = listener()
     if session is not None:
         session.after_step(optimizer, args, kwargs)

@@ -17,7 +17,8 @@ import torch
 from torch.nn.modules import module as _module
 
 from gradguard.callsite import USER_FILES
-from gradguard.probes.hub import Listener, listener
+from gradguard.coasting import Coast
+from gradguard.probes.hub import idle_listener, listener, local
 from gradguard.torch_internals import dynamo_in_use, is_compiling
 
 Original = Callable[..., Any]
@@ -60,10 +61,12 @@ def _after(happening: str, facts: Callable[[Any, Any], tuple[Any, ...] | None], 
         def guarded(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             if not is_compiling():
+                if user_only and (coast := local.coast) is not None and _turned(coast, args[0], sys._getframe(1)):
+                    return result
                 session = listener()
                 if session is not None:
                     frame = sys._getframe(1)
-                    if not user_only or not frame.f_code.co_filename.startswith(_TORCH_OPTIM):
+                    if not user_only or not _of_torch(frame):
                         said = facts(args, kwargs)
                         if said is not None:
                             session.protocol(happening, frame, *said)
@@ -77,6 +80,16 @@ def _after(happening: str, facts: Callable[[Any, Any], tuple[Any, ...] | None], 
 _TORCH_OPTIM = torch.optim.__file__.rpartition("__init__")[0]
 
 
+def _of_torch(frame: FrameType) -> bool:
+    """Whether a scheduler is stepped by another."""
+    return frame.f_code.co_filename.startswith(_TORCH_OPTIM)
+
+
+def _turned(coast: Coast, scheduler: Any, frame: FrameType) -> bool:
+    """Whether a scheduler's step in a calm step was written down, or is none of the user's."""
+    return _of_torch(frame) or coast.turn(scheduler, frame)
+
+
 def _cast(args: Any, kwargs: Any) -> tuple[Any, ...] | None:
     module = args[0]
     first = next(iter(module.parameters()), None)
@@ -87,6 +100,9 @@ def _clip(original: Original) -> Original:
     @wraps(original)
     def guarded(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_compiling():
+            coast = local.coast
+            if coast is not None and not coast.inside:
+                return original(parameters, *args, **kwargs)
             session = listener()
             if session is not None:
                 if isinstance(parameters, Iterator):
@@ -108,9 +124,11 @@ def _train(original: Original) -> Original:
         frame = sys._getframe(1)
         if frame.f_code is code or is_compiling():  # a child, in the course of its parent's
             return original(self, mode)
-        session = listener()
         was = self.training
         result = original(self, mode)
+        if was == bool(mode) and local.coast is not None:
+            return result  # which changes nothing
+        session = listener()
         if session is not None:
             session.protocol("switched", frame, self, bool(mode), was)
         return result
@@ -145,7 +163,7 @@ def _enter(original: Original) -> Original:
     def guarded(self: Any) -> Any:
         result = original(self)
         if not is_compiling():
-            session = listener()
+            session = idle_listener()
             if session is not None and _is_users(sys._getframe(1)) and session.wants_forwards() and not dynamo_in_use():
                 _state["depth"] += 1
                 self._gradguard = True
@@ -181,7 +199,7 @@ def _is_users(frame: FrameType) -> bool:
 def _forward(module: Any, arguments: Any) -> None:
     if is_compiling() or torch.is_grad_enabled():
         return
-    session: Listener | None = listener()
+    session = listener()
     if session is not None:
         frame = sys._getframe(1)
         session.protocol("forward", frame, module, arguments, frame)

@@ -11,12 +11,10 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    import torch
-
-    from gradguard.callsite import CallSite
+    from gradguard.coasting import Place
     from gradguard.diagnosis import Diagnosis, Severity
     from gradguard.rules.incident import Incident
 
@@ -27,6 +25,18 @@ Moment = Literal["error", "before_backward", "after_backward", "before_step", "s
 
 # Where a rule leaves word in the guard's memory, at "before_step", that the step is to be left out.
 SKIP = "skip this step"
+
+
+class Ahead(NamedTuple):
+    """Backward calls that may go by with no more than a look at their loss: finite, and of no odd size.
+
+    Attributes:
+        calls: gets the guard's memory; how many of them at each place, from here on.
+        told: gets the guard's memory, the place, the call's number and the loss, afterwards.
+    """
+
+    calls: Callable[[dict[str, Any]], dict[Place, int]]
+    told: Callable[[dict[str, Any], Place, int, float], None]
 
 
 @dataclass(frozen=True)
@@ -47,9 +57,8 @@ class Rule:
         screen: for silent checks that are asked at every step: a cheap look that comes before anything else. Gets the guard's
             memory, the moment, its facts (`roots`, `call`, `optimizer` ...) and whether the step is traced; only where it says
             True is an incident made and the rule asked. No op probe is on.
-        idle, pulse: for silent checks of untraced steps (`gradguard.calm`): whether the rule has no business in the step that
-            begins; and a look at a backward call (its place, its number, its root) that is cheaper still than the screen, with True
-            for "all is well" and nothing changed where it says False. A rule with neither has every step looked at the long way.
+        idle, ahead: for silent checks of untraced steps (`gradguard.calm`): whether the rule has no business in the step that
+            begins; and of which backward calls it needs only the loss. A rule with neither has every step looked at the long way.
     """
 
     code: str
@@ -63,7 +72,7 @@ class Rule:
     traced_only: bool = False
     screen: Callable[[dict[str, Any], Moment, dict[str, Any], bool], bool] | None = field(default=None, repr=False)
     idle: Callable[[dict[str, Any]], bool] | None = field(default=None, repr=False)
-    pulse: Callable[[dict[str, Any], CallSite | None, int, torch.Tensor], bool] | None = field(default=None, repr=False)
+    ahead: Ahead | None = field(default=None, repr=False)
 
     @property
     def family(self) -> str:

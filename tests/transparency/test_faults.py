@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from gradguard import backward_calls, replicas
+from gradguard import backward_calls, calm, replicas
 from gradguard import session as session_module
 from gradguard.calm import Calm
 from gradguard.depth import Depth
@@ -174,7 +174,7 @@ def test_a_missing_private_name_degrades(monkeypatch: pytest.MonkeyPatch) -> Non
             y.sum().backward()
 
 
-@pytest.mark.parametrize(("owner", "name"), [(backward_calls, "calm_call"), (Calm, "begins")])
+@pytest.mark.parametrize(("owner", "name"), [(calm, "catch_up"), (calm, "set_off"), (Calm, "begins")])
 def test_a_fault_in_a_calm_step(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def train(guarded: bool) -> list[Any]:
         torch.manual_seed(3)

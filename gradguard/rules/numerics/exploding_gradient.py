@@ -42,7 +42,7 @@ from gradguard.evidence.values import GraphValues
 from gradguard.rules.base import Moment, Rule, options_of
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.explosion import diverged, growth
-from gradguard.rules.numerics.watching import numbers, pulse
+from gradguard.rules.numerics.watching import AHEAD, numbers
 
 
 class Options(BaseModel):
@@ -83,5 +83,5 @@ RULE = Rule(
     moments=frozenset({"before_backward"}),
     severity="warning",
     screen=screen,
-    pulse=pulse,
+    ahead=AHEAD,
 )

@@ -47,7 +47,7 @@ from gradguard.rules.base import SKIP, Moment, Rule, options_of
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.backward import blame, finite
 from gradguard.rules.numerics.scaling import scaler_in_use
-from gradguard.rules.numerics.watching import numbers, pulse
+from gradguard.rules.numerics.watching import AHEAD, numbers
 
 
 class Options(BaseModel):
@@ -130,5 +130,5 @@ RULE = Rule(
     severity="warning",
     screen=screen,
     idle=idle,
-    pulse=pulse,
+    ahead=AHEAD,
 )

@@ -44,7 +44,7 @@ from gradguard.rules.numerics.explosion import diverged
 from gradguard.rules.numerics.forward import describe, investigate
 from gradguard.rules.numerics.outside import poisoned
 from gradguard.rules.numerics.scaling import overflow_of_scaler, searching_line
-from gradguard.rules.numerics.watching import numbers, pulse
+from gradguard.rules.numerics.watching import AHEAD, numbers
 
 
 def screen(memory: dict[str, Any], moment: Moment, facts: dict[str, Any], traced: bool) -> bool:
@@ -86,7 +86,7 @@ RULE = Rule(
     moments=frozenset({"error", "before_backward"}),
     severity="warning",
     screen=screen,
-    pulse=pulse,
+    ahead=AHEAD,
     priority=-10,
     messages=raised.MESSAGES,
 )

@@ -37,7 +37,7 @@ from gradguard.diagnosis import Diagnosis
 from gradguard.rules.base import Moment, Rule, options_of
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.saturation import saturated
-from gradguard.rules.numerics.watching import DEAD_STEPS, numbers, pulse
+from gradguard.rules.numerics.watching import AHEAD, DEAD_STEPS, numbers
 
 _LEAST_LOSS = 1e-3
 
@@ -80,5 +80,5 @@ RULE = Rule(
     moments=frozenset({"before_backward"}),
     severity="warning",
     screen=screen,
-    pulse=pulse,
+    ahead=AHEAD,
 )

@@ -2,7 +2,7 @@
 
 Before each backward: is the loss finite (`item()` of a scalar on the CPU, 1 µs). After it: is the gradient of one small
 parameter at the model's far end finite (3 µs): a NaN born anywhere on the way to it arrives there. Where no op of the graph can
-make one out of finite values, one backward in eight, later in 32, is enough for that. All parameters are looked at in the first
+make one out of finite values, one backward in 16, later in 64, is enough for that. All parameters are looked at in the first
 steps, and as often as this takes no more than a quarter of a percent of the time (in traced steps: half a percent).
 Where the graph has ops whose derivative can be infinite (`risks`), what they saved is held until the backward has run: their
 places in the graph are found once and then followed, a few hops each.
@@ -23,10 +23,12 @@ from typing import Any
 import torch
 
 from gradguard.callsite import CallSite
+from gradguard.coasting import Place
 from gradguard.diagnosis import Diagnosis
 from gradguard.evidence.footprint import Footprints
 from gradguard.evidence.graph import is_accumulate
 from gradguard.evidence.recompute import node_kind
+from gradguard.rules.base import Ahead
 from gradguard.rules.numerics.deferred import Deferred
 from gradguard.rules.numerics.risks import RISKS, Held, hold
 
@@ -39,11 +41,10 @@ _HISTORY = 64
 _FULL_SHARE = 400  # a look at all gradients may take 1/400 of the time
 _FULL_SHARE_TRACED = 200
 # Where the graph has no op whose derivative can be infinite, gradients overflow only slowly: after the first backward calls of a
-# line they are looked at in every eighth, and in every 32nd of a long run.
-_EVERY_STEP, _STRIDE, _LONG, _LONG_STRIDE = 64, 8, 1_024, 32
+# line they are looked at in every 16th, and in every 64th of a long run.
+_EVERY_STEP, _STRIDE, _LONG, _LONG_STRIDE = 64, 16, 1_024, 64
 _MOST_SENTINELS = 6
 _vector_norm = torch.linalg.vector_norm
-_ODD = 1e9  # a loss beyond this is worth a closer look
 _SMALL = 65_536  # elements of a gradient that is looked at every step
 _NOTHING, _SHRUNK = 1e-9, 1e-6  # a gradient norm below both, absolutely and against the largest so far, is as good as zero
 DEAD_STEPS = 30  # gradients of exactly zero in so many backward calls in a row
@@ -85,7 +86,7 @@ class Numbers:
 
     def __init__(self) -> None:
         self.footprints = Footprints()
-        self.plans: dict[tuple[int, int], Plan] = {}
+        self.plans: dict[Place, Plan] = {}
         self.call = -1
         self.plan = Plan()
         self.loss_bad = False
@@ -102,25 +103,24 @@ class Numbers:
         self._full_at = 0.0
         self._full_cost = 0.0
 
-    def pulse(self, site: CallSite | None, index: int, root: torch.Tensor) -> bool:
-        """The look at a calm backward call: a line whose graph is known, without risky ops, and a finite loss of no odd size.
+    def ahead(self) -> dict[Place, int] | None:
+        """Backward calls, by their line, whose loss alone has to be looked at: where the graph is known and has no risky ops."""
+        if self.tried or self.unscaled_bad or self.told is not None or self.pending is not None:
+            return None
+        return {
+            place: next(count for count in range(_LONG_STRIDE + 1) if _due(plan.calls + count + 1))
+            for place, plan in self.plans.items()
+            if plan.walks >= _WALKS and not plan.paths and not plan.zeros
+        }
 
-        Nothing is noted where it says False: the call is then looked at as any other.
-        """
-        plan = None if site is None else self.plans.get((id(site[0]), site[1]))
-        if plan is None or plan.walks < _WALKS or plan.paths or plan.zeros or self.tried or self.unscaled_bad:
-            return False
-        if self.told is not None or self.pending is not None or _due(plan.calls + 1) or not root.is_cpu or root.numel() != 1:
-            return False
-        value = root.item()
-        if not -_ODD < value < _ODD:  # as neither NaN nor infinity is
-            return False
+    def went_by(self, place: Place, index: int, value: float) -> None:
+        """A backward call of which only the loss was looked at, and found finite and of no odd size."""
+        plan = self.plans[place]
         plan.losses.append(value)
         plan.calls += 1
         self.plan = plan
         self.call = index
         self.loss_bad = self.grads_bad = self._was_traced = False
-        return True
 
     # -- before backward ----------------------------------------------------------------------------------------------
 
@@ -399,10 +399,17 @@ def _nearest_leaf(node: Any, most: int = 2) -> torch.Tensor | None:
     return min(found, key=lambda leaf: leaf.numel()) if found else None
 
 
-def pulse(memory: dict[str, Any], site: CallSite | None, index: int, root: torch.Tensor) -> bool:
+def _ahead(memory: dict[str, Any]) -> dict[Place, int]:
     """Of all numerics rules together."""
     found: Numbers | None = memory.get("numerics")
-    return found is not None and found.pulse(site, index, root)
+    return (None if found is None else found.ahead()) or {}
+
+
+def _went_by(memory: dict[str, Any], place: Place, index: int, value: float) -> None:
+    numbers(memory).went_by(place, index, value)
+
+
+AHEAD = Ahead(_ahead, _went_by)
 
 
 def numbers(memory: dict[str, Any]) -> Numbers:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from gradguard.callsite import CallSite, user_frame
+from gradguard.coasting import Coast
 from gradguard.journal import BackwardFact, current_journal
 from gradguard.rules.frameworks.scaling import Scaling, touched
 from gradguard.rules.protocol import verdicts
@@ -28,16 +29,15 @@ from gradguard.rules.protocol.recorder import Recorder
 from gradguard.rules.protocol.retained import Retained, tag_due
 from gradguard.rules.protocol.scaling import accumulated, scale_facts
 from gradguard.rules.protocol.severed import Severed
-from gradguard.rules.protocol.survey import Survey
+from gradguard.rules.protocol.survey import SURVEYS, Survey
 from gradguard.rules.protocol.suspicion import Suspicion
 from gradguard.torch_internals import quiet
 
-_SURVEYS = frozenset({3, 12, 24, 60, 150, 400, 1000, 4000})  # an optimizer's steps after which everything is looked at
 # Gradients are followed in the first steps, after an optimizer is made or something looks odd, and in one window of steps out
 # of sixteen from then on, later out of 64: a loop that is wrong is wrong in each of its rounds.
 _AWAKE_FIRST = 64
 _AWAKE = 16
-_ASLEEP, _LONG, _LONG_ASLEEP = 240, 1_000, 1_008
+_ASLEEP, _LONG, _LONG_ASLEEP = 496, 1_000, 1_008
 _MOST_PARTS = 256  # unused contributions remembered of one parameter
 
 
@@ -55,7 +55,8 @@ class Ledger:
         self.zeroed_by: weakref.ref[Any] | None = None  # whose zero_grad() that was
         self.found: list[Suspicion] = []
         self.ended: list[Book] = []  # optimizers that died since we looked last
-        self.asleep = False  # between two windows in which gradients are followed
+        self.asleep = False  # between two windows in which gradients are followed (`gradguard.rules.protocol.asleep`)
+        self.coast: Coast | None = None  # under way, with steps that are yet to be counted
         self.turn_at = _AWAKE_FIRST  # steps at which it falls asleep, or wakes up
         self.opened_at = 0  # steps when the guard was entered
         self.opened_backwards = 0
@@ -110,6 +111,9 @@ class Ledger:
     def _died(self, book: Book) -> None:
         """An optimizer is being destroyed: the last moment at which its parameters can be looked at."""
         try:
+            if self.coast is not None:
+                book.steps += self.coast.steps_of(book.key)
+                self.coast.stop()
             if book.steps or book.filled:
                 with quiet():  # it may die anywhere, such as under a mode of the user's
                     for prepared in book.prepared:
@@ -137,7 +141,7 @@ class Ledger:
 
     # -- sleeping and waking ------------------------------------------------------------------------------------------
 
-    def wake(self, steps: int) -> None:
+    def wake(self, steps: int = _AWAKE) -> None:
         """Follows gradients for some steps from here on."""
         if self.asleep:
             self.asleep = False
@@ -155,25 +159,6 @@ class Ledger:
             return True
         self.backwards = now
         return False
-
-    def step_asleep(self, optimizer: Any, site: CallSite | None) -> bool:
-        """Counts an optimizer's step; whether rules have to be asked."""
-        self.steps += 1
-        book = self.books.get(id(optimizer)) or self.book_of(optimizer)
-        book.steps += 1
-        if not book.steps & 7:
-            book.step_site = site
-            book.rates.look(self, book, optimizer, 8)
-        if book.steps in _SURVEYS or self.steps == self.survey.again:
-            self.survey.after_step(book)
-        if self.modes.watching is not None:
-            self.modes.after_step(book)
-        if self.recorder is not None:
-            self.recorder.after_step(book)
-        if self.steps >= self.turn_at:
-            self.wake(_AWAKE)
-            book.step_site = site
-        return bool(self.found or self.ended or self.census_until)
 
     # -- moments ------------------------------------------------------------------------------------------------------
 
@@ -370,7 +355,7 @@ class Ledger:
         if self.recorder is not None:
             self.recorder.after_step(book)
         book.rates.look(self, book, optimizer)
-        if book.steps in _SURVEYS or self.steps == self.survey.again:
+        if book.steps in SURVEYS or self.steps == self.survey.again:
             self.survey.after_step(book)
             if len(self.books) > 1:
                 verdicts.find_sharing(self, book)

@@ -35,9 +35,13 @@ class Rates:
         self.said = False
         self.sample: list[tuple[weakref.ref[Any], list[float], list[float]]] = []
 
-    def look(self, ledger: Ledger, book: Book, optimizer: Any, weight: int = 1) -> None:
-        """After a step, which stands for `weight` of them."""
-        rate = optimizer.param_groups[0].get("lr")
+    def look(self, ledger: Ledger, book: Book, optimizer: Any, weight: int = 1, then: Any = None) -> None:
+        """After a step, which stands for `weight` of them.
+
+        Args:
+            then: the learning rate at that step, where others have been taken since.
+        """
+        rate = optimizer.param_groups[0].get("lr") if then is None else then
         if type(rate) is float or type(rate) is int:  # a tensor's value would have to be fetched from its device
             if rate > self.highest:
                 self.highest = rate

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gradguard.rules.protocol.books import Book
     from gradguard.rules.protocol.ledger import Ledger
 
+SURVEYS = frozenset({3, 12, 24, 60, 150, 400, 1000, 4000})  # an optimizer's steps after which everything is looked at
 _MOST_NODES = 20_000
 _MOST_STRANGERS = 2_000
 _LATE, _SOON = 12, 8  # steps: a parameter that is unfrozen, or added, after the first look is looked for again so soon
