@@ -83,11 +83,9 @@ def run_backward(
             step_protocol.before_backward(session, frame)
         session.moment("before_backward", kind, frame, roots=roots, call=call)
     watch: NodeWatch | None = None
-    if session.tracing and call is not None:
-        with session.shield:
-            if session.run.settings.trace.node_hooks:
-                with quiet():
-                    watch = NodeWatch(nodes_from(root_nodes(roots)), session.journal, call.index)
+    if session.tracing and call is not None and session.run.settings.trace.node_hooks:
+        with session.shield, quiet():
+            watch = NodeWatch(nodes_from(root_nodes(roots)), session.journal, call.index)
     session.depth += 1
     try:
         result = original(*args, **kwargs)

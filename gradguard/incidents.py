@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import torch
 from gradguard.errors import GradGuardError
 from gradguard.evidence.frames import FrameView, live_frames
 from gradguard.journal import BackwardFact, Journal
-from gradguard.rules.base import Moment
+from gradguard.rules.base import Moment, Rule
 from gradguard.rules.incident import Incident
 from gradguard.torch_internals import others_watch, quiet
 
@@ -32,7 +33,7 @@ class Incidents:
     ended: bool
     shield: AbstractContextManager[Any]
 
-    @property
+    @cached_property
     def run(self) -> Run:
         """The run whose settings and memory count."""
         raise NotImplementedError
@@ -112,9 +113,13 @@ class Incidents:
         """Lets the rules that look at this moment look."""
         run, traced = self.run, self.tracing
         with quiet() if traced or others_watch() else nullcontext():
-            rules = run.silent_rules(moment, traced)
-            asked = [rule for rule in rules if rule.screen is None or rule.screen(run.memory, moment, facts, traced)]
+            asked: list[Rule] = []
+            memory = run.memory
+            for screen, rules in run.screens(moment, traced):
+                if screen is None or screen(memory, moment, facts, traced):
+                    asked += rules
         if asked:
+            asked.sort(key=run.silent_rules(moment, traced).index)
             incident = self.incident(moment, where, lambda: live_frames(frame), **facts)
             try:
                 with quiet():

@@ -24,9 +24,7 @@ from gradguard.callsite import CallSite, user_frame
 Replace = Callable[[Any, str, Callable[[Any], Any]], None]
 _SAMPLED = 12  # parameters of one replica in a fingerprint
 _EARLY = frozenset({2, 3, 4, 5, 8, 16, 32, 64})  # an optimizer's steps at which replicas are compared ...
-_EVERY = 100  # ... and one in so many later
 _PATIENCE = 64  # steps after which a fingerprint that has found no counterpart is forgotten
-_TOLERANCE = 1e-5  # of the mean magnitude; ranks that have had the same updates agree bit for bit on equal devices
 
 
 @dataclass
@@ -129,9 +127,13 @@ class Exchange:
     Args:
         ordinal: which optimizer this is, counted as they first step: the same on all ranks.
         optimizer: held weakly.
+        every: steps between two comparisons, after the first ones.
+        tolerance: of the mean magnitude; ranks that have had the same updates agree bit for bit on equal devices.
     """
 
-    def __init__(self, ordinal: int, optimizer: Any) -> None:
+    def __init__(self, ordinal: int, optimizer: Any, every: int, tolerance: float) -> None:
+        self._every = every
+        self._tolerance = tolerance
         self.prefix = f"gradguard/{ordinal}"
         self.optimizer = weakref.ref(optimizer)
         self.steps = 0
@@ -143,7 +145,7 @@ class Exchange:
     def due(self) -> bool:
         """Counts a step; whether there is something to do at it."""
         self.steps += 1
-        return not self.over and (bool(self.pending) or self.steps in _EARLY or not self.steps % _EVERY)
+        return not self.over and (bool(self.pending) or self.steps in _EARLY or not self.steps % self._every)
 
     def look(self) -> Drift | None:
         """Leaves this rank's fingerprint, and compares those left before as far as the others have left theirs."""
@@ -155,7 +157,7 @@ class Exchange:
         own = dist.get_rank()
         peers = [rank for rank in dist.get_process_group_ranks(ddp.process_group) if rank != own]
         try:
-            if self.steps in _EARLY or not self.steps % _EVERY:
+            if self.steps in _EARLY or not self.steps % self._every:
                 self._leave(store, own, ddp)
             return self._compare(store, own, peers, ddp)
         except Exception:  # the rank that keeps the store has ended
@@ -188,7 +190,7 @@ class Exchange:
             del self.pending[step]
             for peer, key in zip(peers, keys, strict=True):
                 theirs = json.loads(store.get(key))
-                in_gradients, in_values = _differing(gradients, theirs[0]), _differing(values, theirs[1])
+                in_gradients, in_values = _differing(gradients, theirs[0], self._tolerance), _differing(values, theirs[1], self._tolerance)
                 if in_gradients or in_values:
                     self.differed.append(step)
                     if len(self.differed) < 2:
@@ -228,11 +230,11 @@ def _print(tensor: torch.Tensor | None) -> list[float] | None:
     return [float((values.flatten() * weights).sum()), float(values.abs().sum())]
 
 
-def _differing(mine: list[Any], theirs: list[Any]) -> list[int]:
+def _differing(mine: list[Any], theirs: list[Any], tolerance: float) -> list[int]:
     found = []
     for i, (a, b) in enumerate(zip(mine, theirs, strict=False)):
         if a is None or b is None or a[1] != a[1] or b[1] != b[1]:
             continue
-        if max(abs(a[0] - b[0]), abs(a[1] - b[1])) > _TOLERANCE * max(a[1], b[1]):
+        if max(abs(a[0] - b[0]), abs(a[1] - b[1])) > tolerance * max(a[1], b[1]):
             found.append(i)
     return found

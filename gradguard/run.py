@@ -16,10 +16,10 @@ from typing import Any
 from gradguard.calm import Calm
 from gradguard.depth import Depth
 from gradguard.policy import Policy
-from gradguard.rules.base import Moment, Rule
+from gradguard.rules.base import Moment, Rule, Screen
 from gradguard.rules.protocol.ledger import Ledger
 from gradguard.rules.protocol.recorder import Recorder
-from gradguard.rules.registry import rules_for
+from gradguard.rules.registry import get_rule, rules_for
 from gradguard.settings import Settings
 from gradguard.speak import Speaker
 from gradguard.suppress import Suppressions
@@ -40,7 +40,8 @@ class Run:
         self.depth = Depth(settings)
         self.speaker = Speaker()
         self.suppressions = Suppressions()
-        self.ledger = Ledger()
+        policy = self.policy
+        self.ledger = Ledger(lambda code: policy.options(get_rule(code)))
         if settings.summary:
             self.ledger.recorder = Recorder()
         self.memory: dict[str, Any] = {"ledger": self.ledger, "options": self.policy.options}
@@ -61,6 +62,7 @@ class Run:
 
         atexit.register(at_exit)
         self._silent: dict[tuple[Moment, bool], tuple[Rule, ...]] = {}
+        self._screens: dict[tuple[Moment, bool], tuple[tuple[Screen | None, tuple[Rule, ...]], ...]] = {}
         self._calm: Calm | None = None
 
     @property
@@ -79,6 +81,16 @@ class Run:
             rules = tuple(rule for rule in rules_for(moment) if (traced or not rule.traced_only) and self.policy.asks(rule, raised=False))
             self._silent[moment, traced] = rules
         return rules
+
+    def screens(self, moment: Moment, traced: bool) -> tuple[tuple[Screen | None, tuple[Rule, ...]], ...]:
+        """The rules to ask at a moment, by the cheap look that comes before them: what several share is asked once."""
+        screens = self._screens.get((moment, traced))
+        if screens is None:
+            shared: dict[Screen | None, list[Rule]] = {}
+            for rule in self.silent_rules(moment, traced):
+                shared.setdefault(rule.screen, []).append(rule)
+            screens = self._screens[moment, traced] = tuple((screen, tuple(rules)) for screen, rules in shared.items())
+        return screens
 
     def tell_repeats(self) -> None:
         """One log line a cause that was met again since the last time."""

@@ -14,6 +14,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from functools import cached_property
 from itertools import islice
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -74,7 +75,6 @@ class Session(Incidents):
     def __init__(self) -> None:
         self.journal = current_journal()
         self.guards: list[Guard] = []
-        self._run: Run | None = None  # of guards[0]; asked some twenty times a step
         self._runs: dict[tuple[CallSite | None, int], Run] = {}
         self.tracing = False
         self.step = 0
@@ -108,17 +108,14 @@ class Session(Incidents):
 
     # -- opening, closing, tracing ------------------------------------------------------------------------------------
 
-    @property
+    @cached_property  # asked some twenty times a step
     def run(self) -> Run:
         """The run of the outermost guard, whose settings and memory count for the steps."""
-        run = self._run
-        if run is None:
-            run = self._run = self.guards[0].run
-        return run
+        return self.guards[0].run
 
     def forget_run(self) -> None:
         """The stack of guards has changed."""
-        self._run = None
+        self.__dict__.pop("run", None)
 
     @property
     def guard(self) -> Guard:
@@ -140,7 +137,7 @@ class Session(Incidents):
         if coast is not None:
             if not self.guards and coast.run is guard.run and not coast.open_ended:
                 self.guards.append(guard)
-                self._run = coast.run
+                self.run = coast.run
                 attribution.keep()
                 coast.enter()
                 set_listener(self, coast)
@@ -154,7 +151,7 @@ class Session(Incidents):
                 sizes = guard.settings.journal
                 if self.journal.resize(sizes.ops, sizes.writes):
                     self.probe.rebind()
-                run = self._run = guard.run
+                run = self.run = guard.run
                 run.depth.resume()
                 run.ledger.opened()
                 self.begin_step(entered=True)
@@ -168,7 +165,7 @@ class Session(Incidents):
         if coast is not None:
             if len(self.guards) == 1 and not coast.inside:
                 del self.guards[:]
-                self._run = None
+                self.forget_run()
                 coast.leave()
                 set_listener(None)
                 return
@@ -184,7 +181,7 @@ class Session(Incidents):
         for i in range(len(self.guards) - 1, -1, -1):  # the same guard may stand there twice
             if self.guards[i] is guard:
                 del self.guards[i]
-                self._run = None
+                self.forget_run()
                 break
         if not self.guards:
             set_listener(None)

@@ -57,8 +57,9 @@ ACCUMULATE_SEQ = 2**63  # AccumulateGrad nodes carry the maximum number, far abo
 jit_tracing: Callable[[], bool] = _lookup("_C._is_tracing", lambda: False)
 
 
-# Whether Dynamo is tracing: probes then must do nothing at all. Torch's own function, not one around it: it is asked some ten times a step.
-is_compiling: Callable[[], bool] = torch.compiler.is_compiling
+# Whether Dynamo is tracing: probes then must do nothing at all. Torch's own function, which Dynamo knows, and the one that calls no other:
+# it is asked some twenty times a step.
+is_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 
 
 def dynamo_in_use() -> bool:

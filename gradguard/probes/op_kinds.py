@@ -148,7 +148,12 @@ def classify(func: Any) -> int:
 
 def asked_in_place(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
     """Whether the call of a function with an `inplace` argument may have it set."""
-    return bool(kwargs and kwargs.get("inplace")) or any(arg is True for arg in args)
+    if kwargs and kwargs.get("inplace"):
+        return True
+    for arg in args:  # noqa: SIM110  (no generator: it is asked of every `F.relu`)
+        if arg is True:
+            return True
+    return False
 
 
 def writes_by_name(name: str) -> bool:

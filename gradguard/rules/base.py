@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # "error": PyTorch (or Python) raised. The others are moments of a step at which silent bugs are looked for.
 # "suspicion": the ledger of the step protocol (`rules/protocol/ledger.py`) found something for one rule to judge.
 Moment = Literal["error", "before_backward", "after_backward", "before_step", "suspicion"]
+Screen = Callable[[dict[str, Any], Moment, dict[str, Any], bool], bool]
 
 
 # Where a rule leaves word in the guard's memory, at "before_step", that the step is to be left out.
@@ -56,7 +57,7 @@ class Rule:
         traced_only: for silent checks: needs the evidence of a traced step.
         screen: for silent checks that are asked at every step: a cheap look that comes before anything else. Gets the guard's
             memory, the moment, its facts (`roots`, `call`, `optimizer` ...) and whether the step is traced; only where it says
-            True is an incident made and the rule asked. No op probe is on.
+            True is an incident made and the rule asked. No op probe is on. Rules that name the same function share one look.
         idle, ahead: for silent checks of untraced steps (`gradguard.calm`): whether the rule has no business in the step that
             begins; and of which backward calls it needs only the loss. A rule with neither has every step looked at the long way.
     """
@@ -70,7 +71,7 @@ class Rule:
     messages: tuple[str, ...] = ()
     severity: Severity = "error"
     traced_only: bool = False
-    screen: Callable[[dict[str, Any], Moment, dict[str, Any], bool], bool] | None = field(default=None, repr=False)
+    screen: Screen | None = field(default=None, repr=False)
     idle: Callable[[dict[str, Any]], bool] | None = field(default=None, repr=False)
     ahead: Ahead | None = field(default=None, repr=False)
 

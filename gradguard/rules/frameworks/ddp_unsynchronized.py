@@ -29,6 +29,8 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from gradguard import replicas
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.names import short_list
@@ -41,6 +43,17 @@ from gradguard.rules.frameworks.calls import calls, last_part, user_files
 from gradguard.rules.incident import Incident
 
 CODE, NAME = "GG706", "ddp-unsynchronized"
+
+
+class Options(BaseModel):
+    """What can be set under `rules: {GG706: ...}`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    every: int = Field(default=100, ge=1, le=100_000, description="steps between two comparisons of the replicas, after the first ones")
+    tolerance: float = Field(default=1e-5, ge=0, lt=1, description="of the mean magnitude: replicas nearer to each other count as equal")
+
+
 _CASTS = ("to", "half", "float", "double", "bfloat16", "type", "cuda", "cpu")
 _MAIN = ("is_main_process", "is_master", "is_main", "main_process", "master")
 _CHANGES = (

@@ -33,7 +33,9 @@ def _drift(memory: dict[str, Any], optimizer: Any) -> replicas.Drift | None:
     exchanges = memory.setdefault("ddp-exchanges", {})
     exchange = exchanges.get(id(optimizer))
     if exchange is None or exchange.optimizer() is not optimizer:
-        exchange = exchanges[id(optimizer)] = replicas.Exchange(memory.setdefault("ddp-ordinal", 0), optimizer)
+        options = memory["ledger"].options("GG706")
+        ordinal = memory.setdefault("ddp-ordinal", 0)
+        exchange = exchanges[id(optimizer)] = replicas.Exchange(ordinal, optimizer, options.every, options.tolerance)
         memory["ddp-ordinal"] += 1
     found: replicas.Drift | None = exchange.look() if exchange.due() else None
     return found

@@ -162,7 +162,10 @@ def _still_off(incident: Incident) -> Origin | None:
 
 def screen(memory: dict[str, Any], moment: str, facts: dict[str, Any], traced: bool) -> bool:
     """Before a backward that works there is something to say only of a root that is a leaf itself."""
-    return any(getattr(root, "grad_fn", None) is None for root in facts["roots"])
+    for root in facts["roots"]:  # noqa: SIM110  (a generator for `any` costs as much again, in every traced step)
+        if getattr(root, "grad_fn", None) is None:
+            return True
+    return False
 
 
 def screen_fresh(memory: dict[str, Any], moment: str, facts: dict[str, Any], traced: bool) -> bool:

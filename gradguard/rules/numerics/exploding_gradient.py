@@ -32,17 +32,16 @@ row and has driven weights beyond a million. `# gradguard: ignore[GG503]` on the
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
+from gradguard.coasting import ODD
 from gradguard.diagnosis import Diagnosis
 from gradguard.evidence.values import GraphValues
-from gradguard.rules.base import Moment, Rule, options_of
+from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.explosion import diverged, growth
-from gradguard.rules.numerics.watching import AHEAD, numbers
+from gradguard.rules.numerics.watching import AHEAD, Numbers, numbers, odd
 
 
 class Options(BaseModel):
@@ -54,19 +53,17 @@ class Options(BaseModel):
     growth: float = Field(default=1e12, gt=1.0, description="how many times larger the loss has become over them")
 
 
-def screen(memory: dict[str, Any], moment: Moment, facts: dict[str, Any], traced: bool) -> bool:
-    state = numbers(memory)
-    state.before_backward(facts, traced)
+def _grows(incident: Incident, state: Numbers) -> bool:
     losses = state.plan.losses
-    if state.loss_bad or state.told is not None or not losses or not abs(losses[-1]) > 1e9:
+    if state.loss_bad or state.told is not None or not losses or not abs(losses[-1]) > ODD:
         return False
-    options: Options = options_of(memory, RULE)
+    options: Options = incident.options(RULE)
     steps, factor = growth(list(losses))
     return steps >= options.steps and factor >= options.growth
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
-    if any(book.stale >= 2 for book in incident.memory["ledger"].books.values()):
+    if not _grows(incident, numbers(incident.memory)) or any(book.stale >= 2 for book in incident.memory["ledger"].books.values()):
         return None  # gradients pile up: that is told, and the growth follows from it
     memory = numbers(incident.memory)
     root = next((root for root in incident.roots if isinstance(root, torch.Tensor)), None)
@@ -82,6 +79,6 @@ RULE = Rule(
     recognise=recognise,
     moments=frozenset({"before_backward"}),
     severity="warning",
-    screen=screen,
+    screen=odd,
     ahead=AHEAD,
 )

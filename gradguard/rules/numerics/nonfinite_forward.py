@@ -32,32 +32,24 @@ finite. On a GPU an untraced step is looked at a step later, without synchronisa
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from gradguard.diagnosis import Diagnosis
-from gradguard.rules.base import Moment, Rule
+from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics import raised
 from gradguard.rules.numerics.explosion import diverged
 from gradguard.rules.numerics.forward import describe, investigate
 from gradguard.rules.numerics.outside import poisoned
 from gradguard.rules.numerics.scaling import overflow_of_scaler, searching_line
-from gradguard.rules.numerics.watching import AHEAD, numbers
-
-
-def screen(memory: dict[str, Any], moment: Moment, facts: dict[str, Any], traced: bool) -> bool:
-    state = numbers(memory)
-    state.before_backward(facts, traced)
-    return state.loss_bad and state.told is None
+from gradguard.rules.numerics.watching import AHEAD, numbers, odd
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
     memory = numbers(incident.memory)
     if incident.error is not None:
         return raised.recognise(incident, memory)
-    if memory.told is not None:
+    if not memory.loss_bad or memory.told is not None:
         return None
     if searching_line(incident, memory):
         return None
@@ -85,7 +77,7 @@ RULE = Rule(
     recognise=recognise,
     moments=frozenset({"error", "before_backward"}),
     severity="warning",
-    screen=screen,
+    screen=odd,
     ahead=AHEAD,
     priority=-10,
     messages=raised.MESSAGES,

@@ -29,15 +29,13 @@ everything must pass. `# gradguard: ignore[GG504]` on the op's line silences it.
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import BaseModel, ConfigDict, Field
 
 from gradguard.diagnosis import Diagnosis
-from gradguard.rules.base import Moment, Rule, options_of
+from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.saturation import saturated
-from gradguard.rules.numerics.watching import AHEAD, DEAD_STEPS, numbers
+from gradguard.rules.numerics.watching import AHEAD, DEAD_STEPS, Numbers, numbers, odd
 
 _LEAST_LOSS = 1e-3
 
@@ -50,13 +48,12 @@ class Options(BaseModel):
     steps: int = Field(default=DEAD_STEPS, ge=4, le=64, description="backward calls in a row with a gradient of zero before it speaks")
 
 
-def screen(memory: dict[str, Any], moment: Moment, facts: dict[str, Any], traced: bool) -> bool:
-    state = numbers(memory)
-    state.before_backward(facts, traced)
+def _due(incident: Incident, state: Numbers) -> bool:
+    """After so many steps in a row without gradient, if the loss is not simply zero."""
     plan = state.plan
     if not plan.zeros or plan.asked == plan.zeros or state.loss_bad:
         return False
-    steps = options_of(memory, RULE).steps
+    steps = incident.options(RULE).steps
     if plan.zeros < steps or plan.zeros % steps:
         return False
     plan.asked = plan.zeros
@@ -66,6 +63,8 @@ def screen(memory: dict[str, Any], moment: Moment, facts: dict[str, Any], traced
 
 def recognise(incident: Incident) -> Diagnosis | None:
     memory = numbers(incident.memory)
+    if not _due(incident, memory):
+        return None
     found = saturated(incident, memory)
     if found is not None:
         memory.plan.dead_told = True
@@ -79,6 +78,6 @@ RULE = Rule(
     recognise=recognise,
     moments=frozenset({"before_backward"}),
     severity="warning",
-    screen=screen,
+    screen=odd,
     ahead=AHEAD,
 )

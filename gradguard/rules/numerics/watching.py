@@ -23,12 +23,12 @@ from typing import Any
 import torch
 
 from gradguard.callsite import CallSite
-from gradguard.coasting import Place
+from gradguard.coasting import ODD, Place
 from gradguard.diagnosis import Diagnosis
 from gradguard.evidence.footprint import Footprints
 from gradguard.evidence.graph import is_accumulate
 from gradguard.evidence.recompute import node_kind
-from gradguard.rules.base import Ahead
+from gradguard.rules.base import Ahead, Moment
 from gradguard.rules.numerics.deferred import Deferred
 from gradguard.rules.numerics.risks import RISKS, Held, hold
 
@@ -397,6 +397,14 @@ def _nearest_leaf(node: Any, most: int = 2) -> torch.Tensor | None:
                 seen.add(source)
                 order.append(source)
     return min(found, key=lambda leaf: leaf.numel()) if found else None
+
+
+def odd(memory: dict[str, Any], moment: Moment, facts: dict[str, Any], traced: bool) -> bool:
+    """Whether a loss, or what the last gradients were, is anything but ordinary: asked once for all rules that look at the loss."""
+    state = numbers(memory)
+    state.before_backward(facts, traced)
+    losses = state.plan.losses
+    return state.loss_bad or state.plan.zeros > 0 or (bool(losses) and not -ODD < losses[-1] < ODD)
 
 
 def _ahead(memory: dict[str, Any]) -> dict[Place, int]:

@@ -27,6 +27,8 @@ A limit so high that it never clips (a way to log the norm) is silent, and so is
 
 from __future__ import annotations
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.source import resolve
 from gradguard.rules.base import Rule
@@ -34,6 +36,14 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 
 CODE, NAME = "GG610", "grad-overwritten"
+
+
+class Options(BaseModel):
+    """What can be set under `rules: {GG610: ...}`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    times: int = Field(default=3, ge=2, le=100, description="how often gradients were clipped when none was new before it speaks")
 
 
 def recognise(incident: Incident) -> Diagnosis | None:

@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
@@ -43,9 +44,20 @@ from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.places import attribute_sets, calls_of, class_node
-from gradguard.rules.protocol.retained import KEY, OLD, Tag
+from gradguard.rules.protocol.retained import KEY, Tag
 
 CODE, NAME = "GG608", "graph-retained"
+
+
+class Options(BaseModel):
+    """What can be set under `rules: {GG608: ...}`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    age: int = Field(default=16, ge=2, le=1_000, description="steps after which a graph that still lives counts as kept")
+    graphs: int = Field(default=5, ge=3, le=24, description="so many of them must live, over three times that many steps, before it speaks")
+
+
 _NODES = 30_000
 _TENSORS = 200
 _ADDS = ("append", "appendleft", "add", "extend", "insert", "update", "setdefault", "put")
@@ -107,8 +119,9 @@ def recognise(incident: Incident) -> Diagnosis | None:
 
 def _keepers(incident: Incident, step: int) -> list[Keeper]:
     reached: list[tuple[torch.Tensor, set[int]]] = []
+    oldest = step - incident.options(RULE).age
     for tensor in _live_tensors():
-        tags = _old_tags(tensor, step)
+        tags = _old_tags(tensor, oldest)
         if tags:
             reached.append((tensor, tags))
         if len(reached) >= _TENSORS:
@@ -141,8 +154,8 @@ def _live_tensors() -> list[torch.Tensor]:
     return found
 
 
-def _old_tags(tensor: torch.Tensor, step: int) -> set[int]:
-    """Backward counts of the old graphs that a tensor reaches."""
+def _old_tags(tensor: torch.Tensor, until: int) -> set[int]:
+    """Backward counts of the graphs made up to a step that a tensor reaches."""
     node = tensor.grad_fn
     seen = {node}
     stack: list[Any] = [node]
@@ -150,7 +163,7 @@ def _old_tags(tensor: torch.Tensor, step: int) -> set[int]:
     while stack and len(seen) < _NODES:
         node = stack.pop()
         tag = node.metadata.get(KEY) if node.next_functions else None
-        if isinstance(tag, Tag) and step - tag.step >= OLD:
+        if isinstance(tag, Tag) and tag.step <= until:
             tags.add(tag.backward)
         for each, _ in node.next_functions:
             if each is not None and each not in seen:

@@ -11,6 +11,7 @@ What it costs: about 0.3 microseconds a followed parameter and moment while awak
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -42,9 +43,14 @@ _MOST_PARTS = 256  # unused contributions remembered of one parameter
 
 
 class Ledger:
-    """See the module's docstring. One a run of a guard; every method is called by the session of the thread."""
+    """See the module's docstring. One a run of a guard; every method is called by the session of the thread.
 
-    def __init__(self) -> None:
+    Args:
+        options: a rule's thresholds and windows (its `Options`), by its code.
+    """
+
+    def __init__(self, options: Callable[[str], Any]) -> None:
+        self.options = options  # a rule's thresholds and windows, by its code
         self.books: dict[int, Book] = {}
         self.journal = current_journal()
         self._began = self.journal.step
@@ -196,7 +202,7 @@ class Ledger:
         if self.backwards >= self.survey.next_at:
             self.survey.walk(call, roots)
         if tag_due(self.backwards):
-            self.retained.tag(self.steps, self.backwards, roots, self.found)
+            self.retained.tag(self.steps, self.backwards, roots, self.found, self.options("GG608"))
         if self.asleep:
             return
         if self.census_until:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from gradguard.rules.protocol.books import Book
     from gradguard.rules.protocol.ledger import Ledger
 
-ZERO_STEPS = 30  # steps with a learning rate of exactly zero, after it was positive
-VANISHED = 1e-4  # of the highest rate
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
 _COMPARE_AFTER = 40
 _NEARLY, _PER_EPOCH = 0.1, 5  # a scheduler made for as many steps as the optimizer took, and stepped once in five or more of them
@@ -47,13 +45,13 @@ class Rates:
                 self.highest = rate
             if rate == 0:
                 before, self.zero = self.zero, self.zero + weight
-                if before < ZERO_STEPS <= self.zero and self.highest > 0 and _all_zero(optimizer):
+                if before < ledger.options("GG611").steps <= self.zero and self.highest > 0 and _all_zero(optimizer):
                     ledger.found.append(Suspicion("GG611", book, {"kind": "rate"}))
             elif self.zero:
                 self.zero = 0
-            elif rate <= VANISHED * self.highest:
+            elif rate <= (options := ledger.options("GG612")).vanished * self.highest:
                 self.tiny += weight
-                if self.tiny >= ZERO_STEPS and 2 * self.tiny >= book.steps and not self.said:
+                if self.tiny >= options.steps and 2 * self.tiny >= book.steps and not self.said:
                     self.said = True
                     schedule = ledger.schedules.of(optimizer)
                     if schedule is not None and schedule.calls >= 0.9 * book.steps:
@@ -65,10 +63,10 @@ class Rates:
 
     def finish(self, ledger: Ledger, book: Book) -> None:
         """At the end of training."""
-        if self.zero >= ZERO_STEPS and self.highest == 0:
+        if self.zero >= ledger.options("GG611").steps and self.highest == 0:
             ledger.found.append(Suspicion("GG611", book, {"kind": "rate"}))
         schedule = ledger.schedules.of_book(book)
-        if schedule is None or book.steps < ZERO_STEPS:
+        if schedule is None or book.steps < ledger.options("GG612").steps:
             return
         span = schedule.span
         most = _NEARLY * span if schedule.type_name == "OneCycleLR" else 0  # which counts batches; others may count epochs, and stop early

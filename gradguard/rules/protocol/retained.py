@@ -15,8 +15,6 @@ from gradguard.rules.protocol.suspicion import Suspicion
 MOST_TAGS = 48
 PATH = 256  # nodes of a graph looked at
 TAGGED = 12  # of them tagged
-ENOUGH = 5  # old graphs alive, and growing
-OLD = 16  # steps
 KEY = "gradguard"
 
 
@@ -48,12 +46,16 @@ class Retained:
         """The tags whose graphs live, oldest first."""
         return [tag for ref in self.tags if (tag := ref()) is not None]
 
-    def tag(self, step: int, backward: int, roots: tuple[Any, ...], found: list[Suspicion]) -> None:
-        """Tags a graph that backward has just gone through, and counts the older ones."""
-        old = [tag for tag in self.alive() if step - tag.step >= OLD]
-        if len(old) >= ENOUGH and len(old) > self._last and self.said < 3:
+    def tag(self, step: int, backward: int, roots: tuple[Any, ...], found: list[Suspicion], options: Any) -> None:
+        """Tags a graph that backward has just gone through, and counts the older ones.
+
+        Args:
+            options: GG608's: at which age and from how many on.
+        """
+        old = [tag for tag in self.alive() if step - tag.step >= options.age]
+        if len(old) >= options.graphs and len(old) > self._last and self.said < 3:
             spread = old[-1].step - old[0].step
-            if spread >= 3 * OLD:
+            if spread >= 3 * options.age:
                 self.said += 1
                 found.append(Suspicion("GG608", None, {"old": len(old), "since": old[0].step, "step": step}))
         self._last = len(old)

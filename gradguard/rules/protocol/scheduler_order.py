@@ -30,6 +30,8 @@ own optimizer has not stepped while another one over the same parameters has.
 
 from __future__ import annotations
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.source import resolve
 from gradguard.rules.base import Rule
@@ -37,6 +39,15 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 
 CODE, NAME = "GG612", "scheduler-order"
+
+
+class Options(BaseModel):
+    """What can be set under `rules: {GG612: ...}`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    vanished: float = Field(default=1e-4, gt=0, lt=1, description="of its highest value: a learning rate below that counts as vanished")
+    steps: int = Field(default=30, ge=8, le=100_000, description="steps with such a rate, and at least half of all, before it speaks")
 
 
 def recognise(incident: Incident) -> Diagnosis | None:

@@ -29,6 +29,7 @@ bit what they were 40 steps before, in parameters of 16-bit type.
 from __future__ import annotations
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 
 from gradguard.callsite import CallSite
 from gradguard.diagnosis import Diagnosis, Fix
@@ -39,6 +40,14 @@ from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.rates import Schedule
 
 CODE, NAME = "GG611", "unchanged-parameters"
+
+
+class Options(BaseModel):
+    """What can be set under `rules: {GG611: ...}`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    steps: int = Field(default=30, ge=8, le=100_000, description="steps in a row with a learning rate of zero before it speaks")
 
 
 def recognise(incident: Incident) -> Diagnosis | None:

@@ -28,7 +28,9 @@ def wasted(ledger: Ledger, parts: set[Part], site: CallSite | None, owner: Any) 
         if counts[0] in (3, 12, 48):
             ledger.found.append(Suspicion(""))
         book = ledger.books.get(id(owner)) or next((b for b in ledger.books.values() if b.last_part is part), None)
-        if counts[1] >= 2 and counts[0] >= 3 and book is not None and book.steps:  # one that never steps is another rule's business
+        if (
+            counts[1] >= 2 and counts[0] >= ledger.options("GG602").times and book is not None and book.steps
+        ):  # one that never steps is another rule's business
             ledger.found.append(Suspicion("GG602", book, {"part": part, "zero": site, "count": counts[0], "owner": weakref.ref(owner)}))
             counts[1] = -40  # said; look again much later
 
@@ -112,12 +114,10 @@ def clipping(ledger: Ledger, parameters: list[Any], limit: float, site: CallSite
     if ledger.asleep:
         return
     wanted = {id(p) for p in parameters}
-    states = [
-        (slot.used is not None and not slot.parts, book)
-        for book in ledger.books.values()
-        for slot in book.active
-        if id(slot.ref()) in wanted and slot.grad
-    ]
+    slots = [(slot, book) for book in ledger.books.values() for slot in book.active if id(slot.ref()) in wanted and slot.grad]
+    if any(slot.used is None and not slot.parts for slot, _ in slots):
+        return  # made before the guard knew of the optimizer, or by hand: used or not is not known
+    states = [(not slot.parts, book) for slot, book in slots]
     if limit > 1e5:  # a limit that never bites is a way to ask for the norm
         return
     if len(ledger.clips) > 64:
@@ -127,7 +127,7 @@ def clipping(ledger: Ledger, parameters: list[Any], limit: float, site: CallSite
         return
     if all(used for used, _ in states):
         count = ledger.clips[site] = ledger.clips.get(site, 0) + 1
-        if count == 3:
+        if count == ledger.options("GG610").times:
             ledger.found.append(Suspicion("GG610", states[0][1], {"site": site}))
     else:
         ledger.clips[site] = -1_000_000
@@ -140,7 +140,7 @@ def _nothing_to_clip(ledger: Ledger, parameters: list[Any], wanted: set[int], si
         ledger.clips[site] = -1_000_000
         return
     count = ledger.clips[site] = ledger.clips.get(site, 0) + 1
-    if count >= 3 and book.steps >= count - 1 and not book.empty and book.filled >= count - 1:
+    if count >= ledger.options("GG610").times and book.steps >= count - 1 and not book.empty and book.filled >= count - 1:
         ledger.clips[site] = -1_000_000
         ledger.found.append(Suspicion("GG610", book, {"site": site, "empty": count}))
 

@@ -31,6 +31,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.source import resolve
 from gradguard.rules.base import Rule
@@ -39,6 +41,14 @@ from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book
 
 CODE, NAME = "GG602", "zeroed-before-step"
+
+
+class Options(BaseModel):
+    """What can be set under `rules: {GG602: ...}`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    times: int = Field(default=3, ge=2, le=100, description="how often all that a backward call added was cleared unused before it speaks")
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
