@@ -20,7 +20,7 @@ from gradguard.journal import Cut, EscapeFact, Journal
 from gradguard.probes.arguments import call_name, is_flat, is_one_of, numbers_in, tensors_in
 from gradguard.probes.contents import Contents
 from gradguard.probes.op_kinds import ADDEND, DETACH, FRESH, REWRAP, WRITE
-from gradguard.torch_internals import leaves_behind, numpy_reachable, only_leaf, sequence_number, storage_key
+from gradguard.torch_internals import is_a_loss, leaves_behind, numpy_reachable, only_leaf, sequence_number, storage_key
 
 _grad_enabled = torch.is_grad_enabled
 _Tensor = torch.Tensor
@@ -184,6 +184,7 @@ class LostPaths:
         if len(journal.severed) < _MOST_SEVERED:
             behind = frozenset(id(leaf) for leaf in leaves_behind(inputs, _MOST_BEHIND) if id(leaf) in journal.wanted)
             if behind:
+                cut.of_loss = len(inputs) == 1 and is_a_loss(inputs[0], _MOST_BEHIND)
                 journal.severed.append((cut, behind))
 
     def number(self, before: int, value: float) -> None:

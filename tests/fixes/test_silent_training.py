@@ -1,0 +1,82 @@
+"""More bugs that never raise, each with its place and a sound twin: losses that nobody adds, values that nobody trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.fixes.test_silent_places import Pair, said
+
+UNADDED = """
+class Segmenter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.low, self.high, self.coarse = nn.Linear(5, 6), nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x):
+        h = self.low(x).relu()
+        return self.high(h), self.coarse(h)
+
+def losses(outputs, y):
+    fine, coarse = outputs
+    first = F.cross_entropy(fine, y)
+    second = F.cross_entropy(coarse, y) * 0.4
+    total = first
+    return total, {"first": first.item(), "second": second.TAKEN}
+
+net = Segmenter()
+opt = torch.optim.Adam(net.parameters())
+for it in range(30):
+    total, logs = losses(net(torch.randn(8, 5)), torch.arange(8) % 3)
+    opt.zero_grad()
+    total.backward()
+    opt.step()
+"""
+
+PAIRS = {
+    "a loss of which only the number is taken": Pair(
+        "GG605", "F.cross_entropy(coarse, y) * 0.4", ("`net.coarse`", "`second`, which is never added"),
+        UNADDED.replace("TAKEN", "item()"),
+        ("total = first", "total = first + second"),
+    ),
+    "a loss that is only logged": Pair(
+        "GG605", "F.cross_entropy(coarse, y) * 0.4", ("`net.coarse`", "`second`, which is never added"),
+        UNADDED.replace("TAKEN", "detach()"),
+        ("total = first", "total = first + second"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("slug", PAIRS)
+def test_the_place_is_named(slug: str, tmp_path: Path) -> None:
+    pair = PAIRS[slug]
+    found = said(tmp_path, pair.source)
+    assert [diagnosis.code for diagnosis in found] == [pair.code]
+    culprit = found[0].culprit
+    assert culprit is not None and pair.culprit is not None
+    assert culprit.text is not None and (culprit.text == pair.culprit or pair.culprit in culprit.text), culprit
+    for name in pair.names:
+        assert name in found[0].headline, found[0].headline
+
+
+@pytest.mark.parametrize("level", ["standard", "strict"])
+@pytest.mark.parametrize("slug", PAIRS)
+def test_the_repaired_program_is_silent(slug: str, level: str, tmp_path: Path) -> None:
+    pair = PAIRS[slug]
+    assert pair.source.count(pair.repair[0]) == 1
+    assert said(tmp_path, pair.source.replace(*pair.repair), level) == []
+
+
+def test_a_number_that_is_no_loss_is_not_to_be_added_to_it(tmp_path: Path) -> None:
+    source = UNADDED.replace("TAKEN", "item()").replace("F.cross_entropy(coarse, y) * 0.4", "coarse.norm()")
+    [found] = said(tmp_path, source)
+    assert found.code == "GG605" and found.culprit is None
+
+
+def test_a_loss_that_has_a_backward_of_its_own(tmp_path: Path) -> None:
+    source = UNADDED.replace("TAKEN", "item()").replace(
+        "    total = first\n", "    total = first\n    sharp = torch.autograd.grad(second, coarse, retain_graph=True)[0].norm()\n"
+    )
+    [found] = said(tmp_path, source)
+    assert found.code == "GG605" and found.culprit is None
