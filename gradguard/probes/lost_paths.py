@@ -178,6 +178,20 @@ class LostPaths:
         elif (inherited := journal.cut_of(source)) is not None:
             journal.remember_cut(result, inherited)
 
+    def gathered(self, name: str, filled: Any, read: Any) -> None:
+        """A collective call has filled tensors with copies of a value that has a path, and of other ranks' values."""
+        if not isinstance(read, _Tensor) or not read.requires_grad:
+            return
+        frame = user_frame(sys._getframe(1))
+        site = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
+        node = read.grad_fn
+        cut = Cut("nondiff", self.journal.tick(), site, name, sequence_number(), (-1 if node is None else node._sequence_nr(),))
+        if self.journal.wanted:
+            self._sever(cut, [read])
+        for each in (filled,) if isinstance(filled, _Tensor) else filled or ():
+            if isinstance(each, _Tensor) and not each.requires_grad:
+                self.journal.remember_cut(each, cut)
+
     def _sever(self, cut: Cut, inputs: list[Any]) -> None:
         """Notes which of the parameters looked for stand behind what was cut off here."""
         journal = self.journal
