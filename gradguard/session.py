@@ -36,7 +36,6 @@ from gradguard.torch_internals import (
     can_trace_ops,
     insert_mode,
     mode_is_active,
-    quiet,
     remove_mode,
     sequence_number,
     stands_alone,
@@ -316,11 +315,6 @@ class Session(Incidents):
         """Non-reentrant checkpointing begins: what the function reads beside its arguments must stay as it is."""
         with self.shield:
             checkpointing.begins(self, function, args[0] if args else kwargs.get("preserve_rng_state"), frame)
-
-    def gathered(self, name: str, filled: Any, read: Any) -> None:
-        """A collective call has filled tensors with the values of one (and of the other ranks')."""
-        with self.shield, quiet():
-            self.probe.lost.gathered(name, filled, read)
 
     def protocol(self, happening: str, frame: FrameType, *facts: Any) -> None:
         """Something that the ledger of the step protocol keeps account of."""

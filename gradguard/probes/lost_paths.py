@@ -19,7 +19,7 @@ from gradguard.callsite import CallSite, user_frame, user_stack
 from gradguard.journal import Cut, EscapeFact, Journal
 from gradguard.probes.arguments import call_name, is_flat, is_one_of, numbers_in, tensors_in
 from gradguard.probes.contents import Contents
-from gradguard.probes.op_kinds import ADDEND, DETACH, FRESH, REWRAP, WRITE
+from gradguard.probes.op_kinds import ADDEND, DETACH, FRESH, GATHER, GATHERING, REWRAP, WRITE
 from gradguard.torch_internals import is_a_loss, leaves_behind, numpy_reachable, only_leaf, sequence_number, storage_key
 
 _grad_enabled = torch.is_grad_enabled
@@ -50,7 +50,7 @@ class LostPaths:
         if len(tensors) < len(outputs) and len(outputs) > 1:  # each result from an input of its own (broadcast_tensors): nothing was cut
             tensors = [out for out in tensors if not out.is_floating_point()]
         name = call_name(func)
-        if name in FRESH:  # of another's shape only
+        if name in FRESH or kind & GATHER:  # of another's shape only; told by itself
             return
         if kind & WRITE and result is None and args and isinstance(args[0], _Tensor) and not args[0].requires_grad:
             tensors = [args[0]]  # `buffer[i] = value` gives nothing back
@@ -178,8 +178,11 @@ class LostPaths:
         elif (inherited := journal.cut_of(source)) is not None:
             journal.remember_cut(result, inherited)
 
-    def gathered(self, name: str, filled: Any, read: Any) -> None:
+    def gathered(self, func: Any, args: tuple[Any, ...]) -> None:
         """A collective call has filled tensors with copies of a value that has a path, and of other ranks' values."""
+        name = call_name(func)
+        into = GATHERING[name]
+        filled, read = (args[into], args[1 - into]) if len(args) > 1 else (None, None)
         if not isinstance(read, _Tensor) or not read.requires_grad:
             return
         frame = user_frame(sys._getframe(1))

@@ -15,7 +15,7 @@ import torch
 import torch.utils.checkpoint
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from gradguard.probes import attribution, collectives, protocol_patches
+from gradguard.probes import attribution, protocol_patches
 from gradguard.probes.hub import listener
 from gradguard.torch_internals import is_compiling
 
@@ -47,7 +47,6 @@ def install(*more: Callable[[Callable[..., None]], None]) -> None:
         _replace(torch.optim.Optimizer, "zero_grad", _zero_grad)
         _replace(torch.nn.Module, "zero_grad", _zero_grad)
         protocol_patches.install(_replace)
-        collectives.install(_replace)
         _replace(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _checkpoint)
         _replace(torch.overrides, "has_torch_function", _has_torch_function)
         _replace(torch.nn.functional, "handle_torch_function", _handle_torch_function)
