@@ -19,7 +19,7 @@ from gradguard.callsite import CallSite, user_frame, user_stack
 from gradguard.journal import Cut, EscapeFact, Journal
 from gradguard.probes.arguments import call_name, is_flat, is_one_of, numbers_in, tensors_in
 from gradguard.probes.contents import Contents
-from gradguard.probes.op_kinds import ADDEND, DETACH, FRESH, GATHER, GATHERING, REWRAP, WRITE
+from gradguard.probes.op_kinds import ADDEND, DETACH, FRESH, GATHER, REWRAP, WRITE
 from gradguard.torch_internals import is_a_loss, leaves_behind, numpy_reachable, only_leaf, sequence_number, storage_key
 
 _grad_enabled = torch.is_grad_enabled
@@ -181,8 +181,7 @@ class LostPaths:
     def gathered(self, func: Any, args: tuple[Any, ...]) -> None:
         """A collective call has filled tensors with copies of a value that has a path, and of other ranks' values."""
         name = call_name(func)
-        into = GATHERING[name]
-        filled, read = (args[into], args[1 - into]) if len(args) > 1 else (None, None)
+        filled, read = args[:2] if len(args) > 1 else (None, None)
         if not isinstance(read, _Tensor) or not read.requires_grad:
             return
         frame = user_frame(sys._getframe(1))

@@ -27,8 +27,8 @@ FRESH = frozenset({
     "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like", "new_zeros", "new_ones", "new_full",
     "new_empty",
 })  # fmt: skip
-# collective calls that copy values between ranks (seen where torch hands them to function modes), and which argument they fill
-GATHERING = {"all_gather": 0, "all_gather_into_tensor": 0, "all_gather_single": 0, "gather": 1}
+# collective calls that copy values between ranks (seen where torch hands them to function modes); the first argument is filled
+_GATHERING = {"all_gather", "all_gather_into_tensor", "all_gather_single"}
 _ADDENDS = {
     "add",
     "add_",
@@ -146,7 +146,7 @@ def classify(func: Any) -> int:
         return flags
     if isinstance(func, FunctionType) or writes_by_name(name):
         flags |= WRITE
-    if name in GATHERING and str(getattr(func, "__module__", "")).startswith("torch.distributed"):
+    if name in _GATHERING and str(getattr(func, "__module__", "")).startswith("torch.distributed"):
         flags |= GATHER
     return flags
 

@@ -9,7 +9,7 @@ from gradguard.evidence.source import dotted
 from gradguard.rules.gradient_path.origins import Origin, callee_name
 from gradguard.rules.gradient_path.places import function_word, quoted, short
 
-_GATHERING = ("all_gather", "all_gather_into_tensor", "all_gather_single", "gather")  # collective calls
+_GATHERING = ("all_gather", "all_gather_into_tensor", "all_gather_single")  # collective calls
 _LEAVES = {"escape": "a Python number or an array", "rewrap": "a new tensor"}
 
 
