@@ -34,7 +34,46 @@ for it in range(30):
     opt.step()
 """
 
+HOOKED = """
+from collections import defaultdict
+
+class Watcher:
+    def __init__(self, model):
+        self.seen, self.counts = defaultdict(list), {}
+        for name, part in model.named_children():
+            part.register_forward_hook(self.hook(name))
+
+    def hook(self, name):
+        def keep(part, inputs, output):
+            self.counts[name] = self.counts.get(name, 0) + 1
+            KEEP
+        return keep
+
+net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+watcher = Watcher(net)
+opt = torch.optim.SGD(net.parameters(), lr=0.01)
+for it in range(120):
+    opt.zero_grad()
+    net(torch.randn(6, 4)).pow(2).mean().backward()
+    opt.step()
+"""
+
 PAIRS = {
+    "outputs that a hook appends to a list in a dict": Pair(
+        "GG608", "self.seen[name].append(output)", ("`self.seen`",), HOOKED.replace("KEEP", "self.seen[name].append(output)"),
+        ("append(output)", "append(output.detach())"),
+    ),
+    "outputs that a hook adds to a list in a dict": Pair(
+        "GG608", "self.seen[name] += [output, output.mean()]", ("`self.seen`",),
+        HOOKED.replace("KEEP", "self.seen[name] += [output, output.mean()]"),
+        ("[output, output.mean()]", "[output.detach()]"),
+    ),
+    "outputs that a hook keeps beside plain values": Pair(
+        "GG608", "self.seen.setdefault(name, []).append((it, output))", ("`self.seen`",),
+        HOOKED.replace("KEEP", "self.seen[name + '.mean'].append(output.mean().item()); "
+                               "\n            self.seen.setdefault(name, []).append((it, output))"),
+        ("(it, output)", "(it, output.detach())"),
+    ),
     "a loss of which only the number is taken": Pair(
         "GG605", "F.cross_entropy(coarse, y) * 0.4", ("`net.coarse`", "`second`, which is never added"),
         UNADDED.replace("TAKEN", "item()"),
