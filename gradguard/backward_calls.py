@@ -15,12 +15,14 @@ from gradguard.errors import GradGuardError
 from gradguard.evidence.graph import nodes_from, root_nodes
 from gradguard.journal import BackwardFact, Cut
 from gradguard.probes.backward_nodes import NodeWatch
+from gradguard.probes.ops import OpProbe
 from gradguard.torch_internals import node_sequence, others_watch, quiet, sequence_number
 
 if TYPE_CHECKING:
     from gradguard.session import Session
 
 _BACKWARDS_PER_STEP = 64
+_HANDED_ON = OpProbe.__torch_function__.__code__
 
 
 def run_backward(
@@ -32,6 +34,8 @@ def run_backward(
         GradGuardError: what it raised, diagnosed.
     """
     __tracebackhide__ = True
+    if frame.f_code is _HANDED_ON:  # autograd.grad is a torch function: this is the call that is under way, by way of the op probe
+        return original(*args, **kwargs)
     if session._calm and not session.depth and kind == "backward":
         try:
             call = calm_call(session, frame, args)

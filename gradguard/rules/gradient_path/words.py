@@ -8,6 +8,7 @@ from gradguard.diagnosis import Fix
 from gradguard.evidence.source import dotted
 from gradguard.rules.gradient_path.origins import Origin, callee_name
 from gradguard.rules.gradient_path.places import function_word, quoted, short
+from gradguard.rules.gradient_path.rounding import before_rounding
 
 _GATHERING = ("all_gather", "all_gather_into_tensor", "all_gather_single")  # collective calls
 _LEAVES = {"escape": "a Python number or an array", "rewrap": "a new tensor"}
@@ -253,6 +254,15 @@ def fix(origin: Origin, root: str) -> Fix:
         return Fix(title="Draw with `rsample()`, or use the score function: `-(dist.log_prob(action) * reward)`", safety="unsafe")
     if is_collective(origin):
         return _regather(origin)
+    rounded = before_rounding(origin) if rule == "GG304" else None
+    if rounded is not None:
+        before, rounding = rounded
+        return Fix(
+            title=f"Compute the loss from `{short(before, 40)}`, in front of the rounding; keep {quoted(operation(origin))} for what needs "
+            "whole numbers",
+            safety="manual",
+            detail=f"The derivative of `{rounding}` is zero: dropping only {quoted(operation(origin))} would train nothing either.",
+        )
     if rule == "GG304":
         return Fix(
             title=f"Compute the loss from {f'`{inner}`' if inner else 'the scores'} themselves; keep {quoted(operation(origin))} "
