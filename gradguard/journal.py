@@ -138,6 +138,7 @@ class Cut:
         "kind",
         "leaves",
         "mode",
+        "of_loss",
         "origins",
         "outer",
         "output",
@@ -167,6 +168,9 @@ class Cut:
         self.site = site
         self.func = func
         self.seq = seq
+        self.of_loss = (
+            False  # what was cut off is a single number that a loss function of torch's went into (looked at where it is asked for)
+        )
         self.drawn = False  # a random sample of torch.distributions that has no path it could have had: on purpose, always
         self.sources = sources  # sequence numbers of the graph nodes whose outputs were cut off
         self.mode = mode

@@ -234,7 +234,7 @@ class Session(Incidents):
 
     def spans_a_loop(self) -> bool:
         """Whether many backward calls ran since the outermost guard was entered."""
-        return self.run.ledger.spans_a_loop() if self._coast is None else self._coast.since_opened >= 10
+        return self.run.ledger.spans_a_loop() or (self._coast is not None and self._coast.since_opened >= 10)
 
     def closing(self, frame: FrameType) -> None:
         """The outermost guard is about to be left in good order."""

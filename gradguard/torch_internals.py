@@ -183,6 +183,22 @@ def leaves_behind(tensors: list[Any], most: int) -> list[Any]:
     return found
 
 
+def is_a_loss(tensor: Any, most: int) -> bool:
+    """Whether a tensor is a single number that one of torch's loss functions went into, among so many graph nodes at most."""
+    if tensor.dim() or tensor.grad_fn is None:
+        return False
+    nodes = [tensor.grad_fn]
+    seen = set(nodes)
+    for node in nodes:  # grows while it is read
+        if "Loss" in node.name() or "CrossEntropy" in node.name():
+            return True
+        for source, _ in node.next_functions:
+            if source is not None and source not in seen and len(seen) < most:
+                seen.add(source)
+                nodes.append(source)
+    return False
+
+
 def output_metadata(node: Any) -> tuple[int, ...] | None:
     """The shape of a node's first output as the node itself tells it; None in releases whose nodes do not (2.4)."""
     try:

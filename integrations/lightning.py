@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from gradguard.diagnosis import Diagnosis
 from gradguard.guard import Guard
+from gradguard.rules.frameworks.lightning_manual import Fit
 from gradguard.rules.protocol.books import Suspicion
 from gradguard.session import current_session
 from gradguard.step_protocol import suspect
@@ -88,6 +89,8 @@ class _GradGuardCallback:
         self._restored: dict[str, Any] = {}
         self._wrapped: list[tuple[Any, str]] = []
         self._without_loss: int | None = 0  # batches whose training_step returned None; None once one returned a loss
+        self._fit: Fit | None = None  # under manual optimization: is the loss that is returned ever applied?
+        self._looking = False
         self._traced = 0
         self._logged = (0, 0)  # the step and the number of diagnoses that the loggers were told last
 
@@ -147,6 +150,8 @@ class _GradGuardCallback:
             self._without_loss = self._without_loss + 1 if output is None else None
             if self._without_loss == _NO_LOSS_BATCHES:
                 self._no_loss(module)
+        if self._looking and self._fit is not None:
+            self._looking = not self._fit.look(output)
         return output
 
     def _no_loss(self, module: Any) -> None:
@@ -174,6 +179,10 @@ class _GradGuardCallback:
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Resumes from a checkpoint, whose state Lightning hands over after `setup`."""
+        self._looking = self.guard.level != "off" and not pl_module.automatic_optimization
+        self._fit = Fit(pl_module, self.guard.run.ledger) if self._looking else None
+        for optimizer in trainer.optimizers if self._looking else ():
+            self.guard.run.ledger.book_of(optimizer)  # before a toggle freezes what it holds
         if self._restored:
             run = self.guard.run
             run.depth.steps = int(self._restored.get("steps", 0))
@@ -222,6 +231,9 @@ class _GradGuardCallback:
         if self._without_loss:
             with self.guard:
                 self._no_loss(pl_module)
+        if self._fit is not None and self._fit.idle(self.guard.run.ledger):
+            with self.guard:
+                suspect(current_session(), Suspicion("GG741", None, {"fit": self._fit}), sys._getframe())
         self.guard.close()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:

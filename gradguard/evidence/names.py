@@ -190,7 +190,15 @@ class Names:
 
     def optimizer(self, optimizer: Any) -> str:
         """The optimizer by its variable name, or by its type."""
-        return self.of(optimizer) or type(optimizer).__name__
+        return self.optimizer_variable(optimizer) or type(optimizer).__name__
+
+    def optimizer_variable(self, optimizer: Any) -> str | None:
+        """The variable that is stepped: of an optimizer inside another (Lightning's, Accelerate's), the outer one."""
+        name = self.of(optimizer)
+        outer = (name or "").rpartition(".")[0]
+        holder = next((value for other, value in self.bindings if other == outer), None) if outer else None
+        wraps = all(callable(getattr(type(holder), method, None)) for method in ("step", "zero_grad"))
+        return outer if wraps else name
 
     def optimizers(self) -> list[Any]:
         """Every optimizer alive."""

@@ -19,8 +19,8 @@ from gradguard.callsite import CallSite, user_frame, user_stack
 from gradguard.journal import Cut, EscapeFact, Journal
 from gradguard.probes.arguments import call_name, is_flat, is_one_of, numbers_in, tensors_in
 from gradguard.probes.contents import Contents
-from gradguard.probes.op_kinds import ADDEND, DETACH, FRESH, REWRAP, WRITE
-from gradguard.torch_internals import leaves_behind, numpy_reachable, only_leaf, sequence_number, storage_key
+from gradguard.probes.op_kinds import ADDEND, DETACH, FRESH, GATHER, REWRAP, WRITE
+from gradguard.torch_internals import is_a_loss, leaves_behind, numpy_reachable, only_leaf, sequence_number, storage_key
 
 _grad_enabled = torch.is_grad_enabled
 _Tensor = torch.Tensor
@@ -50,7 +50,7 @@ class LostPaths:
         if len(tensors) < len(outputs) and len(outputs) > 1:  # each result from an input of its own (broadcast_tensors): nothing was cut
             tensors = [out for out in tensors if not out.is_floating_point()]
         name = call_name(func)
-        if name in FRESH:  # of another's shape only
+        if name in FRESH or kind & GATHER:  # of another's shape only; told by itself
             return
         if kind & WRITE and result is None and args and isinstance(args[0], _Tensor) and not args[0].requires_grad:
             tensors = [args[0]]  # `buffer[i] = value` gives nothing back
@@ -178,12 +178,29 @@ class LostPaths:
         elif (inherited := journal.cut_of(source)) is not None:
             journal.remember_cut(result, inherited)
 
+    def gathered(self, func: Any, args: tuple[Any, ...]) -> None:
+        """A collective call has filled tensors with copies of a value that has a path, and of other ranks' values."""
+        name = call_name(func)
+        filled, read = args[:2] if len(args) > 1 else (None, None)
+        if not isinstance(read, _Tensor) or not read.requires_grad:
+            return
+        frame = user_frame(sys._getframe(1))
+        site = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
+        node = read.grad_fn
+        cut = Cut("nondiff", self.journal.tick(), site, name, sequence_number(), (-1 if node is None else node._sequence_nr(),))
+        if self.journal.wanted:
+            self._sever(cut, [read])
+        for each in (filled,) if isinstance(filled, _Tensor) else filled or ():
+            if isinstance(each, _Tensor) and not each.requires_grad:
+                self.journal.remember_cut(each, cut)
+
     def _sever(self, cut: Cut, inputs: list[Any]) -> None:
         """Notes which of the parameters looked for stand behind what was cut off here."""
         journal = self.journal
         if len(journal.severed) < _MOST_SEVERED:
             behind = frozenset(id(leaf) for leaf in leaves_behind(inputs, _MOST_BEHIND) if id(leaf) in journal.wanted)
             if behind:
+                cut.of_loss = len(inputs) == 1 and is_a_loss(inputs[0], _MOST_BEHIND)
                 journal.severed.append((cut, behind))
 
     def number(self, before: int, value: float) -> None:

@@ -17,6 +17,7 @@ ADDEND = 128  # its operands are summands of its result
 TOGGLE = 256  # sets requires_grad of a leaf
 GRAD = 512  # `.grad` is read
 SET_DATA = 2048  # `.data` is given another tensor's memory
+GATHER = 4096  # copies values between ranks
 FLAG = 1024  # works in place if its `inplace` argument says so
 
 _ESCAPES = {"item", "tolist", "numpy", "__float__", "__int__", "__index__", "__array__", "__complex__", "__bool__"}
@@ -26,6 +27,8 @@ FRESH = frozenset({
     "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like", "new_zeros", "new_ones", "new_full",
     "new_empty",
 })  # fmt: skip
+# collective calls that copy values between ranks (seen where torch hands them to function modes); the first argument is filled
+_GATHERING = {"all_gather", "all_gather_into_tensor", "all_gather_single"}
 _ADDENDS = {
     "add",
     "add_",
@@ -143,6 +146,8 @@ def classify(func: Any) -> int:
         return flags
     if isinstance(func, FunctionType) or writes_by_name(name):
         flags |= WRITE
+    if name in _GATHERING and str(getattr(func, "__module__", "")).startswith("torch.distributed"):
+        flags |= GATHER
     return flags
 
 

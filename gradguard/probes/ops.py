@@ -43,6 +43,7 @@ from gradguard.probes.op_kinds import (
     DATA,
     ESCAPE,
     FLAG,
+    GATHER,
     GRAD,
     MODE,
     PLAIN,
@@ -131,6 +132,8 @@ class OpProbe(TorchFunctionMode):
                 if locate is not None:
                     locate(self.journal, func, args, kwargs, result)
             after = sequence_number()
+            if kind & GATHER:
+                self.lost.gathered(func, args)
             if after != before:
                 frame: FrameType | None = sys._getframe(1)
                 files = USER_FILES

@@ -186,6 +186,153 @@ def test_a_step_that_returns_nothing_is_told_without_the_callback_as_well(tmp_pa
     assert caught.value.diagnosis.code == "GG741"
 
 
+def returning(self: Any, batch: Any, batch_idx: int) -> Any:
+    x, y = batch
+    return nn.functional.mse_loss(self(x), y)  # and that is all
+
+
+def applying(self: Any, batch: Any, batch_idx: int) -> Any:
+    opt = self.optimizers()
+    loss = returning(self, batch, batch_idx)
+    opt.zero_grad()
+    self.manual_backward(loss)
+    opt.step()
+    return loss
+
+
+def searching(self: Any, batch: Any, batch_idx: int) -> Any:
+    with torch.no_grad():
+        for p in self.parameters():
+            p.data += 0.01 * torch.randn_like(p)  # a random walk: no gradient is wanted
+    return returning(self, batch, batch_idx)
+
+
+def constant(self: Any, batch: Any, batch_idx: int) -> Any:
+    return torch.zeros((), requires_grad=True)  # Lightning asks for one; what is "trained" is a memory of batches
+
+
+def collecting(self: Any, batch: Any, batch_idx: int) -> Any:
+    self.losses = [*getattr(self, "losses", []), returning(self, batch, batch_idx)]
+    if len(self.losses) == 16:
+        opt = self.optimizers()
+        opt.zero_grad()
+        self.manual_backward(torch.stack(self.losses).mean())
+        opt.step()
+        self.losses = []
+    return self.losses[-1] if self.losses else None
+
+
+def manual_optimization(self: Any) -> bool:
+    return False
+
+
+def fit_by_hand(tmp_path: Path, step: Any, how: str) -> list[Any]:
+    from gradguard import gradguard
+
+    pl = lightning()
+    module = regressor(pl, step, automatic_optimization=property(manual_optimization))
+    if how == "callback":
+        guard = callback()
+        trainer(pl, tmp_path, guard, max_epochs=2).fit(module, loader())
+        return list(guard.diagnoses)
+    plain = gradguard()
+    with plain:
+        trainer(pl, tmp_path, max_epochs=2).fit(module, loader())
+    return plain.diagnoses
+
+
+@pytest.mark.filterwarnings("ignore::gradguard.errors.GradGuardWarning")
+@pytest.mark.parametrize("how", ["callback", "guard"])
+def test_a_loss_that_is_only_returned_under_manual_optimization(how: str, tmp_path: Path) -> None:
+    [found] = fit_by_hand(tmp_path, returning, how)
+    assert found.code == "GG741"
+    assert found.culprit is not None
+    assert found.culprit.line == line_of(returning, "and that is all")
+    assert "16 batches" in found.headline
+
+
+@pytest.mark.parametrize("step", [applying, searching, constant, collecting])
+@pytest.mark.parametrize("how", ["callback", "guard"])
+def test_manual_optimization_of_any_kind_is_left_in_peace(how: str, step: Any, tmp_path: Path) -> None:
+    assert not fit_by_hand(tmp_path, step, how)
+
+
+class Rivals:
+    """Two optimizers, one of which is toggled; `untoggle` says whether it is toggled back."""
+
+    def __init__(self, untoggle: bool, again: bool = False) -> None:
+        self.untoggle, self.again = untoggle, again
+
+    def step(self) -> Any:
+        rivals = self
+
+        def training_step(self: Any, batch: Any, batch_idx: int) -> None:
+            x, _ = batch
+            first, second = self.optimizers()
+            self.toggle_optimizer(first)
+            loss = self.head(self.encoder(x)).pow(2).mean()
+            first.zero_grad()
+            self.manual_backward(loss)
+            first.step()
+            if rivals.untoggle:
+                self.untoggle_optimizer(first)
+            if rivals.again:
+                self.toggle_optimizer(second)  # while the first one is
+            loss = self.head(self.encoder(x)).sub(1).pow(2).mean()
+            second.zero_grad()
+            self.manual_backward(loss)
+            second.step()
+            if rivals.again and rivals.untoggle:
+                self.untoggle_optimizer(second)
+
+        return training_step
+
+    def module(self, pl: Any) -> Any:
+        def optimizers(self: Any) -> Any:
+            return torch.optim.SGD(self.encoder.parameters(), 0.01), torch.optim.SGD(self.head.parameters(), 0.01)
+
+        return regressor(pl, self.step(), automatic_optimization=property(manual_optimization), configure_optimizers=optimizers)
+
+
+def test_a_toggle_that_is_never_taken_back(tmp_path: Path) -> None:
+    pl = lightning()
+    guard = callback()
+    with pytest.warns(GradGuardWarning, match="GG606"):
+        trainer(pl, tmp_path, guard, max_epochs=3).fit(Rivals(untoggle=False).module(pl), loader())
+    [found] = guard.diagnoses
+    assert found.culprit is not None and "toggle_optimizer(first)" in (found.culprit.text or "")
+    assert "untoggle_optimizer(first)" in found.fixes[0].title
+    assert found.headline.startswith("`second.step()`")
+
+
+def test_a_toggle_while_another_is_toggled(tmp_path: Path) -> None:
+    pl = lightning()
+    with pytest.raises(GradGuardError) as caught:
+        trainer(pl, tmp_path, callback(), max_epochs=3).fit(Rivals(untoggle=False, again=True).module(pl), loader())
+    found = caught.value.diagnosis
+    assert found.code == "GG303" and "still toggled" in found.headline and "untoggle_optimizer" in found.fixes[0].title
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_toggles_that_are_taken_back(again: bool, tmp_path: Path) -> None:
+    pl = lightning()
+    guard = callback()
+    trainer(pl, tmp_path, guard, max_epochs=3).fit(Rivals(untoggle=True, again=again).module(pl), loader())
+    assert not guard.diagnoses
+
+
+@pytest.mark.filterwarnings("ignore::gradguard.errors.GradGuardWarning")
+def test_an_optimizer_is_called_what_the_user_calls_it(tmp_path: Path) -> None:
+    def step(self: Any, batch: Any, batch_idx: int) -> None:
+        opt = self.optimizers()
+        loss = returning(self, batch, batch_idx)
+        self.manual_backward(loss)
+        opt.step()
+
+    [found] = fit_by_hand(tmp_path, step, "guard")
+    assert found.code == "GG601" and found.headline.startswith("`opt` steps") and "opt.zero_grad()" in (found.fixes[0].patch or "")
+
+
 def test_bad_batches_may_be_skipped(tmp_path: Path) -> None:
     pl = lightning()
 

@@ -1,11 +1,12 @@
 """# GG741 lightning-no-loss-returned
 
 ## What it is
-`training_step` returns None, batch after batch, under automatic optimization.
+`training_step` returns None, batch after batch, under automatic optimization. Or optimization is manual, and `training_step` only
+returns a loss.
 
 ## Why it is wrong
 Lightning skips a batch without a loss: no backward, no step. Now and then that is a way to skip a bad batch; always, nothing is
-trained.
+trained. Under manual optimization Lightning calls neither backward nor step, whatever is returned.
 
 ## Example
     def training_step(self, batch, batch_idx):
@@ -23,17 +24,19 @@ Unsafe: the model is trained from now on, which is the purpose.
 
 ## When it speaks, what silences it
 If every batch of the run returned None: with the Lightning callback after the first five or at the end of a shorter fit, else
-at the end. Manual optimization is silent, and so are batches that are skipped now and then.
+at the end. Batches that are skipped now and then are silent. Under manual optimization: at the end of a fit of ten batches or more
+without any backward or step, if the losses returned led to parameters, and none of these has changed. A module that changes them
+by other means is silent, and so is one whose loss leads to no parameter.
 """
 
 from __future__ import annotations
 
 from types import CodeType
-from typing import Any
 
 from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.source import function_def, span_of
 from gradguard.rules.base import Rule
+from gradguard.rules.frameworks.lightning_manual import idle_fit, step_code
 from gradguard.rules.incident import Incident
 
 CODE, NAME = "GG741", "lightning-no-loss-returned"
@@ -46,6 +49,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
         return None
     if "prepared" in suspicion.data:
         return suspicion.data["prepared"]  # type: ignore[no-any-return]
+    if "fit" in suspicion.data:
+        return idle_fit(suspicion.data["fit"], CODE, NAME)
     owner, code, batches = (suspicion.data[key] for key in ("owner", "function", "batches"))
     return told(owner, code, batches)
 
@@ -90,10 +95,7 @@ def automatic_step(incident: Incident) -> tuple[str, CodeType] | None:
         if not view.frame.f_globals.get("__name__", "").endswith("loops.optimization.automatic"):
             continue
         module = getattr(getattr(view.locals.get("self"), "trainer", None), "lightning_module", None)
-        step: Any = getattr(type(module), "training_step", None)
-        while hasattr(step, "__wrapped__"):
-            step = step.__wrapped__
-        code = getattr(step, "__code__", None)
+        code = step_code(type(module))
         if code is not None:
             return type(module).__name__, code
     return None

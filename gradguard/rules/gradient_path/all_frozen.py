@@ -45,6 +45,7 @@ from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.taking_part import files_of, sources_of
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
+from gradguard.rules.frameworks import lightning_manual
 from gradguard.rules.gradient_path import frozen, lost_path, roots
 from gradguard.rules.gradient_path.places import short
 from gradguard.rules.incident import Incident
@@ -144,6 +145,15 @@ def _frozen(incident: Incident, lost: lost_path.LostPath, modules: list[torch.nn
         explanation = (
             "PyTorch records a graph only where an input requires grad. With every parameter frozen and plain data as input there is none."
         )
+        if chosen is not None and lightning_manual.toggled_twice(incident):
+            headline += " while another optimizer is still toggled"
+            fixes = [
+                Fix(title="Call `self.untoggle_optimizer(...)` for the optimizer before, when it has stepped: here", safety="unsafe"),
+            ]
+            explanation = (
+                "`toggle_optimizer` freezes what the other optimizers hold, and gives its own parameters the requires_grad they had: "
+                "off, where the toggle before is not taken back."
+            )
     if incident.place is not None:
         related.append(incident.place.span(f"`{root}` has no graph to follow", "backward"))
     return _diagnosis(

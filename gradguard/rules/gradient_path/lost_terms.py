@@ -12,7 +12,7 @@ from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.graph import walk
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.journal import Cut, Journal, current_journal
-from gradguard.rules.gradient_path import additive, lost_path, origins, patching, roots, terms, words
+from gradguard.rules.gradient_path import additive, lost_path, origins, patching, regraphed, roots, terms, words
 from gradguard.rules.gradient_path.additive import Region
 from gradguard.rules.gradient_path.origins import Origin
 from gradguard.rules.gradient_path.places import function_word, same_place, short
@@ -225,7 +225,7 @@ def _tell_term(incident: Incident, found: list[Origin], place: ResolvedSite | No
         tensors=[lost_path.facts(incident.names.leaf(leaf), leaf) for leaf in origin.leaves[:3]],
         explanation=f"backward() works, because the rest of `{name}` has a graph; this term only changes the number. "
                     f"{words.explanation(origin, name)}",
-        fixes=[patching.with_patch(words.fix(origin, name), origin, found)],
+        fixes=[*regraphed.anew(incident, origin), patching.with_patch(words.fix(origin, name), origin, found)],
         notes=["If the term is only meant to be reported, keep it out of what backward() is called on."], confidence="likely",
     )  # fmt: skip
 

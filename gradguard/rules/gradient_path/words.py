@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 
 from gradguard.diagnosis import Fix
+from gradguard.evidence.source import dotted
 from gradguard.rules.gradient_path.origins import Origin, callee_name
 from gradguard.rules.gradient_path.places import function_word, quoted, short
+from gradguard.rules.gradient_path.rounding import before_rounding
 
+_GATHERING = ("all_gather", "all_gather_into_tensor", "all_gather_single")  # collective calls
 _LEAVES = {"escape": "a Python number or an array", "rewrap": "a new tensor"}
 
 
@@ -62,6 +65,8 @@ def label(origin: Origin) -> str:
         return f"{result} is computed here with grad mode off" if origin.place is not None else "computed with grad mode off"
     if origin.kind == "sample":
         return f"`sample()` draws under no_grad: {result} has no path to the distribution's parameters"
+    if is_collective(origin):
+        return "no gradient comes back through a collective call: what it fills are plain values"
     if origin.output and origin.kind == "nondiff":
         return f"no derivative leads through the indices: {result} has no path to {inner}"
     if origin.kind == "nondiff":
@@ -77,6 +82,28 @@ def label(origin: Origin) -> str:
     if origin.func in ("autograd.grad", "grad"):
         return f"without create_graph=True {result} has no graph of its own"
     return f"the path ends here: {result} has no path to {inner}"
+
+
+def is_collective(origin: Origin) -> bool:
+    """Whether values went from rank to rank here."""
+    return origin.kind == "nondiff" and origin.func in _GATHERING
+
+
+def _regather(origin: Origin) -> Fix:
+    """The own part put back in, or a gathering call with a backward."""
+    other = "`torch.distributed.nn.functional.all_gather`, which has a backward"
+    call = origin.place.call if origin.place is not None else None
+    named = {word.arg: word.value for word in call.keywords} if call is not None else {}
+    filled = named.get("tensor_list", call.args[0] if call is not None and call.args else None)
+    read = named.get("tensor", call.args[1] if call is not None and len(call.args) > 1 else None)
+    callee = dotted(call.func) if call is not None else None
+    if origin.func != "all_gather" or callee is None or callee.rpartition(".")[2] != origin.func:
+        return Fix(title=f"Gather with {other}", safety="unsafe")
+    rank = f"{callee.rpartition('.')[0]}.get_rank()" if "." in callee else "rank"
+    if isinstance(filled, ast.Name) and read is not None:
+        own = f"`{filled.id}[{rank}] = {short(ast.unparse(read), 40)}`"
+        return Fix(title=f"Put the own part back in, with its graph: {own} after it; or gather with {other}", safety="unsafe")
+    return Fix(title=f"Put the own part back into the list, with its graph, or gather with {other}", safety="unsafe")
 
 
 def switch_label(origin: Origin) -> str:
@@ -116,6 +143,8 @@ def why(origin: Origin, root: str) -> str:
     done = f"`{operation(origin)}`"
     if origin.kind == "sample":
         return f"{f'`{name}`' if name else 'a value'} is drawn with {done}{function}, which gives no gradient to the distribution"
+    if is_collective(origin):
+        return f"{done}{function} gives plain values, without a path"
     if origin.discrete:
         indices = f" gives `{name}` as indices, which have" if origin.output and name else " has"
         return f"{done}{function}{indices} no derivative"
@@ -158,6 +187,11 @@ def explanation(origin: Origin, root: str) -> str:
         return (
             "`sample()` draws its value under no_grad: the parameters of the distribution get no gradient through it. "
             "`rsample()` draws reparametrized samples with a path."
+        )
+    if is_collective(origin):
+        return (
+            "A collective call of `torch.distributed` copies values between ranks and records nothing: also the own part of what it "
+            "gathers is a copy without a graph, so no parameter behind it gets a gradient."
         )
     if rule == "GG304":
         return (
@@ -218,6 +252,17 @@ def fix(origin: Origin, root: str) -> Fix:
         return Fix(title=f"Compute {what} with grad mode on", safety="manual")
     if origin.kind == "sample":
         return Fix(title="Draw with `rsample()`, or use the score function: `-(dist.log_prob(action) * reward)`", safety="unsafe")
+    if is_collective(origin):
+        return _regather(origin)
+    rounded = before_rounding(origin) if rule == "GG304" else None
+    if rounded is not None:
+        before, rounding = rounded
+        return Fix(
+            title=f"Compute the loss from `{short(before, 40)}`, in front of the rounding; keep {quoted(operation(origin))} for what needs "
+            "whole numbers",
+            safety="manual",
+            detail=f"The derivative of `{rounding}` is zero: dropping only {quoted(operation(origin))} would train nothing either.",
+        )
     if rule == "GG304":
         return Fix(
             title=f"Compute the loss from {f'`{inner}`' if inner else 'the scores'} themselves; keep {quoted(operation(origin))} "

@@ -32,10 +32,12 @@ When backward() fails on a freed graph that was made in this same step, and that
 
 from __future__ import annotations
 
+import ast
+
 from gradguard.diagnosis import Diagnosis, Fix, Role, SourceSpan
 from gradguard.evidence.graph import op_name
 from gradguard.evidence.source import ResolvedSite, resolve
-from gradguard.evidence.syntax import header_range
+from gradguard.evidence.syntax import Source, header_range
 from gradguard.fixes.edits import edit_of, patched
 from gradguard.journal import BackwardFact
 from gradguard.rules.base import Rule
@@ -200,19 +202,45 @@ def _freed_by_grad(facts: Study, first: BackwardFact) -> Diagnosis:
     place = _place(first)
     culprit = None if place is None else place.span("frees the graph that the loss still needs", "culprit")
     name = tell.holder_name(carrier)
-    text = (
-        f"{tell.call_words(first)} freed the graph of {name} as backward() does; {tell.call_words(facts.call)} has to go through it again."
+    words, again = tell.call_words(first), tell.call_words(facts.call)
+    unnamed = name == "a tensor"
+    graph = "a graph" if unnamed else f"the graph of {name}"
+    again = f"{again}, run once more," if again == words else again
+    text = f"{words} freed {graph} as backward() does; {again} has to go through it again."
+    looked_at = _only_looked_at(place)
+    keep = Fix(
+        title=f"pass retain_graph=True to {words}: its result is only looked at"
+        if looked_at
+        else "pass retain_graph=True to it if its result is only looked at",
+        safety="safe",
     )
-    fixes = [
-        Fix(
-            title=f"pass create_graph=True to {tell.call_words(first)} if its result goes into the loss, such as a gradient penalty",
-            safety="manual",
-        ),
-        Fix(title="pass retain_graph=True to it if its result is only looked at", safety="safe"),
-    ]
-    return _diagnosis(
-        facts, f"{tell.call_words(first)} has freed the graph of {name}, which backward() still needs", culprit, text, fixes, []
+    create = Fix(
+        title=f"pass create_graph=True to {words} if its result goes into the loss, such as a gradient penalty",
+        safety="manual",
     )
+    headline = f"{words} has freed {graph}, which backward() still needs"
+    return _diagnosis(facts, headline, culprit, text, [keep] if looked_at else [create, keep], [])
+
+
+def _only_looked_at(place: ResolvedSite | None) -> bool:
+    """Whether only numbers are made of what a call returns, in the function where it stands."""
+    scope = None if place is None else place.enclosing_function
+    if place is None or place.source is None or scope is None or not place.targets or place.statement is None:
+        return False
+    names = set(place.targets)
+    uses = [node for node in ast.walk(scope) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in names]
+    return bool(uses) and all(_is_a_number(place.source, node) for node in uses)
+
+
+def _is_a_number(source: Source, node: ast.AST) -> bool:
+    for above in source.ancestors(node):
+        if isinstance(above, ast.stmt):
+            return False
+        if isinstance(above, ast.Attribute) and above.attr in ("item", "tolist", "numpy", "detach", "shape"):
+            return True
+        if isinstance(above, ast.Call) and isinstance(above.func, ast.Name) and above.func.id in ("float", "print"):
+            return True
+    return False
 
 
 def _inner(facts: Study) -> Diagnosis:

@@ -43,7 +43,7 @@ from gradguard.evidence.syntax import Source, load
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
-from gradguard.rules.protocol.places import attribute_sets, calls_of, class_node
+from gradguard.rules.protocol.places import attribute_sets, class_node
 from gradguard.rules.protocol.retained import KEY, Tag
 
 CODE, NAME = "GG608", "graph-retained"
@@ -221,15 +221,40 @@ def _scopes(incident: Incident, holding: Holding) -> list[tuple[Source, ast.AST]
 
 
 def _adds(source: Source, name: str) -> list[ResolvedSite]:
-    """Statements that put something into a container: `name.append(...)`, `name[k] = ...`, `name += [...]`."""
+    """Statements that put something into a container: `name.append(...)`, `name[k] = ...`, `name[k].append(...)`.
+
+    Of several, those that keep plain values are none of them.
+    """
     assert source.tree is not None
-    lines = [call.lineno for method in _ADDS for call in calls_of(source, method, name)]
+    found: list[tuple[int, ast.expr]] = []
     for node in ast.walk(source.tree):
-        if isinstance(node, ast.Assign) and any(
-            isinstance(t, ast.Subscript) and (dotted(t.value) or "").split(".")[-1] == name for t in node.targets
-        ):
-            lines.append(node.lineno)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _ADDS and node.args:
+            if _container(node.func.value) == name:
+                found.append((node.lineno, node.args[-1]))
+        elif isinstance(node, (ast.Assign, ast.AugAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(t, ast.Subscript) and _container(t) == name for t in targets):
+                found.append((node.lineno, node.value))
+    lines = [line for line, value in found if not _is_plain(value)] or [line for line, _ in found]
     return [place for line in sorted(set(lines)) if (place := at_line(source.filename, line)) is not None]
+
+
+def _container(node: ast.expr) -> str | None:
+    """`kept` of `self.kept[name]`, `kept.setdefault(name, [])` and the like."""
+    while True:
+        if isinstance(node, ast.Subscript):
+            node = node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("setdefault", "get"):
+            node = node.func.value
+        else:
+            return (dotted(node) or "").split(".")[-1] or None
+
+
+def _is_plain(value: ast.expr) -> bool:
+    """Whether what is kept has no graph, as far as the expression says."""
+    if isinstance(value, (ast.Constant, ast.List, ast.Dict)) and not any(isinstance(node, ast.Name) for node in ast.walk(value)):
+        return True
+    return any(isinstance(node, ast.Attribute) and node.attr in ("detach", "item", "tolist", "numpy", "data") for node in ast.walk(value))
 
 
 def _reads(statement: ast.stmt | None, name: str) -> bool:

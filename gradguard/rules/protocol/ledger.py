@@ -20,6 +20,7 @@ import torch
 from gradguard.callsite import CallSite, user_frame
 from gradguard.coasting import Coast
 from gradguard.journal import BackwardFact, current_journal
+from gradguard.rules.frameworks import lightning_manual
 from gradguard.rules.frameworks.scaling import Scaling, touched
 from gradguard.rules.protocol import verdicts
 from gradguard.rules.protocol.books import Book, Part, Slot, unchanged
@@ -120,12 +121,13 @@ class Ledger:
             if self.coast is not None:
                 book.steps += self.coast.steps_of(book.key)
                 self.coast.stop()
-            if book.steps or book.filled:
+            if book.steps or book.filled or book.fit is not None:
                 with quiet():  # it may die anywhere, such as under a mode of the user's
                     for prepared in book.prepared:
                         verdict = prepared.holds()
                         prepared.holds = (lambda: True) if verdict else (lambda: False)
                     book.gathered["unchanged"] = unchanged(book)
+                    book.gathered["idle fit"] = book.fit is not None and book.fit.idle(self)
                 self.ended.append(book)
             if self.books.get(book.key) is book:
                 del self.books[book.key]
@@ -140,6 +142,7 @@ class Ledger:
         self.survey.often(self.backwards)
         book = self.book_of(optimizer)
         book.made = site
+        book.fit = lightning_manual.begun(self)
 
     def _drop_dead(self) -> None:
         for key in [key for key, book in self.books.items() if book.ref() is None]:
@@ -429,8 +432,9 @@ class Ledger:
         self.stepping.clear()
 
     def spans_a_loop(self) -> bool:
-        """Whether many backward calls ran since the guard was entered, be it without any step."""
-        return self.backwards - self.opened_backwards >= 10
+        """Whether many backward calls ran since the guard was entered, be it without any step; or a fit without any."""
+        fits = any(book.fit is not None for book in (*self.books.values(), *self.ended))
+        return self.backwards - self.opened_backwards >= 10 or fits
 
     def closing(self) -> None:
         """The guard is left: what can only be said at the end is said, if this was more than a single step."""

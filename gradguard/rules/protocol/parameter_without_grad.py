@@ -44,6 +44,7 @@ from gradguard.rules.protocol.books import Book, Prepared
 from gradguard.rules.protocol.cut_off import the_cut
 from gradguard.rules.protocol.fixed_index import fixed_index
 from gradguard.rules.protocol.places import attribute_set, class_node
+from gradguard.rules.protocol.severed import LoneLoss
 from gradguard.rules.protocol.suspicion import version_of
 
 CODE, NAME = "GG605", "parameter-without-grad"
@@ -147,6 +148,9 @@ def _called(incident: Incident, book: Book, idle: Idle, called: dict[int, Any]) 
         cut = the_cut(found)
         if cut is not None:
             return _told(incident, book, headline + cut.clause, cut.culprit, [*cut.related, at], cut.fix, parameters, shown)
+        lone = incident.memory["ledger"].severed.losses(parameters)
+        if len(lone) == 1 and (loss := resolve(lone[0].made)) is not None:
+            return _lone(incident, book, headline, lone[0], loss, parameters, shown)
         headline += "what it computes does not reach any loss"
         related = [spot.span("cut off here", "context") for origin in found[:3] if (spot := origin.place) is not None]
         fix = Fix(title="Find where its result is detached, dropped or turned into a number", safety="manual")
@@ -163,6 +167,22 @@ def _called(incident: Incident, book: Book, idle: Idle, called: dict[int, Any]) 
         [each[0] for each, _ in hit],
         shown,
     )
+
+
+def _lone(
+    incident: Incident, book: Book, headline: str, lone: LoneLoss, loss: ResolvedSite, parameters: list[torch.Tensor], shown: str
+) -> Diagnosis:
+    """A loss is computed with them, and another one is all that backward starts from."""
+    name = loss.targets[0] if loss.targets else tell.short(loss.text, 40)
+    back = resolve(lone.backward)
+    culprit = loss.span("no backward starts from it, and nothing that one starts from contains it", "culprit")
+    related = tell.spans(
+        tell.span(lone.taken, "takes only its number", "context"),
+        None if back is None else back.span("starts from another loss", "backward"),
+    )
+    fix = Fix(title=f"Add `{name}` (times its weight) to the loss that backward starts from", safety="unsafe")
+    headline += f"it goes into `{name}`, which is never added to the loss"
+    return _told(incident, book, headline, culprit, related, fix, parameters, shown)
 
 
 def _unused(incident: Incident, book: Book, idle: Idle) -> Diagnosis | None:

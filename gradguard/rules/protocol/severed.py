@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 from gradguard.callsite import CallSite
 from gradguard.evidence.graph import root_nodes, walk
@@ -11,6 +12,21 @@ from gradguard.journal import BackwardFact, Cut, Journal
 from gradguard.torch_internals import node_sequence
 
 _MOST_NODES = 8_192
+_CALLS = 16  # backward calls of one step whose losses are looked at
+
+
+class LoneLoss(NamedTuple):
+    """A loss from which no backward starts.
+
+    Attributes:
+        made: where it is computed.
+        taken: where its number is taken.
+        backward: where the step's backward starts, from another loss.
+    """
+
+    made: CallSite
+    taken: CallSite | None
+    backward: CallSite | None
 
 
 class Severed:
@@ -24,12 +40,16 @@ class Severed:
         self._journal = journal
         # cuts whose result went into a loss, ids of what is behind them, and the places of the backward calls of those losses
         self._used: dict[int, tuple[Cut, frozenset[int], set[CallSite | None]]] = {}
+        # losses of which only the number was taken, by where they were made: where it was, what is behind them
+        self._lone: dict[CallSite, tuple[CallSite | None, frozenset[int]]] = {}
+        self._roots: set[CallSite] = set()  # where the losses that backward started from were made
+        self._loss: CallSite | None = None  # where the backward call was
 
     def arm(self, parameters: list[weakref.ref[Any]]) -> None:
         """From here on, cuts that have one of these parameters behind them are noted."""
         self._journal.wanted = {id(p): ref for ref in parameters if (p := ref()) is not None}
         self._journal.severed = []
-        self._used = {}
+        self._used, self._lone = {}, {}
 
     def disarm(self) -> None:
         """That was enough."""
@@ -41,6 +61,14 @@ class Severed:
         journal = self._journal
         if not journal.severed:
             return
+        self._loss = call.site
+        for other in islice(reversed(journal.backwards), _CALLS):  # autograd.grad too
+            if other.step == call.step:
+                self._roots.update(op.site for seq in other.root_seqs if (op := journal.op_at(seq)) is not None)
+        for lost, behind in journal.severed:
+            made = journal.op_at(lost.sources[0]) if lost.of_loss and lost.sources else None
+            if made is not None:
+                self._lone.setdefault(made.site, (lost.site, behind))
         noted = {id(cut): (cut, behind) for cut, behind in journal.severed}
         for i, (node, _) in enumerate(walk(root_nodes(roots))):
             if i > _MOST_NODES:
@@ -68,3 +96,12 @@ class Severed:
         ]
         reached: set[int] = set().union(*(behind for _, behind in found))
         return [cut for cut, _ in found] if reached == wanted else []
+
+    def losses(self, parameters: list[Any]) -> list[LoneLoss]:
+        """Losses that all of these parameters stand behind, and of which the steps looked at took nothing but the number."""
+        wanted = {id(parameter) for parameter in parameters}
+        return [
+            LoneLoss(made, taken, self._loss)
+            for made, (taken, behind) in self._lone.items()
+            if behind >= wanted and made not in self._roots
+        ]

@@ -76,10 +76,12 @@ def recognise(incident: Incident) -> Diagnosis | None:
     whose = f"the gradients of `{roots[0]}`" if len(roots) == 1 else "its gradients"
     cleared = incident.memory["ledger"].last_zero
     never = book.zeros == 0
+    at = resolve(book.zero_site)
+    theirs = not never and not book.zeroed_at_step and (at is None or "zero_grad" not in (at.callee or ""))  # a trainer's, before the loop
     if never and cleared is not None:
         history = f"`zero_grad()` is called in this run, but never for the parameters of `{name}`"
-    elif never:
-        history = "`zero_grad()` is never called"
+    elif never or theirs:
+        history = "`zero_grad()` is never called" + (" in the loop" if theirs else "")
     else:
         history = f"`zero_grad()` was last called before step {book.zeroed_at_step + 1} of {book.steps}"
     label = f"applies what step {book.steps - 1} has already applied once more"
@@ -93,12 +95,12 @@ def recognise(incident: Incident) -> Diagnosis | None:
         )
     else:
         culprit = step_span
-        zero = None if never else tell.span(book.zero_site, f"clears the gradients, last before step {book.zeroed_at_step + 1}", "context")
+        last = f"clears the gradients, last before step {book.zeroed_at_step + 1}"
+        zero = None if never or theirs else tell.span(book.zero_site, last, "context")
         related = tell.spans(zero, None if backward is None else backward.span("adds to the gradients of all steps before", "backward"))
     several = book.filled >= 1.5 * book.steps  # backward calls a step: gradients are accumulated on purpose
-    patch = (
-        tell.inserted_before(backward, f"{name}.zero_grad()") if never and not several and name.replace(".", "").isidentifier() else None
-    )
+    patched = (never or theirs) and not several and name.replace(".", "").isidentifier()
+    patch = tell.inserted_before(backward, f"{name}.zero_grad()") if patched else None
     return Diagnosis(
         code=CODE,
         name=NAME,

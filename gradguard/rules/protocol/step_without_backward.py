@@ -41,7 +41,7 @@ from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.source import ResolvedSite, dotted, resolve
 from gradguard.evidence.syntax import Source
 from gradguard.rules.base import Rule
-from gradguard.rules.frameworks import lightning_no_loss_returned
+from gradguard.rules.frameworks import lightning_manual, lightning_no_loss_returned
 from gradguard.rules.gradient_path import origins
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
@@ -59,7 +59,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
         return None
     parameters = [p for p in book.parameters() if p.requires_grad]
     if not parameters:
-        return None
+        return _toggled(incident, book) if kind == "no path" else None
     name = tell.optimizer_name(book, incident)
     step = resolve(book.step_site)
     if kind == "no backward":
@@ -82,7 +82,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
             explanation=f"All {len(parameters)} parameters of `{name}` have `.grad` None at {book.empty} steps in a row, and no backward "
             "ran between them. Optimizers skip such parameters silently.",
             fixes=[
-                Fix(title="Call `backward()` on the loss before the step", safety="unsafe")
+                Fix(title=f"Call `{_backward(incident)}` on the loss before the step", safety="unsafe")
                 if bare is None
                 else Fix(title=f"Call it: `{bare.text}()`", safety="unsafe")
             ],
@@ -113,6 +113,38 @@ def recognise(incident: Incident) -> Diagnosis | None:
             "twice."
         ),
         fixes=[Fix(title="Remove this second `step()`", safety="unsafe", detail="One step for each set of gradients.")],
+    )
+
+
+def _backward(incident: Incident) -> str:
+    """What backward is called around the incident: in a LightningModule `manual_backward`."""
+    return (
+        "self.manual_backward(...)"
+        if any(lightning_manual.is_module(view.locals.get("self")) for view in incident.frames)
+        else "backward()"
+    )
+
+
+def _toggled(incident: Incident, book: Book) -> Diagnosis | None:
+    """Everything that it holds is frozen while it steps: toggled off for another optimizer, and never toggled back."""
+    parameters = book.parameters()
+    toggle = lightning_manual.toggled_off(incident, parameters) if parameters and not book.frozen else None
+    if toggle is None:
+        return None
+    name = tell.optimizer_name(book, incident)
+    step = resolve(book.step_site)
+    other = (dotted(toggle.call.args[0]) if toggle.call is not None and toggle.call.args else None) or "..."
+    return Diagnosis(
+        code=CODE,
+        name=NAME,
+        severity="warning",
+        headline=f"`{name}.step()` does nothing: its parameters are frozen, toggled off for another optimizer and never untoggled",
+        culprit=toggle.span("freezes what the other optimizers hold, and nothing switches it on again", "culprit"),
+        related=[] if step is None else [step.span("no parameter has a gradient here", "context")],
+        tensors=tell.facts(parameters, incident.names),
+        explanation=f"`toggle_optimizer` sets requires_grad to False for what only other optimizers hold; `untoggle_optimizer` takes it "
+        f"back. All {len(parameters)} parameters of `{name}` are still off when it steps, and none has ever had a gradient.",
+        fixes=[Fix(title=f"Call `{toggle.receiver}.untoggle_optimizer({other})` after the step of `{other}`", safety="unsafe")],
     )
 
 

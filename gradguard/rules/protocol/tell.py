@@ -47,7 +47,7 @@ def made_name(site: CallSite | None) -> str | None:
 def optimizer_name(book: Book, incident: Incident) -> str:
     """The optimizer's variable: around the incident, at its construction, as the receiver of a recorded call; or its type."""
     optimizer = book.ref()
-    name = incident.names.of(optimizer) if optimizer is not None else None
+    name = incident.names.optimizer_variable(optimizer) if optimizer is not None else None
     if name is None or "[" in name:
         name = call_receiver(book.step_site, "step") or made_name(book.made) or name
     return name or book.type_name

@@ -148,6 +148,9 @@ def _nothing_to_clip(ledger: Ledger, parameters: list[Any], wanted: set[int], si
 def closing(ledger: Ledger) -> None:
     """The guard is left: what can only be said at the end is said, if this was more than a single step."""
     ledger.finish_ended()
+    for book in list(ledger.books.values()):
+        if book.fit is not None and book.fit.idle(ledger):
+            _idle_fit(ledger, book)
     steps = ledger.steps - ledger.opened_at
     if (steps < 10 and ledger.backwards < 10) or (steps < 10 and ledger.steps > 10 and ledger.steps < 300):
         return
@@ -162,6 +165,17 @@ def finish(ledger: Ledger, book: Book) -> None:
         if prepared.holds():
             ledger.found.append(Suspicion(prepared.code, book, {"prepared": prepared.diagnosis}))
     book.prepared.clear()
+    if book.gathered.get("idle fit") and book.fit is not None:
+        _idle_fit(ledger, book)
     if not book.steps and book.filled >= 10 and book.gathered.get("unchanged"):
         ledger.found.append(Suspicion("GG607", book, {"end": True}))
     book.rates.finish(ledger, book)
+
+
+def _idle_fit(ledger: Ledger, book: Book) -> None:
+    """A fit has run, and nothing has applied what it computes; said once for all optimizers of the fit."""
+    ledger.found.append(Suspicion("GG741", book, {"fit": book.fit}))
+    fit = book.fit
+    for each in (book, *ledger.books.values(), *ledger.ended):
+        if each.fit is fit:
+            each.fit = None
