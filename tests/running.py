@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import itertools
 import linecache
@@ -34,6 +35,9 @@ def run_source(folder: Path, source: str, level: str = "standard") -> list[tuple
     sys.modules[name] = module
     texts: list[tuple[Diagnosis, str]] = []
     current_session()._runs.clear()  # guards made at one line share a run: each program is to have its own
+    if "torch._dynamo" in sys.modules:  # what other tests have compiled would keep the guard from looking at module calls
+        sys.modules["torch._dynamo"].reset()
+        gc.collect()
     guard = gradguard(level=level)
     try:
         with guard:
