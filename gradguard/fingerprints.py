@@ -11,8 +11,8 @@ import torch
 from gradguard.torch_internals import has_own_dispatch
 
 _SMALL = 65_536  # bytes; above it torch sums faster than zlib goes through them
-_SAMPLE = 1 << 18  # bytes of a sample
-_BLOCK = 4_096  # bytes of each piece of it
+_SAMPLE = 1 << 16  # bytes of a sample
+_BLOCK = 1_024  # bytes of each piece of it
 
 
 def fingerprint(tensor: torch.Tensor, sampled: bool = False) -> int | None:
@@ -23,7 +23,7 @@ def fingerprint(tensor: torch.Tensor, sampled: bool = False) -> int | None:
 
     Args:
         tensor: its elements as they lie, on any device.
-        sampled: of more than 256 KiB, only 64 pieces of 4 KiB are read, evenly spaced.
+        sampled: of more than 64 KiB, only 64 to 127 pieces of 1 KiB are read, evenly spaced.
     """
     try:
         plain = type(tensor) is torch.Tensor
@@ -46,6 +46,8 @@ def fingerprint(tensor: torch.Tensor, sampled: bool = False) -> int | None:
             if sampled and size > _SAMPLE:
                 blocks = raw[: size // _BLOCK * _BLOCK].view(-1, _BLOCK)
                 raw = blocks[:: blocks.shape[0] * _BLOCK // _SAMPLE].reshape(-1)
+                if raw.is_cpu:
+                    return _of_memory(raw, raw.numel())
             return _of_words(raw, raw.numel())
     except Exception:  # tensors without memory of their own
         return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 from types import FunctionType, ModuleType
 from typing import Any
@@ -227,7 +228,9 @@ def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         for i, (key, item) in enumerate(value.items()):
             if i >= _MAX_ITEMS:
                 break
-            yield f"{name}[{key!r}]", item
+            text = _key(key)
+            if text is not None:
+                yield f"{name}[{text}]", item
     elif isinstance(value, nn.Module):
         yield from _attributes(name, value)
         for key, item in {**value._modules}.items():
@@ -238,6 +241,15 @@ def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _attributes(name, value)
     elif hasattr(value, "__dict__") and not isinstance(value, (type, torch.Tensor)) and not callable(value):
         yield from _attributes(name, value)
+
+
+def _key(key: Any) -> str | None:
+    """A dictionary's key as code; None for objects (an optimizer's state has parameters for keys), whose repr is none and may be long."""
+    if isinstance(key, Enum):
+        return f"{type(key).__name__}.{key.name}"
+    if isinstance(key, (tuple, frozenset)) and len(key) <= 4:
+        return repr(key) if all(_key(each) is not None for each in key) else None
+    return repr(key) if key is None or isinstance(key, (str, int, float, bytes, torch.device, torch.dtype)) else None
 
 
 def _attributes(name: str, value: Any) -> Iterator[tuple[str, Any]]:
