@@ -11,6 +11,7 @@ import logging
 import sys
 import weakref
 from collections import Counter
+from functools import cache
 from typing import Any
 
 from gradguard.calm import Calm
@@ -41,7 +42,7 @@ class Run:
         self.speaker = Speaker()
         self.suppressions = Suppressions()
         policy = self.policy
-        self.ledger = Ledger(lambda code: policy.options(get_rule(code)))
+        self.ledger = Ledger(cache(lambda code: policy.options(get_rule(code))))
         if settings.summary:
             self.ledger.recorder = Recorder()
         self.memory: dict[str, Any] = {"ledger": self.ledger, "options": self.policy.options}

@@ -58,20 +58,22 @@ def _find(incident: Incident) -> list[Unseen]:
     for fact in journal.writes if journal.data_writes else ():
         if fact.via == "data":
             writes.setdefault(fact.storage, []).append(fact)
+    nodes = [(node, node_sequence(node)) for node in nodes_from(incident.root_nodes)]
+    oldest = min((seq for _, seq in nodes), default=0)
     marks: dict[int, list[Prints]] = {}
     # numpy memory of long ago is not looked at again in every step
     since = journal.backwards[-16].clock if len(journal.backwards) >= 16 else 0
     for item in reversed(journal.prints):
         if item.clock <= since:
             break
-        marks.setdefault(item.storage, []).append(item)
+        if item.seq_to > oldest:  # the others concern nodes of other graphs
+            marks.setdefault(item.storage, []).append(item)
     if not writes and not marks:
         return []
     newest = max([fact.seq for facts in writes.values() for fact in facts] + [item.seq_to for items in marks.values() for item in items])
     found: list[Unseen] = []
     verdicts: dict[int, bool] = {}  # many nodes may have saved the same memory
-    for node in nodes_from(incident.root_nodes):
-        seq = node_sequence(node)
+    for node, seq in nodes:
         if seq >= newest:
             continue
         for name, slot in saved_slots(node):
