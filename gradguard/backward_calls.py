@@ -75,17 +75,23 @@ def run_backward(
     session._calm = False
     call: BackwardFact | None = None
     roots: tuple[Any, ...] = ()
+    again = False
     outermost = kind == "backward" and not session.depth
     if session.tracing and not session._on and not session.depth:  # an optimizer's step() raised: its post hook never came
         session.trace(True)
     with session.shield:
         roots = tensors_of(args, kwargs, 0, ("tensors", "outputs"))
         call = backward_fact(session, kind, frame, args, kwargs, roots)
-        session.journal.backward_count = call.index
-        session.journal.later(call)
-        if outermost:
-            step_protocol.before_backward(session, frame)
-        session.moment("before_backward", kind, frame, roots=roots, call=call)
+        again = session.depth > 0 and _is_same_call(call, session.under_way)
+        if not again:
+            session.under_way = session.under_way if session.depth else call
+            session.journal.backward_count = call.index
+            session.journal.later(call)
+            if outermost:
+                step_protocol.before_backward(session, frame)
+            session.moment("before_backward", kind, frame, roots=roots, call=call)
+    if again:  # what it raises is told by the call that handed it on
+        return original(*args, **kwargs)
     watch: NodeWatch | None = None
     if session.tracing and call is not None and session.run.settings.trace.node_hooks:
         with session.shield, quiet():
@@ -113,6 +119,11 @@ def run_backward(
                 session.begin_step()
         session.moment("after_backward", kind, frame, roots=roots, call=call)
     return result
+
+
+def _is_same_call(call: BackwardFact, other: BackwardFact | None) -> bool:
+    """Whether torch has only handed a call on: under a torch-function mode `autograd.grad` is called once more by itself."""
+    return other is not None and (call.kind, call.root_seqs, call.stack) == (other.kind, other.root_seqs, other.stack)
 
 
 def _gradients(session: Session, call: BackwardFact, result: Any) -> None:

@@ -96,6 +96,7 @@ class Session(Incidents):
         self.shield = _Shield(ref)
         self.census: Any = None  # the handle of a hook on module calls, while there is one
         self.depth = 0  # nested backward calls
+        self.under_way: Any = None  # the fact of the newest of those that are not
         self._on = False  # whether the op probe stands on the mode stack, as far as this session put it there
         self._backwards = 0  # since the step began
         self.ended = False  # the loop is over: the step that began behind the last optimizer's step is none

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from inspect import CO_GENERATOR
 from typing import Any, Literal
 
 import torch
@@ -248,6 +249,8 @@ class Carriers:
         """Where the holding is filled, and how well that is known."""
         if holding.frame is not None:
             view = view_of(holding.frame, self.frames)
+            if view is None and holding.frame.f_code.co_flags & CO_GENERATOR:  # a generator that waits at its `yield`
+                view = FrameView(holding.frame)
             stores = [] if view is None else stores_of_variable(holding.name, view, container=bool(holding.through))
             if stores:
                 return 4, stores

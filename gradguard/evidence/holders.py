@@ -10,7 +10,7 @@ import gc
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import CellType, FrameType, FunctionType, MethodType, ModuleType
+from types import CellType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -71,12 +71,16 @@ def holdings(tensor: torch.Tensor, frames: Sequence[FrameView], ignore: Collecti
             if isinstance(referrer, FrameType):
                 if id(referrer) not in views and USER_FILES[referrer.f_code.co_filename]:
                     found.extend(_in_frame(referrer, step, tensor))
+            elif isinstance(referrer, GeneratorType):
+                if referrer.gi_frame is not None and id(referrer.gi_frame) not in views:
+                    found.extend(_in_frame(referrer.gi_frame, step, tensor))
             elif not here and not isinstance(referrer, (ModuleType, type, FunctionType)) and id(referrer) not in scopes:
                 own_dict = getattr(referrer, "__dict__", None) is step.obj  # a library's object: look further, its dict is no container
                 through = step.through[1:] if own_dict else step.through
                 following.append(_Step(referrer, (type(referrer).__name__, *through), step.obj))
         if found:
-            wrappers = [step.obj for step in level if "lru_cache" in type(step.obj).__name__]
+            near = [obj for step in level for obj in (step.obj, step.inner)]  # a method's wrapper stands in its class's dict
+            wrappers = [obj for obj in near if "lru_cache" in type(obj).__name__]
             return [replace(holding, wrapper=wrappers[0]) for holding in found] if wrappers else found
         level = following  # the nearest holders name it best: further ones are looked for only where there are none
     return found
@@ -111,8 +115,10 @@ def _is_own(obj: Any) -> bool:
     """Lists, frames and generators of this very search."""
     if isinstance(obj, FrameType):
         return not USER_FILES[obj.f_code.co_filename]
+    if isinstance(obj, GeneratorType):
+        return not USER_FILES[obj.gi_code.co_filename]
     kind = type(obj)
-    return kind.__module__.startswith("gradguard.") or kind.__name__ in ("list_iterator", "generator", "SavedTensor")
+    return kind.__module__.startswith("gradguard.") or kind.__name__ in ("list_iterator", "SavedTensor")
 
 
 def _variables(step: _Step, tensor: torch.Tensor, frames: Sequence[FrameView]) -> Iterator[Holding]:

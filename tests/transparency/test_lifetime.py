@@ -216,8 +216,9 @@ def test_the_journal_keeps_its_bounds() -> None:
     bounds = {
         "ops": limits.ops,
         "writes": limits.writes,
-        "backwards": limits.calls,
-        "steps": limits.calls,
+        "_backwards": limits.calls,
+        "_steps": limits.calls,
+        "_later": 3 * limits.calls,
         "modes": limits.modes,
         "escapes": limits.escapes,
         "_cuts": limits.cuts,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from gradguard.rules.inplace.renormed import lookups_since
 from gradguard.rules.inplace.story import Story
 from gradguard.rules.inplace.tell import inside_forward
 
@@ -19,6 +20,8 @@ def kind_of(story: Story) -> Kind:
         return "value"
     if state.is_buffer:
         return "buffer"
+    if lookups_since(story):
+        return "value"
     if first is not None and (first.module is not None or first.grad_enabled or inside_forward(first.place)):
         return "value"
     return "step"

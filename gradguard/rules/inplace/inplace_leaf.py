@@ -20,7 +20,9 @@ is wanted, would be gone. PyTorch refuses before anything is written.
 for updates of parameters; an out-of-place operation (`x = x + noise`) where the result shall be part of the graph.
 
 ## Fix safety
-`no_grad` around an update of parameters is safe: an update is not meant to be differentiated.
+`no_grad` around an update of parameters is safe: an update is not meant to be differentiated. Not so where a forward pass adds
+what it computes into a parameter: there `no_grad` would cut off all that is added, and overwrite the parameter; a copy
+(`out = self.bias.clone()`) or a new tensor is right.
 
 ## When it speaks, what silences it
 Only for PyTorch's exception.
@@ -33,8 +35,12 @@ import ast
 from torch import nn
 
 from gradguard.diagnosis import Diagnosis, Fix
+from gradguard.evidence.bindings import assignments_to, dotted
+from gradguard.evidence.syntax import Source, header_range
+from gradguard.fixes.edits import edit_of, patched
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
+from gradguard.rules.inplace.aliases import scope_node
 from gradguard.rules.inplace.refused import Refused
 from gradguard.rules.inplace.repairs import out_of_place, under_no_grad
 from gradguard.rules.inplace.tell import short
@@ -57,6 +63,11 @@ def recognise(incident: Incident) -> Diagnosis | None:
     known = f"`{what}`{alias}, a {kind} that requires grad," if what else f"a {kind} that requires grad"
     culprit = write.culprit(f"changes `{write.written or what or 'a leaf'}` in place while grad mode is on")
     origin = write.made(write.written, f"`{write.written}` is made here, as a leaf") if write.written and write.state is None else None
+    bound = _plain_binding(write)
+    if bound is not None and write.state is not None:
+        source, statement = bound
+        label = f"`{write.written}` is the very tensor from here on, no copy"
+        origin = source.span(header_range(statement), label, "made", source.qualname_around(statement))
     return Diagnosis(
         code=CODE,
         name=NAME,
@@ -94,9 +105,43 @@ def _fixes(write: Refused, kind: str) -> list[Fix]:
             Fix(title=f"build this `nn.{type(write.module).__name__}` without `inplace=True`", safety="safe"),
             Fix(title="do not hand it a leaf", safety="manual"),
         ]
-    if kind == "parameter" or _is_update(write):
+    if _is_update(write):
         return [guard]
-    return [fresh, guard]
+    part = write.feeds_the_graph
+    if part is None:
+        guard = Fix(title="where it is an update that is not to be differentiated: do it under `torch.no_grad()`", safety="manual")
+    if kind == "parameter":
+        return [guard] if part is False else [*_copies(write), fresh] if part else [*_copies(write), fresh, guard]
+    return [fresh] if part else [fresh, guard]
+
+
+def _plain_binding(write: Refused) -> tuple[Source, ast.Assign] | None:
+    """`out = self.bias`, where `out` is what is written: the last assignment before it, in the same function."""
+    place, scope = write.place, None if write.place is None else scope_node(write.place)
+    if place is None or place.source is None or scope is None or not write.written or "." in write.written:
+        return None
+    before = [statement for statement in assignments_to(scope, write.written) if statement.lineno < place.line]
+    last = before[-1] if before else None
+    if isinstance(last, ast.Assign) and len(last.targets) == 1 and isinstance(last.targets[0], ast.Name) and dotted(last.value) is not None:
+        return place.source, last
+    return None
+
+
+def _copies(write: Refused) -> list[Fix]:
+    """Where a variable was bound to the parameter itself to be added to: it begins as a copy."""
+    bound = _plain_binding(write)
+    if bound is None:
+        return []
+    source, statement = bound
+    copy = f"{dotted(statement.value)}.clone()"
+    return [
+        Fix(
+            title=f"begin with a copy: `{write.written} = {copy}`",
+            safety="safe",
+            patch=patched(source, edit_of(statement.value, copy)),
+            detail="the parameter keeps its value and gets its gradient, and so does all that is written into the copy",
+        )
+    ]
 
 
 def _is_update(write: Refused) -> bool:

@@ -50,6 +50,7 @@ from gradguard.rules.inplace.classify import kind_of
 from gradguard.rules.inplace.detached import detached
 from gradguard.rules.inplace.flags import Flag, flag_argument, flag_of, holder_of
 from gradguard.rules.inplace.numpy_write import numpy_written, told
+from gradguard.rules.inplace.renormed import renormed
 from gradguard.rules.inplace.repairs import drop_argument, out_of_place
 from gradguard.rules.inplace.story import DETACHED, MODIFIED, Story, Write, story_of
 from gradguard.rules.inplace.tell import Target, short
@@ -68,7 +69,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     story = story_of(incident)
     if story is None or kind_of(story) != "value":
         return None
-    return tell.with_guesses(_told(story, story.blamed or Write("op", 0, None, "")), story)
+    return renormed(story, CODE, NAME) or tell.with_guesses(_told(story, story.blamed or Write("op", 0, None, "")), story)
 
 
 def _told(story: Story, write: Write) -> Diagnosis:

@@ -66,7 +66,8 @@ def _told(story: Story, write: Write) -> Diagnosis:
         label = f"{subject} changes `{parameter}` in place, before the backward pass that needs its old value"
     else:
         name = None
-        subject = f"`{tell.short(place.text if place else write.func)}`"
+        text = tell.short(place.text if place else write.func)
+        subject = f"`{text}`" if text else "something"
         label = f"updates `{parameter}` in place, before the backward pass that needs its old value"
     culprit = None if place is None else place.span(label, "culprit")
     through = f" of `{carried.name}`" if carried is not None and carried.name else ""

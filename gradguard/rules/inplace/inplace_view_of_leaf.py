@@ -68,6 +68,11 @@ def recognise(incident: Incident) -> Diagnosis | None:
             detail="the leaf keeps its value and still gets its gradient",
         ),
     ]
+    part = write.feeds_the_graph
+    if part:  # without grad mode, what is written would be cut off from all it was computed from
+        fixes = [*fixes[2:], *fixes[1:2]]
+    elif part is None:
+        fixes = [*fixes[2:], *fixes[1:2], fixes[0].model_copy(update={"safety": "manual", "patch": None})]
     return Diagnosis(
         code=CODE,
         name=NAME,

@@ -14,6 +14,7 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.inplace import tell
 from gradguard.rules.inplace.aliases import peel
 from gradguard.rules.inplace.arrays import ArrayStory, array_story
+from gradguard.rules.inplace.handed import handed_over
 from gradguard.rules.inplace.unseen import Unseen, unseen_writes
 from gradguard.torch_internals import numpy_reachable
 
@@ -56,6 +57,10 @@ def told(incident: Incident, code: str, name: str) -> Diagnosis | None:
     source = dotted(peel(left.node)[0]) if left is not None and isinstance(left.node, ast.expr) else None
     around = incident.names.of_storage(item.mark.storage) if item.mark is not None else []
     value = story.state.full if story.state is not None else (around[0] if around else source)
+    handed = handed_over(incident, array.writes) if array.left is None else None
+    if handed is not None:  # what was written before the tensor was made of the array has overwritten nothing
+        array.writes.sort(key=lambda write: not handed.comes_after(write))
+    value = value or (handed.text if handed is not None else None)
     shown = f"`{value}`" if value else "a tensor"
     if source and value and source != value:
         shown += f" (`{source}`)"
@@ -64,7 +69,7 @@ def told(incident: Incident, code: str, name: str) -> Diagnosis | None:
     culprit: SourceSpan | None = None
     notes = []
     if array.writes:
-        culprit = array.writes[0].span(f"writes into the memory of `{value or 'the tensor'}`{via}")
+        culprit = array.writes[0].span(f"writes into the memory of {shown}{via}")
         notes += [
             f"also written at line {getattr(write.node, 'lineno', 0)}: `{tell.short(write.source.flat(write.node))}`"
             for write in array.writes[1:4]
@@ -78,6 +83,7 @@ def told(incident: Incident, code: str, name: str) -> Diagnosis | None:
         tell.compact(
             [
                 None if left is None else left.span(f"shares its memory with `{source or value}`: it is not a copy", "made"),
+                None if handed is None else handed.span("shares the array's memory: it is not a copy", "made"),
                 tell.saved_span(story),
                 None
                 if incident.place is None
@@ -97,7 +103,7 @@ def told(incident: Incident, code: str, name: str) -> Diagnosis | None:
         tensors=[tell.tensor_facts(story, value)],
         explanation=f"{EXPLAINED if numpy_reachable(item.tensor) else FOREIGN} Here {tell.why(story)}.",
         notes=notes,
-        fixes=_fixes(array, item.tensor),
+        fixes=[handed.copying()] if handed is not None else _fixes(array, item.tensor),
         confidence=_sure(array),
     )
 

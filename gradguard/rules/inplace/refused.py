@@ -97,6 +97,18 @@ class Refused:
         return None if self.tensor is None else self.incident.names.state(self.tensor)
 
     @property
+    def feeds_the_graph(self) -> bool | None:
+        """Whether what is written is computed in a forward pass, with a graph: under `no_grad` nothing behind it would be trained.
+
+        None where the failed call's operands are not known.
+        """
+        if not any(isinstance(view.locals.get("self"), nn.Module) and view.code_name == "forward" for view in self.incident.user_frames):
+            return False
+        given = [*self.incident.args, *self.incident.kwargs.values()]
+        tensors = [value for value in given if isinstance(value, torch.Tensor)]
+        return any(value.requires_grad and value is not self.tensor for value in tensors) if tensors else None
+
+    @property
     def text(self) -> str:
         """The write as the user wrote it; the module's name for a module's."""
         if self.module is not None:

@@ -19,6 +19,7 @@ UNSEEN = (
     "this step was not traced, so the write was looked for in the source; `level: strict` (or GRADGUARD_LEVEL=strict) "
     "traces every step and names the line for certain"
 )
+UNEXPLAINED = "this step was traced, but no write that was seen explains it; it was looked for in the source"
 NO_DATA = (
     "writing through `.data`, `.detach()` or numpy instead: the error goes away because PyTorch can no longer see the write, "
     "and the gradient is silently wrong"
@@ -232,7 +233,7 @@ def with_guesses(diagnosis: Diagnosis, story: Story) -> Diagnosis:
     """Says what was not seen, where the line comes from the source or is not known."""
     if story.writes:
         return diagnosis
-    notes = [UNSEEN]
+    notes = [UNEXPLAINED if story.incident.traced else UNSEEN]
     blamed = story.blamed
     others = [write for write in story.guesses if write is not blamed and write.place is not None]
     if others:

@@ -55,20 +55,24 @@ class Memoized:
 
     name: str
     span: SourceSpan
+    decorator: str | None = None  # as written, where the function is decorated
 
 
 def memoized(carrier: Carrier) -> Memoized | None:
-    """The `lru_cache` or `cache` function that holds the tensor."""
+    """The `lru_cache` or `cache` function that holds the tensor: pointed at is the decorator, or else what the function returns."""
     holding = carrier.holding
     if holding is None or not any("lru_cache" in kind for kind in holding.through):
         return None
     wrapper = holding.wrapper
     code = getattr(getattr(wrapper, "__wrapped__", None), "__code__", None)
     node = None if code is None else function_def(code)
-    if code is None or node is None or load(code.co_filename) is None:
+    source = None if code is None else load(code.co_filename)
+    if code is None or node is None or source is None:
         return None
+    label = "keeps the results with their graph"
+    for decorator in getattr(node, "decorator_list", ()):
+        name = source.flat(decorator.func if isinstance(decorator, ast.Call) else decorator)
+        if full_name(source, name) in ("functools.lru_cache", "functools.cache"):
+            return Memoized(code.co_name, span_of(code.co_filename, decorator, label, "culprit"), source.flat(decorator))
     returns = returns_of(node)
-    return Memoized(
-        code.co_name,
-        span_of(code.co_filename, returns[0] if len(returns) == 1 else node, "its results are kept with their graph", "culprit"),
-    )
+    return Memoized(code.co_name, span_of(code.co_filename, returns[0] if len(returns) == 1 else node, label, "culprit"))

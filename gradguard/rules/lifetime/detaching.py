@@ -18,6 +18,7 @@ from gradguard.evidence.source import ResolvedSite
 from gradguard.fixes.edits import after, edit_of, patched
 
 DETAIL = "truncated backpropagation through time: the value goes on, the history ends at the step"
+IN_METHOD = "truncated backpropagation through time: the value goes on, the history ends there"
 
 
 def detach_fix(carrier: Carrier, name: str, call: ResolvedSite | None) -> Fix:
@@ -78,7 +79,7 @@ def _after_backward(carrier: Carrier, call: ResolvedSite | None, line: str | Non
 def _in_method(carrier: Carrier, name: str) -> Fix:
     """The value is kept by a method of an object that the loop does not speak of: it is cut off there."""
     store, written = carrier.store, carrier.name or ""
-    unknown = Fix(title=f"detach {name} before the next step uses it", safety="unsafe", detail=DETAIL)
+    unknown = Fix(title=f"detach {name} before the next step uses it", safety="unsafe", detail=IN_METHOD)
     if store is None or store.function is None or not isinstance(store.statement, (ast.Assign, ast.AnnAssign)):
         return unknown
     value, line = store.value, detached(carrier, written)
@@ -86,19 +87,19 @@ def _in_method(carrier: Carrier, name: str) -> Fix:
     if plain and isinstance(value, (ast.Name, ast.Attribute)) and isinstance(store.statement, ast.Assign):
         kept = f"{dotted(value)}.detach()"
         title = f"keep `{kept}` in {name}: what is computed in this step keeps its graph"
-        return Fix(title=title, safety="unsafe", detail=DETAIL, patch=patched(store.source, edit_of(value, kept)))
+        return Fix(title=title, safety="unsafe", detail=IN_METHOD, patch=patched(store.source, edit_of(value, kept)))
     end = store.statement.end_lineno or store.statement.lineno
     used_below = any(read.lineno > end for read in reads_of(store.function, written))
     if line is not None and not used_below:
         title = f"detach {name} where it is kept: `{line}` after it is made"
         return Fix(
-            title=title, safety="unsafe", detail=DETAIL, patch=patched(store.source, insert=[after(store.source, store.statement, line)])
+            title=title, safety="unsafe", detail=IN_METHOD, patch=patched(store.source, insert=[after(store.source, store.statement, line)])
         )
     reads = reads_of(value, written) if value is not None else []
     if plain and len(reads) == 1:
         title = f"read the earlier value as `{written}.detach()` where the new one is made from it"
         change = None if _may_be_none(carrier) else patched(store.source, edit_of(reads[0], f"{written}.detach()"))
-        return Fix(title=title, safety="unsafe", detail=DETAIL, patch=change)
+        return Fix(title=title, safety="unsafe", detail=IN_METHOD, patch=change)
     return unknown
 
 

@@ -45,7 +45,7 @@ from gradguard.fixes.edits import edit_of, patched
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.lifetime import overwritten, retained, tell
-from gradguard.rules.lifetime.detaching import detach_fix
+from gradguard.rules.lifetime.resetting import state_fixes
 from gradguard.rules.lifetime.study import MESSAGES, Study, is_overwritten, study
 
 AVOID = (
@@ -135,7 +135,8 @@ def _fixes(facts: Study, carrier: Carrier, name: str) -> list[Fix]:
                 patch=_patch_container(carrier, stored),
             )
         ]
-    fixes = [detach_fix(carrier, name, resolve(facts.call.site) if facts.call is not None else None)]
+    call = resolve(facts.call.site) if facts.call is not None else None
+    fixes = state_fixes(carrier, name, call, facts.incident.journal, facts.previous)
     fixes.append(
         Fix(
             title="if the gradient through several steps is wanted, sum their losses and call backward() once for all of them",

@@ -48,7 +48,7 @@ from gradguard.rules.lifetime.study import MESSAGES, Study, study
 
 AVOID = (
     "retain_graph=True would keep using values made from parameters that "
-    "optimizer.step() has changed since: the gradient would be that of old "
+    "optimizer.step() {changes}: the gradient would be that of old "
     "parameters, or the next error the in-place one"
 )
 
@@ -69,7 +69,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
         f"{used}. One graph is good for one backward; a new step needs a new one."
     )
     related = [
-        *tell.made_span(facts, carrier, "the tensor was made here"),
+        *tell.made_span(facts, carrier, "made here once, then taken from the cache" if memoized(carrier) else "the tensor was made here"),
         *tell.entry_span(facts, carrier, "used again here"),
         *tell.freed_span(facts),
         *tell.backward_span(facts),
@@ -85,9 +85,14 @@ def recognise(incident: Incident) -> Diagnosis | None:
         explanation=explanation,
         notes=tell.notes(facts, carrier),
         fixes=_fixes(facts, carrier, block, name),
-        avoid=[AVOID],
+        avoid=[AVOID.format(changes="has changed since" if _stepped(facts, carrier) else "is to change")],
         confidence=tell.confidence(facts, carrier),
     )
+
+
+def _stepped(facts: Study, carrier: Carrier) -> bool:
+    """Whether an optimizer has stepped since the value was made."""
+    return any(fact.seq > carrier.link.seq for fact in facts.incident.journal.steps)
 
 
 def _name(facts: Study, carrier: Carrier) -> str:
@@ -100,14 +105,14 @@ def _culprit(facts: Study, carrier: Carrier, block: CachedBlock | None) -> tuple
         return block.span, "and kept for all steps inside this block"
     function = memoized(carrier)
     if function is not None:
-        made = carrier.made.statement_span("made once, then taken from the cache", "culprit") if carrier.made is not None else function.span
-        return made, f"by the memoized function `{function.name}`"
+        return function.span, f"by the memoized function `{function.name}`"
     store = carrier.store
+    before = "in an earlier step" if _stepped(facts, carrier) else "before the backward() that freed it"
     where = {"cache": "into a cache", "init": "in the constructor", "outside": "before the loop", "fresh": "outside what is repeated"}.get(
-        store.relation if store else "", "in an earlier step"
+        store.relation if store else "", before
     )
     if store is not None and carrier.made is not None and _only_fetches(store, carrier.made):
-        where = "in an earlier step" if store.relation == "outside" else where
+        where = before if store.relation == "outside" else where
         return carrier.made.statement_span("computed with its graph, and kept", "culprit"), where
     if (
         store is not None
@@ -121,10 +126,10 @@ def _culprit(facts: Study, carrier: Carrier, block: CachedBlock | None) -> tuple
     if store is not None:
         function_name = store.function_name
         where += f" (`{function_name}`)" if store.relation in ("cache", "init") and function_name != "<module>" else ""
-        return store.span("computed once, with its graph, and used in every step"), where
+        return store.span("computed once, with its graph, and used again"), where
     if carrier.made is not None:
-        return carrier.made.statement_span("computed once, with its graph", "culprit"), "in an earlier step"
-    return None, "in an earlier step"
+        return carrier.made.statement_span("computed once, with its graph", "culprit"), before
+    return None, before
 
 
 def _only_fetches(store: Store, made: ResolvedSite) -> bool:
@@ -161,6 +166,15 @@ def _parameters(facts: Study, carrier: Carrier) -> str:
 def _fixes(facts: Study, carrier: Carrier, block: CachedBlock | None, name: str) -> list[Fix]:
     if block is not None:
         return [Fix(title=f"open `{block.code}` inside the loop, around one step's forward and backward", safety="manual")]
+    function = memoized(carrier)
+    if function is not None and function.decorator is not None:
+        return [
+            Fix(
+                title=f"take `@{function.decorator}` off `{function.name}`: what is made from parameters is good for one step",
+                safety="unsafe",
+                detail="what does not depend on parameters can be cached in a function of its own",
+            )
+        ]
     closure = next(
         (
             view.code_name

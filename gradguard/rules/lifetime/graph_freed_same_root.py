@@ -48,6 +48,7 @@ from gradguard.journal import BackwardFact
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.lifetime import tell
+from gradguard.rules.lifetime.keeping import is_vector_product, vector_product
 from gradguard.rules.lifetime.study import MESSAGES, Study, study
 from gradguard.torch_internals import storage_key
 
@@ -65,6 +66,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     name = incident.names.tensor(incident.roots[0])
     shown = f"`{name}`" if name else "the same loss"
     first = facts.freed_by
+    if is_vector_product(facts) and not _changed_since(facts, first):
+        return vector_product(facts, shown, RULE.code, RULE.name)
     repeated = first is not None and facts.call is not None and first.stack == facts.call.stack
     return _in_a_loop(facts, shown, name) if repeated else _twice(facts, shown, first)
 

@@ -43,6 +43,7 @@ from gradguard.journal import BackwardFact
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.lifetime import tell
+from gradguard.rules.lifetime.keeping import retaining
 from gradguard.rules.lifetime.sharing import Entry, entry_into_first_loss, entry_into_second_loss, inner_use, whose_parameters
 from gradguard.rules.lifetime.study import MESSAGES, Study, study
 
@@ -160,7 +161,7 @@ def _two_losses(facts: Study) -> Diagnosis:
         f"Both losses are computed from {name}. {tell.call_words(facts.freed_by)} "
         f"freed the saved values of everything below its loss, the part behind {name} "
         f"included (backward call {facts.freed_by.index if facts.freed_by else '?'}); "
-        f"{tell.call_words(facts.call)} has to go through that part again."
+        f"{_next(facts)} has to go through that part again."
     )
     stepped = any(fact.seq >= facts.freed_by.seq for fact in facts.incident.journal.steps) if facts.freed_by is not None else False
     fixes = [
@@ -200,26 +201,38 @@ def _freed_by_grad(facts: Study, first: BackwardFact) -> Diagnosis:
     carrier = facts.carrier
     assert carrier is not None
     place = _place(first)
-    culprit = None if place is None else place.span("frees the graph that the loss still needs", "culprit")
     name = tell.holder_name(carrier)
-    words, again = tell.call_words(first), tell.call_words(facts.call)
-    unnamed = name == "a tensor"
-    graph = "a graph" if unnamed else f"the graph of {name}"
-    again = f"{again}, run once more," if again == words else again
-    text = f"{words} freed {graph} as backward() does; {again} has to go through it again."
+    words = tell.call_words(first)
+    graph = "a graph" if name == "a tensor" else f"the graph of {name}"
+    stepped = any(fact.clock > first.clock for fact in facts.incident.journal.steps)
+    again = facts.call is not None and facts.call.stack == first.stack and not stepped
+    needed = "its next call" if again else "the loss" if facts.call is not None and facts.call.kind == "backward" else "the next call"
+    culprit = None if place is None else place.span(f"frees the graph that {needed} still needs", "culprit")
+    text = f"{words} freed {graph} as backward() does; {_next(facts)} has to go through it again."
     looked_at = _only_looked_at(place)
-    keep = Fix(
-        title=f"pass retain_graph=True to {words}: its result is only looked at"
-        if looked_at
-        else "pass retain_graph=True to it if its result is only looked at",
-        safety="safe",
-    )
     create = Fix(
         title=f"pass create_graph=True to {words} if its result goes into the loss, such as a gradient penalty",
         safety="manual",
     )
-    headline = f"{words} has freed {graph}, which backward() still needs"
-    return _diagnosis(facts, headline, culprit, text, [keep] if looked_at else [create, keep], [])
+    if again:
+        keep = Fix(
+            title=f"pass retain_graph=True to {words}: one graph serves all of its calls",
+            safety="safe",
+            patch=retaining(place),
+        )
+        fixes = [keep] if looked_at or (place is not None and "create_graph" in place.keywords) else [keep, create]
+    elif looked_at:
+        fixes = [Fix(title=f"pass retain_graph=True to {words}: its result is only looked at", safety="safe")]
+    else:
+        fixes = [create, Fix(title="pass retain_graph=True to it if its result is only looked at", safety="safe")]
+    who = "backward()" if facts.call is not None and facts.call.kind == "backward" else _next(facts)
+    return _diagnosis(facts, f"{words} has freed {graph}, which {who} still needs", culprit, text, fixes, [])
+
+
+def _next(facts: Study) -> str:
+    """The failing call; of two turns at one and the same call, the later."""
+    first, call = facts.freed_by, facts.call
+    return "its next call" if first is not None and call is not None and first.stack == call.stack else tell.call_words(call)
 
 
 def _only_looked_at(place: ResolvedSite | None) -> bool:
@@ -266,7 +279,7 @@ def _inner(facts: Study) -> Diagnosis:
     fix = Fix(
         title=f"pass retain_graph=True to {tell.call_words(facts.freed_by)}: the inner graph lives as long as ctx does",
         safety="safe",
-        patch=_retaining(first),
+        patch=retaining(first),
     )
     alternative = Fix(title="call backward() once, on the sum of the losses", safety="manual")
     culprit_name = f"{name} frees its own inner graph in its backward, and a second backward goes through it"
@@ -283,17 +296,6 @@ def _inner(facts: Study) -> Diagnosis:
         fixes=[fix, alternative],
         avoid=["retain_graph=True on the outer backward() alone changes nothing here"],
     )
-
-
-def _retaining(place: ResolvedSite | None) -> str | None:
-    call = None if place is None else place.call
-    if place is None or place.source is None or call is None or "retain_graph" in place.keywords or "create_graph" in place.keywords:
-        return None
-    text = place.source.segment(call)
-    if text is None or "\n" in text or not text.endswith(")"):
-        return None
-    separator = "" if not (call.args or call.keywords) else " " if text[:-1].rstrip().endswith(",") else ", "
-    return patched(place.source, edit_of(call, f"{text[:-1]}{separator}retain_graph=True)"))
 
 
 def _outer(facts: Study, inner: BackwardFact | None) -> BackwardFact | None:

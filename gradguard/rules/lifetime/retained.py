@@ -14,7 +14,7 @@ from gradguard.evidence.source import resolve
 from gradguard.journal import BackwardFact, StepFact
 from gradguard.rules.incident import Incident
 from gradguard.rules.lifetime import tell
-from gradguard.rules.lifetime.detaching import detach_fix
+from gradguard.rules.lifetime.resetting import state_fixes
 
 CHANGED = "has been modified by an inplace operation"
 
@@ -78,7 +78,7 @@ def _told(incident: Incident, carrier: Carrier, previous: BackwardFact, step: St
             "the update is right, the history that reaches behind it is not."
         ),
         notes=[*(["`retain_graph=True` is not needed once the value is detached"] if previous.retain_graph else []), *_unseen(incident)],
-        fixes=[detach_fix(carrier, holder, call)],
+        fixes=state_fixes(carrier, holder, call, incident.journal, previous),
         avoid=[AVOID],
         confidence="certain" if carrier.made is not None else "likely",
     )

@@ -64,7 +64,7 @@ def _entry(study: Study, carrier: Carrier, call: BackwardFact, behind: BackwardF
                     or _own_function(source, read) is not _own_function(source, place.statement)
                 ):
                     continue
-                if passing and contains(place.statement, read, source):
+                if passing and contains(place.statement, read, source) and _is_handed_on(place, read):
                     continue
                 if border < statement.lineno <= place.statement.lineno and not _overwrites(carrier, statement):
                     found.append(Entry(source, statement, read, name))
@@ -74,6 +74,15 @@ def _entry(study: Study, carrier: Carrier, call: BackwardFact, behind: BackwardF
             traced = [entry for entry in contributing if behind is None and _ran(study, carrier, entry)]
             return (traced or contributing)[0]
     return None
+
+
+def _is_handed_on(place: ResolvedSite, read: ast.expr) -> bool:
+    """Whether a call hands the tensor itself on: what uses it then stands in the function; an argument computed from it uses it here."""
+    call = place.call
+    if call is None:
+        return True
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    return not any(argument is not read and read in ast.walk(argument) for argument in given)
 
 
 def inner_use(entry: Entry) -> Entry | None:

@@ -170,7 +170,7 @@ def _made_in_this_turn(result: Study, carrier: Carrier) -> bool:
         contains(loop, statement, source) or (around is not None and around.name in called_in(loop)) for loop in place.enclosing_loops[1:]
     ):
         return True
-    return around is not None and result.call is not None and _called_in_a_loop(around, result.call)
+    return around is not None and result.call is not None and (_called_in_a_loop(around, result.call) or _iterated(around, result.call))
 
 
 def _called_in_a_loop(function: ast.FunctionDef | ast.AsyncFunctionDef, call: BackwardFact) -> bool:
@@ -179,6 +179,19 @@ def _called_in_a_loop(function: ast.FunctionDef | ast.AsyncFunctionDef, call: Ba
         node = function_def(site.code)
         if isinstance(node, type(function)) and (node.name, node.lineno) == (function.name, function.lineno):
             return any(place is not None and place.enclosing_loops for place in map(resolve, call.stack[depth + 1 :]))
+    return False
+
+
+def _iterated(function: ast.FunctionDef | ast.AsyncFunctionDef, call: BackwardFact) -> bool:
+    """Whether a loop around the call under way runs through a generator of this function that is made anew in each turn of another."""
+    if not any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in ast.walk(function)):
+        return False
+    places = [resolve(site) for site in call.stack]
+    for depth, place in enumerate(places):
+        for number, loop in enumerate(place.enclosing_loops if place is not None else ()):
+            if isinstance(loop, ast.For) and function.name in called_in(loop.iter):
+                further = place is not None and len(place.enclosing_loops) > number + 1
+                return further or any(outer is not None and outer.enclosing_loops for outer in places[depth + 1 :])
     return False
 
 

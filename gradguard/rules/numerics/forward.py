@@ -12,7 +12,7 @@ from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.values import GraphValues, health
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.origin import Origin, find_origin
-from gradguard.rules.numerics.places import Places, expression, module_at
+from gradguard.rules.numerics.places import Places, expression, module_at, operands_at
 from gradguard.rules.numerics.ranges import kinds, value_range
 from gradguard.rules.numerics.traps import explain
 from gradguard.rules.numerics.watching import Numbers
@@ -50,7 +50,7 @@ def describe(
     found = health(root)
     text = expression(place, origin.node)
     where = _where(place)
-    related = _related(incident, places, values, origin, place)
+    related = _related(incident, places, values, origin, place, trap.underflowed)
     facts = _facts(incident, values, origin, place)
     notes = places.notes + _inputs(incident, values, origin)
     module = module_at(place, incident)
@@ -103,13 +103,13 @@ def _operands(values: GraphValues, origin: Origin, place: ResolvedSite | None) -
 
 def _facts(incident: Incident, values: GraphValues, origin: Origin, place: ResolvedSite | None) -> list[TensorFacts]:
     facts = []
+    names = operands_at(place, origin.node, len(values.inputs.get(origin.node, [])))
     for position, source in enumerate(values.inputs.get(origin.node, [])[:3]):
         tensor = values.input(origin.node, position)
         if tensor is None:
             continue
         leaf = source.leaf
         state = incident.names.state(leaf) if leaf is not None else _parameter_behind(incident, values, source.node)
-        names = [] if place is None else place.inner_names
         name = state.full if state is not None else names[position] if len(names) > position else None
         facts.append(
             TensorFacts(
@@ -141,7 +141,9 @@ def _parameter_behind(incident: Incident, values: GraphValues, node: Any) -> Any
     return None
 
 
-def _related(incident: Incident, places: Places, values: GraphValues, origin: Origin, culprit: ResolvedSite | None) -> list[SourceSpan]:
+def _related(
+    incident: Incident, places: Places, values: GraphValues, origin: Origin, culprit: ResolvedSite | None, underflowed: Any
+) -> list[SourceSpan]:
     spans: list[SourceSpan] = []
 
     def add(place: ResolvedSite | None, label: str, role: Any) -> None:
@@ -152,6 +154,8 @@ def _related(incident: Incident, places: Places, values: GraphValues, origin: Or
 
     if origin.injected is not None and origin.injected is not origin.node:
         add(places.of(origin.injected), "infinities are put in here", "made")
+    if underflowed is not None:
+        add(places.of(underflowed), "`exp` underflows to 0 here", "made")
     for position, source in enumerate(values.inputs.get(origin.node, [])[:3]):
         if source.node is None or source.leaf is not None:
             continue

@@ -13,6 +13,7 @@ from gradguard.evidence.frames import FrameView
 from gradguard.evidence.source import ResolvedSite, at_line, dotted, function_def, module_ast, resolve
 from gradguard.evidence.values import GraphValues, health, plain
 from gradguard.rules.incident import Incident
+from gradguard.rules.numerics.births import birthplace
 from gradguard.rules.numerics.optimizers import last_step, made_at, rate
 from gradguard.rules.numerics.origin import Origin
 from gradguard.rules.numerics.places import Places, expression
@@ -73,6 +74,8 @@ def _weights(incident: Incident, origin: Origin, name: str, root: torch.Tensor, 
             related.append(made.span(f"the optimizer is made here, with {rate(optimizer)}", "declared"))
     else:
         why += "No optimizer step of this run can have done it: it was so when training began."
+        culprit, label, born = birthplace(incident, incident.names.state(origin.tensor), Search(_lookup_table(incident)))
+        related += born
         fixes = [
             Fix(
                 title=f"look at how `{name}` is initialised or loaded: `torch.isfinite(p).all()` for every parameter before training starts"
@@ -110,10 +113,12 @@ def _update_fault(optimizer: Any, parameter: Any) -> tuple[str | None, str]:
         dtype = parameter.dtype
         if isinstance(eps, (int, float)) and torch.tensor(float(eps), dtype=dtype).item() == 0.0:
             word = "is 0" if eps == 0 else f"({eps:g}) rounds to 0 in {str(dtype).removeprefix('torch.')}"
-            return (
-                f"`eps` of this {type(optimizer).__name__} {word}, so a gradient of 0 gives an update of 0/0 = NaN.",
-                "give `eps` a value that the parameters' dtype can hold (`eps=1e-4` in float16), or keep the weights in float32",
+            repair = (
+                "give `eps` a value above 0, such as 1e-8, the default"
+                if eps == 0 and torch.tensor(1e-8, dtype=dtype).item() > 0.0
+                else "give `eps` a value that the parameters' dtype can hold (`eps=1e-4` in float16), or keep the weights in float32"
             )
+            return f"`eps` of this {type(optimizer).__name__} {word}, so a gradient of 0 gives an update of 0/0 = NaN.", repair
         if isinstance(lr, float) and not abs(lr) < float("inf"):
             return f"The learning rate is {lr}.", "correct the schedule that made the learning rate not finite"
     return None, ""

@@ -199,3 +199,34 @@ def module_at(place: ResolvedSite | None, incident: Incident) -> str | None:
                 fitting.append(".".join(part for part in (variable, path) if part) or owner.name)
     distinct = list(dict.fromkeys(fitting))
     return distinct[0] if len(distinct) == 1 else None
+
+
+def operands_at(place: ResolvedSite | None, node: Any, count: int) -> list[str]:
+    """What stands at a node's line for each of its operands; empty where the two cannot be matched for sure.
+
+    Args:
+        count: how many operands the node has.
+    """
+    kind = node_kind(node)
+    written = None if place is None else place.node.value if isinstance(place.node, (ast.Assign, ast.AnnAssign)) else place.node
+    if place is None or place.source is None:
+        return []
+    if isinstance(written, ast.AugAssign):
+        sides: list[ast.expr] = [written.target, written.value]
+    elif not isinstance(written, (ast.Call, ast.BinOp)) or not _is_op(written, kind, _ALIASES.get(kind, (kind.lower(),))):
+        return []
+    elif isinstance(written, ast.BinOp):
+        sides = [written.left, written.right]
+    else:
+        library = isinstance(written.func, ast.Name) or dotted(written.func) is None or _of_torch(place.source, written.func)
+        receiver = [written.func.value] if isinstance(written.func, ast.Attribute) and not library else []
+        sides = [item for item in (*receiver, *written.args) if not isinstance(item, (ast.Constant, ast.UnaryOp, ast.Starred))]
+        sides = sides[:1] if count == 1 else sides
+    if len(sides) != count:
+        return []
+    return [text if len(text := place.source.flat(side)) <= 60 else f"{text[:57].rstrip()}..." for side in sides]
+
+
+def _of_torch(source: Source, function: ast.expr) -> bool:
+    """Whether a function is one of a module's (`torch.exp`), not a method of a tensor."""
+    return isinstance(function, ast.Attribute) and (dotted(function.value) or "").partition(".")[0] in source.imports

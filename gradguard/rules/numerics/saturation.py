@@ -14,6 +14,7 @@ from gradguard.evidence.recompute import node_kind, signed
 from gradguard.evidence.source import resolve
 from gradguard.evidence.values import GraphValues
 from gradguard.rules.incident import Incident
+from gradguard.rules.numerics.outputs import below_targets, last_activation
 from gradguard.rules.numerics.places import Places, expression, module_at
 from gradguard.rules.numerics.ranges import number
 from gradguard.rules.numerics.watching import DEAD_STEPS, Numbers, Plan
@@ -119,6 +120,7 @@ def saturated(incident: Incident, memory: Numbers) -> Diagnosis | None:
     alone = node_kind(nodes[0]) == "Softmax" and _of_one(values, nodes[0])
     if alone:
         says = "the softmax runs over a dimension of size 1: its output is always 1"
+    last = below_targets(values, nodes[0]) if node_kind(nodes[0]) == "Relu" else None
     names = list(dict.fromkeys(_name(incident, item) for item in behind))
     related: list[SourceSpan] = []
     for node in nodes[1:4]:
@@ -143,10 +145,17 @@ def saturated(incident: Incident, memory: Numbers) -> Diagnosis | None:
     )
     trail = ", ".join(number(value) for value in list(plan.losses)[-3:])
     module = module_at(place, incident)
+    if last is not None and module is None:
+        module = last_activation(incident)
     notes = [f"in the module `{module}`"] if module is not None else []
     if elsewhere:
         notes.append(f"the same holds for {short_list(elsewhere, 4)}")
     notes += [f"the gradient norm followed here: {size}", f"the last losses: {trail}", *places.notes]
+    cures = list(_CURES.get(node_kind(nodes[0]), [Fix(title="keep the argument in the range in which the op has a slope")]))
+    if alone:
+        cures = [Fix(title="give softmax the dimension that is to add up to 1 (`dim=`)")]
+    elif last is not None:
+        cures.insert(0, last)
     return Diagnosis(
         code="GG504",
         name="vanishing-gradient",
@@ -160,9 +169,7 @@ def saturated(incident: Incident, memory: Numbers) -> Diagnosis | None:
             f" before it gets a gradient of (next to) nothing and stays as it is; the last losses were {trail}."
         ),
         notes=notes,
-        fixes=[Fix(title="give softmax the dimension that is to add up to 1 (`dim=`)")]
-        if alone
-        else list(_CURES.get(node_kind(nodes[0]), [Fix(title="keep the argument in the range in which the op has a slope")])),
+        fixes=cures,
         confidence="certain" if place is not None and not places.notes else "likely",
     )
 

@@ -12,6 +12,7 @@ from gradguard.diagnosis import Fix
 from gradguard.evidence.graph import op_name
 from gradguard.evidence.recompute import node_kind, signed
 from gradguard.evidence.values import GraphValues
+from gradguard.rules.numerics.divisors import zero_divisor
 from gradguard.rules.numerics.origin import Origin
 from gradguard.rules.numerics.ranges import elements, kinds, span, value_range
 
@@ -24,12 +25,14 @@ class Trap:
         what: continues "`expression` ...": what it did with which numbers.
         why: why that is so, in a sentence or two.
         fixes: the recommended one first.
+        underflowed: the node of an exponential that has become 0, and with it what was divided by.
     """
 
     what: str
     why: str
     fixes: list[Fix] = field(default_factory=list)
     avoid: list[str] = field(default_factory=list)
+    underflowed: Any = None
 
 
 @dataclass
@@ -133,10 +136,12 @@ def _div(case: _Case) -> Trap:
     if bad is not None and bad.numel() and bool((bad == 0).all()):
         both = case.offending(dividend)
         zero = both is not None and bool((both == 0).all())
+        fixes, underflowed = zero_divisor(case.values, case.node)
         return Trap(
             f"divides {'0.0 by 0.0' if zero else 'by 0.0'} in {case.share}",
             "0/0 is NaN and anything else divided by 0 is infinite.",
-            [_fix("keep the divisor away from 0: `clamp(min=eps)` (or `clamp(min=1)` for a count), or leave such rows out")],
+            fixes,
+            underflowed=underflowed,
         )
     if bad is None and not case.origin.health.nan:
         return Trap(

@@ -36,10 +36,10 @@ from gradguard.rules.protocol.suspicion import Suspicion
 from gradguard.torch_internals import quiet
 
 # Gradients are followed in the first steps, after an optimizer is made or something looks odd, and in one window of steps out
-# of sixteen from then on, later out of 64: a loop that is wrong is wrong in each of its rounds.
+# of 32 from then on, later out of 64: a loop that is wrong is wrong in each of its rounds.
 _AWAKE_FIRST = 64
-_AWAKE = 16
-_ASLEEP, _LONG, _LONG_ASLEEP = 496, 1_000, 1_008
+_AWAKE = 8
+_ASLEEP, _LONG, _LONG_ASLEEP = 248, 1_000, 504
 _MOST_PARTS = 256  # unused contributions remembered of one parameter
 
 

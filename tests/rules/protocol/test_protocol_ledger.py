@@ -42,6 +42,7 @@ def test_ledger_stays_small_over_many_steps() -> None:
         net = nn.Linear(3, 1)
         opt = torch.optim.SGD(net.parameters(), lr=1e-4)
         _train(net, opt, 3000)
+        current_session().catch_up()
         ledger = current_session().guards[0].run.ledger
         assert ledger.steps == 3000 and ledger.backwards == 3000
         assert len(ledger.retained.tags) <= 48

@@ -1,0 +1,125 @@
+"""A state that an object keeps: how often it is made anew within one step, and which method of the object lets go of it.
+
+Where it is made several times in a step (a loop over time in which a cell's forward runs), it cannot be cut off where it is
+made: that would cut each turn of the inner loop from the one before.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from gradguard.callsite import CallSite
+from gradguard.diagnosis import Fix
+from gradguard.evidence.bindings import dotted, targets_of
+from gradguard.evidence.carried import Carrier
+from gradguard.evidence.source import ResolvedSite
+from gradguard.evidence.stores import classes_of
+from gradguard.journal import BackwardFact, Journal
+from gradguard.rules.lifetime.detaching import detach_fix
+
+_MAKERS = {"zeros", "zeros_like", "new_zeros"}
+
+
+@dataclass(frozen=True)
+class Reset:
+    """A method that lets go of the state."""
+
+    name: str
+    statement: str  # as written
+    keeps_value: bool  # it detaches: the value goes on
+
+
+def _several_in_a_step(carrier: Carrier, journal: Journal, previous: BackwardFact | None) -> bool | None:
+    """Whether one object's state was made more than once since the last turn; None where that was not traced."""
+    store, owner = carrier.store, _owner(carrier)
+    if store is None or owner is None:
+        return False
+    if previous is None or not any(op[0] >= previous.seq for op in journal.ops):
+        return None
+    lines = range(store.statement.lineno, (store.statement.end_lineno or store.statement.lineno) + 1)
+    counts: Counter[tuple[int, int]] = Counter()
+    for op in journal.ops:
+        if op[0] >= previous.seq and op[2].co_filename == store.file and CallSite(op[2], op[3]).line in lines:
+            counts[id(op[2]), op[3]] += 1
+    if max(counts.values(), default=0) < 2:
+        return False
+    kind = type(owner)
+    return max(counts.values()) > sum(type(obj) is kind for obj in gc.get_objects())
+
+
+def _reset_method(carrier: Carrier) -> Reset | None:
+    """A method of the object's class, other than the constructor and the one that keeps the state, that empties or detaches it."""
+    owner, holding, store = _owner(carrier), carrier.holding, carrier.store
+    if owner is None or holding is None:
+        return None
+    name = f"self.{holding.attribute}"
+    found: list[Reset] = []
+    for source, definition in classes_of(owner):
+        for function in definition.body:
+            if not isinstance(function, ast.FunctionDef) or function.name.startswith("__") or _needs_arguments(function):
+                continue
+            if store is not None and store.function is function:
+                continue
+            for statement in ast.walk(function):
+                if isinstance(statement, ast.Assign) and [dotted(target) for target in targets_of(statement)] == [name]:
+                    kept = _lets_go(statement.value, name)
+                    if kept is not None:
+                        found.append(Reset(function.name, source.flat(statement), kept))
+    return next((reset for reset in found if reset.keeps_value), found[0] if found else None)
+
+
+def state_fixes(carrier: Carrier, name: str, call: ResolvedSite | None, journal: Journal, previous: BackwardFact | None) -> list[Fix]:
+    """What to do with a value that goes from step to step, by what its class offers; the best first.
+
+    Args:
+        name: what the message calls it, in backticks.
+        call: the place of the failing backward call.
+        previous: the last time the program came to this same call.
+    """
+    several, reset = _several_in_a_step(carrier, journal, previous), _reset_method(carrier)
+    calling = None
+    if reset is not None:
+        calling = Fix(
+            title=f"call `{reset.name}()` of each `{type(_owner(carrier)).__name__}` between the steps: it has `{reset.statement}`",
+            safety="unsafe",
+            detail="the value goes on, its history ends there" if reset.keeps_value else "each step then begins without what was before",
+        )
+        if reset.keeps_value:
+            return [calling]
+    if several:
+        detaching = Fix(
+            title=f"detach {name} once a step, before the loop in which it is made several times",
+            safety="unsafe",
+            detail="detached where it is made, each turn of that loop would forget the turns before",
+        )
+        return [detaching] if calling is None else [calling, detaching]
+    detaching = detach_fix(carrier, name, call)
+    if calling is None:
+        return [detaching]
+    return [calling, detaching] if several is None else [detaching, calling]
+
+
+def _owner(carrier: Carrier) -> Any:
+    owner = None if carrier.holding is None else carrier.holding.owner
+    return None if isinstance(owner, type) else owner
+
+
+def _needs_arguments(function: ast.FunctionDef) -> bool:
+    given = [*function.args.posonlyargs, *function.args.args]
+    return len(given) - len(function.args.defaults) != 1 or any(default is None for default in function.args.kw_defaults)
+
+
+def _lets_go(value: ast.expr, name: str) -> bool | None:
+    """Whether the assigned value keeps what was there, detached; None where it neither empties nor detaches."""
+    if isinstance(value, ast.Constant) and value.value is None:
+        return False
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+        if value.func.attr == "detach" and dotted(value.func.value) == name:
+            return True
+        if value.func.attr in _MAKERS:
+            return False
+    return None
