@@ -38,6 +38,7 @@ from gradguard.evidence.graph import op_name, walk
 from gradguard.evidence.source import ResolvedSite
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
+from gradguard.rules.contract import float_wanted
 from gradguard.rules.contract.dataflow import Judge
 from gradguard.rules.contract.dtypes import CONVERTERS, FLOATS, INTEGERS, dtype_maker, dtype_named, dtype_of, dtypes_in
 from gradguard.rules.contract.operands import Operand, odd_operand, scope_at, tensors_at_hand, way_spans
@@ -67,6 +68,11 @@ def recognise(incident: Incident) -> Diagnosis | None:
     message = incident.message
     if "cuda" in message.lower() and "should be the same" in message:
         return None  # devices
+    if incident.says("assign a gradient with dtype"):
+        return float_wanted.assigned(incident)
+    told = float_wanted.whole_numbers(incident) if incident.says("only tensors of floating point") else None
+    if told is not None:
+        return told
     wrong, expected = _read(incident)
     if not wrong:
         return None
@@ -301,5 +307,6 @@ RULE = Rule(
         "boolean masks, but got",
         "with a bool tensor is not supported",
         "with two bool tensors is not supported",
+        "assign a gradient with dtype",
     ),
 )

@@ -2,7 +2,8 @@
 
 ## What it is
 A custom `autograd.Function` does not keep to what autograd expects of it: forward writes into its input without
-`ctx.mark_dirty`, or hands an input back as it is; a method is not static; backward returns something that is no tensor; a
+`ctx.mark_dirty`, or hands an input back as it is; a method is not static; backward returns something that is no tensor, or a
+gradient at the place of an input that is no tensor; a
 tensor that forward computed is kept as an attribute of ctx and used by a backward that is itself differentiated.
 
 ## Why it is wrong
@@ -36,6 +37,7 @@ Manual. Recomputing in backward costs the forward's computation once more.
 On PyTorch's errors about views made in a custom Function, about its methods and their results. Without an error when a
 backward pass that was recorded with `create_graph=True` went through a Function whose forward kept a floating-point result
 of its differentiable inputs on ctx, whose backward computes with it, and the recorded gradient is now differentiated.
+Where a backward writes into its gradient in place and an addition gives that same tensor to a branch that runs later.
 Silent for constants, masks, shapes, inputs themselves, what went through `save_for_backward`, and while nobody takes a
 second derivative.
 """
@@ -44,12 +46,13 @@ from __future__ import annotations
 
 import ast
 import re
+from typing import Any
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.source import dotted
 from gradguard.fixes.edits import inserted
 from gradguard.rules.base import Rule
-from gradguard.rules.contract import function_methods, kept_on_ctx
+from gradguard.rules.contract import function_methods, kept_on_ctx, misplaced_gradient, written_gradient
 from gradguard.rules.contract.dataflow import Spot, returns_of
 from gradguard.rules.contract.functions import FunctionView, find_function
 from gradguard.rules.contract.scopes import frame_scopes
@@ -59,9 +62,14 @@ _VIEW = re.compile(r"Output (\d+) of (\w+?)(?:Backward)? is a view and is being 
 _GOT = re.compile(r"expected Variable or None \(got ([\w.]+)\)")
 
 
+def _screen(memory: dict[str, Any], moment: str, facts: dict[str, Any], traced: bool) -> bool:
+    return written_gradient.screen(memory, moment, traced) or kept_on_ctx.screen(memory, moment, facts, traced)
+
+
 def recognise(incident: Incident) -> Diagnosis | None:
     if incident.moment != "error":
-        return kept_on_ctx.watch(incident)
+        kept = kept_on_ctx.watch(incident)
+        return kept or (written_gradient.look(incident) if incident.moment == "before_backward" and incident.traced else None)
     view_error = _VIEW.search(incident.message)
     if view_error is not None:
         view = None if view_error[2] == "BackwardHookFunction" else find_function(incident, view_error[2])
@@ -69,6 +77,9 @@ def recognise(incident: Incident) -> Diagnosis | None:
     got = _GOT.search(incident.message)
     if got is not None:
         return function_methods.wrong_type(incident, got[1])
+    misplaced = misplaced_gradient.MESSAGE.search(incident.message)
+    if misplaced is not None:
+        return misplaced_gradient.diagnose(incident, misplaced[1], int(misplaced[2]) - 1)
     if incident.says("non-static forward method"):
         return function_methods.not_static(incident)
     if incident.says("save_for_backward can only save"):
@@ -266,7 +277,7 @@ RULE = Rule(
     recognise=recognise,
     priority=55,
     moments=frozenset({"error", "before_backward", "after_backward"}),
-    screen=kept_on_ctx.screen,
+    screen=_screen,
     idle=kept_on_ctx.idle,
     messages=(
         "this view was created inside a custom function",
@@ -274,5 +285,6 @@ RULE = Rule(
         "non-static forward method",
         "save_for_backward can only save",
         "marked as dirty during the forward",
+        "but the corresponding forward input was not a variable",
     ),
 )

@@ -14,7 +14,7 @@ import torch
 from gradguard.callsite import USER_FILES
 from gradguard.diagnosis import Role, SourceSpan
 from gradguard.evidence.graph import walk
-from gradguard.evidence.source import assignments_to
+from gradguard.evidence.source import assignments_to, dotted
 from gradguard.evidence.syntax import header_range
 from gradguard.rules.contract.dataflow import Spot, returns_of
 from gradguard.rules.contract.scopes import Scope, code_of, function_scope, peek
@@ -84,6 +84,23 @@ def count_of(value: ast.expr) -> int | None:
     if isinstance(value, (ast.Name, ast.Call, ast.Subscript, ast.Attribute, ast.IfExp)):
         return None if not isinstance(value, ast.Name) else 1
     return 1
+
+
+def needs_none(view: FunctionView, name: str) -> bool:
+    """Whether an input is evidently no tensor, or one without a gradient: its name is used as a flag, a number or a size in forward."""
+    if view.forward is None or view.forward.function is None:
+        return False
+    arguments = view.forward.function.args
+    annotated = next((a.annotation for a in (*arguments.posonlyargs, *arguments.args) if a.arg == name), None)
+    if isinstance(annotated, ast.Name) and annotated.id in ("int", "float", "bool", "str"):
+        return True
+    for node in ast.walk(view.forward.tree):
+        if isinstance(node, (ast.If, ast.IfExp)) and any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(node.test)):
+            return True
+        kept = isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id == name
+        if kept and any((dotted(target) or "").startswith(f"{view.context}.") for target in getattr(node, "targets", ())):
+            return True
+    return False
 
 
 def takes_no_context(cls: type) -> bool:

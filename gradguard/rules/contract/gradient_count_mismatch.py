@@ -32,11 +32,10 @@ import ast
 import re
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.evidence.source import dotted
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.dataflow import Spot
-from gradguard.rules.contract.functions import FunctionView, classes_in_graph, def_span, find_function
+from gradguard.rules.contract.functions import FunctionView, classes_in_graph, def_span, find_function, needs_none
 from gradguard.rules.contract.words import count_word
 from gradguard.rules.incident import Incident
 
@@ -72,13 +71,13 @@ def _returned(incident: Incident, view: FunctionView, expected: int, got: int) -
             f" ({', '.join(inputs)})" if len(inputs) == expected else ""
         )
         culprit = Spot(view.backward, value).span(label, "culprit")
-        if missing and all(_needs_none(view, name) for name in missing):
+        if missing and all(needs_none(view, name) for name in missing):
             patch = _padded(view, value, len(missing))
     related = [span for span in (view.header("forward", f"forward has {count_word(expected, 'input')} beside ctx"),) if span is not None]
     related += _call_spans(incident)
     names = ", ".join(f"`{name}`" for name in missing)
     if got < expected:
-        none = all(_needs_none(view, name) for name in missing) and bool(missing)
+        none = all(needs_none(view, name) for name in missing) and bool(missing)
         title = f"return a value for {names or count_word(expected - got, 'more input')} too" + (
             ": `None`, as it needs no gradient" if none else "; `None` where no gradient is needed"
         )
@@ -96,23 +95,6 @@ def _returned(incident: Incident, view: FunctionView, expected: int, got: int) -
         notes=[f"{count_word(surplus, 'surplus value')} would be accepted if it were `None`."] if surplus == 1 else [],
         fixes=[Fix(title=title, safety="safe" if patch else "manual", patch=patch)],
     )
-
-
-def _needs_none(view: FunctionView, name: str) -> bool:
-    """Whether an input is evidently no tensor, or one without a gradient: its name is used as a flag, a number or a size in forward."""
-    if view.forward is None or view.forward.function is None:
-        return False
-    arguments = view.forward.function.args
-    annotated = next((a.annotation for a in (*arguments.posonlyargs, *arguments.args) if a.arg == name), None)
-    if isinstance(annotated, ast.Name) and annotated.id in ("int", "float", "bool", "str"):
-        return True
-    for node in ast.walk(view.forward.tree):
-        if isinstance(node, (ast.If, ast.IfExp)) and any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(node.test)):
-            return True
-        kept = isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id == name
-        if kept and any((dotted(target) or "").startswith(f"{view.context}.") for target in getattr(node, "targets", ())):
-            return True
-    return False
 
 
 def _padded(view: FunctionView, value: ast.expr, missing: int) -> str | None:

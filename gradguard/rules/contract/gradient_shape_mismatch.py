@@ -36,6 +36,7 @@ import torch
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.evidence.source import dotted
 from gradguard.evidence.syntax import range_of
+from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.dataflow import Spot, operands_of, trace
 from gradguard.rules.contract.functions import FunctionView, element_spot, find_function
@@ -183,12 +184,37 @@ def _from_argument(incident: Incident, index: int, got: str, expected: str) -> D
         related=related,
         tensors=[TensorFacts(name=name, shape=_sizes(got)), TensorFacts(name=root, shape=_sizes(expected))],
         explanation="The starting gradient weighs each element of the output, so it has exactly the output's shape; it is not broadcast.",
-        fixes=[
-            Fix(title=f"make it like the output: `torch.ones_like({root or 'output'})`", safety="unsafe"),
-            Fix(title="leave it out where the output is a single number", safety="manual"),
-        ],
+        fixes=_argument_fixes(incident, given, root, got, expected),
         confidence="certain",
     )
+
+
+def _argument_fixes(incident: Incident, given: ast.expr | None, root: str | None, got: str, expected: str) -> list[Fix]:
+    """The same values in the output's shape where they only lie flat; else weights that fit."""
+    place, sizes, wanted = incident.place, _sizes(got) or [], _sizes(expected) or []
+    flat = _elements(got) == _elements(expected) and (
+        sizes[:1] == wanted[:1] or 1 in (len(sizes), len(wanted)) or [n for n in sizes if n > 1] == [n for n in wanted if n > 1]
+    )
+    ones = Fix(title=f"make it like the output: `torch.ones_like({root or 'output'})`", safety="unsafe")
+    if flat and sizes and wanted and _elements(got) > 1:
+        source = None if place is None else place.source
+        text = None if given is None or source is None else source.segment(given)
+        plain = isinstance(given, (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
+        shape = f"{root}.shape" if root else expected.strip("[]")
+        patch = (
+            replaced(source, [(given, f"{text}.reshape({shape})")])
+            if source is not None and given is not None and text and plain and root and re.fullmatch(r"[A-Za-z_][\w.]*", root)
+            else None
+        )
+        return [
+            Fix(
+                title=f"give it the output's shape: `{text if text and plain else 'grad'}.reshape({shape})`",
+                safety="unsafe",
+                patch=patch,
+                detail="Both have the same number of elements; right if they lie in the same order, as after `flatten`.",
+            ),
+        ]
+    return [ones, Fix(title="leave it out where the output is a single number", safety="manual")]
 
 
 def _makes(expr: ast.expr, scope: Scope) -> bool | None:

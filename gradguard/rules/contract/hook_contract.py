@@ -40,7 +40,7 @@ from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.source import resolve
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
-from gradguard.rules.contract import hooked_writes
+from gradguard.rules.contract import hook_arguments, hooked_writes
 from gradguard.rules.contract.dataflow import Spot, returns_of
 from gradguard.rules.contract.functions import def_span
 from gradguard.rules.contract.hooks import HOOK_CALLS, all_frames, registrations
@@ -231,6 +231,18 @@ def _changed(incident: Incident, found: re.Match[str]) -> Diagnosis | None:
         )
         related = _story(incident, scopes[0])
         target = _hooked(incident, scopes[0])
+    first = Fix(
+        title="return a gradient of the same shape: `view_as(grad)` after flattening, `keepdim=True` and `expand_as(grad)` after reducing"
+        if what == "size"
+        else "convert back before returning: `.to(grad.dtype)`"
+    )
+    sides = hook_arguments.swapped(scopes[0]) if scopes and what == "size" else None
+    notes = hook_arguments.holders(incident, scopes[0]) if scopes else []
+    if sides is not None and culprit is not None:
+        ours, theirs = sides
+        label = f"made from `{theirs}`, the gradients of the outputs; it takes the place of `{ours}`"
+        culprit = culprit.model_copy(update={"label": label})
+        first = hook_arguments.fix(scopes[0], ours, theirs)
     on = f" on `{target}`" if target else ""
     return Diagnosis(
         code="GG408",
@@ -242,15 +254,8 @@ def _changed(incident: Incident, found: re.Match[str]) -> Diagnosis | None:
         related=related,
         explanation="What a hook returns takes the gradient's place and flows on, so it must have its shape, dtype and device. "
         "None leaves the gradient as it is.",
-        fixes=[
-            Fix(
-                title="return a gradient of the same shape: `view_as(grad)` after flattening, "
-                "`keepdim=True` and `expand_as(grad)` after reducing"
-                if what == "size"
-                else "convert back before returning: `.to(grad.dtype)`"
-            ),
-            Fix(title="return None if the gradient is only looked at"),
-        ],
+        notes=notes,
+        fixes=[first, Fix(title="return None if the gradient is only looked at")],
         confidence="certain" if len(scopes) == 1 else "likely",
     )
 

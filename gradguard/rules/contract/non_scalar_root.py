@@ -38,6 +38,7 @@ from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.dataflow import Spot, Trace, bound_value, definition, operands_of, returns_of, trace
 from gradguard.rules.contract.scopes import UNKNOWN, Scope, callee_scope, frame_scopes
+from gradguard.rules.contract.weights import argument, each_elements_own, fixes_for_each
 from gradguard.rules.contract.words import a_shape, shape_of, untraced_note
 from gradguard.rules.incident import Incident
 
@@ -61,7 +62,12 @@ def recognise(incident: Incident) -> Diagnosis | None:
     call = "autograd.grad" if incident.where == "grad" else "backward()"
     shape = shape_of(root)
     culprit, related, spots = _culprit(incident, root, scopes, expression)
-    if place is not None:
+    each = name is not None and each_elements_own(incident, root)
+    if place is not None and each:
+        asked = place.span(f"asks for the derivative of {a_shape(shape)}, without `grad_outputs=`", "culprit")
+        related = [culprit.model_copy(update={"label": f"leaves {a_shape(shape)} here", "role": "made"})] if culprit is not None else []
+        culprit, spots = asked, None
+    elif place is not None:
         related.append(place.span(f"{call} needs one number, and gets {a_shape(shape)}", "backward"))
     shown = f"`{name}`" if name else "The tensor that backward starts from"
     what = "a complex tensor" if complex_root and root.numel() == 1 else f"a tensor of shape {shape} ({root.numel()} elements)"
@@ -74,7 +80,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     return Diagnosis(
         code="GG401",
         name="non-scalar-root",
-        headline=f"{shown} is {what}, but {call} starts from a single number: reduce it first, or pass `gradient=`.",
+        headline=f"{shown} is {what}, but {call} starts from a single number: reduce it first, or pass `{argument(incident)}=`.",
         culprit=culprit,
         related=related,
         tensors=[TensorFacts(name=name, shape=list(root.shape), dtype=str(root.dtype), requires_grad=root.requires_grad)],
@@ -82,9 +88,11 @@ def recognise(incident: Incident) -> Diagnosis | None:
         "against each other, "
         "so it makes the starting gradient by itself only for a tensor with one element.",
         notes=notes,
-        fixes=_fixes(expression, place, name),
+        fixes=fixes_for_each(incident, root, name) if each and name is not None else _fixes(incident, expression, name),
         confidence="certain" if culprit is not None and spots is None else "likely",
-        avoid=["`loss[0].backward()` or `loss.max().backward()`: the other elements would not be trained on."],
+        avoid=[f"`{name}.mean()`: each derivative would come out {root.numel()} times too small, silently."]
+        if each and root.numel() > 1
+        else ["`loss[0].backward()` or `loss.max().backward()`: the other elements would not be trained on."],
     )
 
 
@@ -280,8 +288,8 @@ def _is_none(keyword: ast.keyword) -> bool:
     return isinstance(keyword.value, ast.Constant) and (keyword.arg, keyword.value.value) in (("reduction", "none"), ("reduce", False))
 
 
-def _fixes(expression: ast.expr | None, place: ResolvedSite | None, name: str | None) -> list[Fix]:
-    patch = None
+def _fixes(incident: Incident, expression: ast.expr | None, name: str | None) -> list[Fix]:
+    patch, place = None, incident.place
     if (
         expression is not None
         and place is not None
@@ -289,7 +297,8 @@ def _fixes(expression: ast.expr | None, place: ResolvedSite | None, name: str | 
         and isinstance(expression, (ast.Name, ast.Attribute, ast.Call))
     ):
         patch = replaced(place.source, [(expression, f"{place.source.segment(expression)}.mean()")])
-    shown = name or "loss"
+    shown, weights = name or "loss", argument(incident)
+    ones = f"{weights}=torch.ones_like({shown})"
     return [
         Fix(
             title=f"reduce `{shown}` to one number, such as `{shown}.mean()`, before backward",
@@ -298,7 +307,7 @@ def _fixes(expression: ast.expr | None, place: ResolvedSite | None, name: str | 
             detail="mean() keeps the gradient's size independent of the batch size; sum() does not.",
         ),
         Fix(
-            title=f"pass the weight of each element: `{shown}.backward(gradient=torch.ones_like({shown}))`",
+            title=f"pass the weight of each element: `{f'{shown}.backward({ones})' if weights == 'gradient' else ones}`",
             safety="unsafe",
             detail="Right where a vector-Jacobian product is wanted; ones give the gradient of the sum.",
         ),

@@ -45,8 +45,8 @@ from gradguard.evidence.names import short_list
 from gradguard.evidence.optimizers import trained_by
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.rules.base import Rule
-from gradguard.rules.gradient_path import lost_path, origins, roots, wanted, words
-from gradguard.rules.gradient_path.places import same_place, short
+from gradguard.rules.gradient_path import late_switch, lost_path, origins, roots, wanted, words
+from gradguard.rules.gradient_path.places import same_place, short, site_at
 from gradguard.rules.incident import Incident
 from gradguard.torch_internals import node_sequence, storage_key
 
@@ -63,6 +63,7 @@ class Reason:
     explanation: str = ""
     fix: str = ""
     certain: bool = True
+    patch: str | None = None
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
@@ -95,14 +96,15 @@ def _diagnose(incident: Incident, tensor: torch.Tensor, index: int, leaves: list
     )  # fmt: skip
     if reason is None and state is not None and text is None and tensor.grad_fn is None:
         return _parameter_left_out(incident, tensor, name)
-    reason = reason or _not_used(incident, name, output)
+    reason = reason or _late(incident, tensor, index, name) or _not_used(incident, name, output)
     related = list(reason.related)
     if incident.place is not None and not (reason.culprit is not None and reason.culprit.line == incident.place.line):
         related.append(incident.place.span(f"`{name}` is not in the graph of `{short(output, 30)}`", "backward"))
     return Diagnosis(
         code="GG306", name="unused-input", headline=f"`{name}` is not in the graph of `{output}`: "
                                                     f"{reason.clause}", culprit=reason.culprit, related=related,
-        tensors=[lost_path.facts(name, tensor)], explanation=reason.explanation, fixes=[Fix(title=reason.fix, safety="manual")],
+        tensors=[lost_path.facts(name, tensor)], explanation=reason.explanation,
+        fixes=[Fix(title=reason.fix, safety="manual", patch=reason.patch)],
         avoid=["`allow_unused=True` is no cure: it gives None in place of the "
                "gradient."], confidence="certain" if reason.certain else "likely",
     )  # fmt: skip
@@ -263,6 +265,22 @@ def _copied(incident: Incident, tensor: torch.Tensor, leaves: list[torch.Tensor]
     return None
 
 
+def _late(incident: Incident, tensor: torch.Tensor, index: int, name: str) -> Reason | None:
+    """It was made to require grad after the computation that used it."""
+    late = late_switch.found(incident, tensor, index)
+    if late is None:
+        return None
+    switch, use = site_at(late.source, late.switch), site_at(late.source, late.use)
+    text = short(late.source.flat(late.use), 40)
+    return Reason(
+        f"`{short(late.source.flat(late.switch), 40)}` comes after `{text}`, which used it",
+        switch.span(f"from here on `{name}` requires grad: too late for what was computed from it above", "culprit"),
+        [use.span(f"uses `{name}` before that: recorded nothing", "made")],
+        f"Autograd records an operation if an input requires grad when it runs. What `{text}` computed from `{name}` is a constant to it.",
+        f"Move `{short(late.source.flat(late.switch), 40)}` above `{text}`", certain=False, patch=late_switch.moved(late),
+    )  # fmt: skip
+
+
 def _same_values(a: torch.Tensor, b: torch.Tensor) -> bool:
     try:
         return a.shape == b.shape and a.dtype == b.dtype and a.numel() < 1_000_000 and bool(torch.equal(a.detach(), b.detach()))
@@ -283,11 +301,11 @@ def _not_used(incident: Incident, name: str, output: str) -> Reason:
     place: ResolvedSite | None = incident.place
     made = wanted.made(incident, incident.inputs[0], name)
     return Reason(
-        "nothing on the way to it used this tensor", place.span(f"asks for a gradient with respect to `{name}`, which "
+        "nothing recorded on the way to it used this tensor", place.span(f"asks for a gradient with respect to `{name}`, which "
                                                                 f"was not used", "culprit") if place is not None else None,
         [made.span(f"`{name}` is made here", "made")] if made is not None and not same_place(made, place) else [],
-        f"`{output}` was computed without the tensor that `{name}` names now: it was not passed in, was passed as a copy, or the "
-        f"name was bound to another tensor meanwhile.",
+        f"No recorded way leads from `{output}` to the tensor that `{name}` names now: it was not used, was passed as a copy, was used "
+        "before it required grad, or the name was bound to another tensor meanwhile.",
         f"Compute `{output}` from this very `{name}`", certain=False,
     )  # fmt: skip
 

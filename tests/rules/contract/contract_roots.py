@@ -54,8 +54,8 @@ total.backward()
 net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
 def residual(points):
     points = points.requires_grad_()
-    u = net(points)  # <<
-    du, = torch.autograd.grad(u, points, create_graph=True)
+    u = net(points)
+    du, = torch.autograd.grad(u, points, create_graph=True)  # <<
     return du.pow(2).mean()
 residual(torch.rand(6, 2)).backward()
 ''', ("u", "autograd.grad")),
