@@ -59,7 +59,55 @@ for it in range(80):
     opt.step()
 """
 
+TWO_FACTORS = """
+class Adapted(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner.requires_grad_(False)
+        self.down = nn.Parameter(torch.zeros(2, 5))
+        self.up = nn.Parameter(torch.zeros(6, 2))
+
+    def forward(self, x):
+        return self.inner(x) + 2 * F.linear(F.linear(x, self.down), self.up)
+
+net = nn.Sequential(Adapted(nn.Linear(5, 6)), nn.Tanh(), nn.Linear(6, 2))
+opt = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=0.01)
+for it in range(12):
+    loss = F.cross_entropy(net(torch.randn(7, 5)), torch.arange(7) % 2)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+GATED = """
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.last = nn.Linear(5, 5), nn.Linear(5, 5, bias=False)
+        nn.init.zeros_(self.last.weight)
+        self.gate = nn.Parameter(torch.zeros(5))
+
+    def forward(self, x):
+        return x + self.gate * self.last(self.inner(x).relu())
+
+net = nn.Sequential(Gated(), nn.Linear(5, 2))
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for it in range(12):
+    loss = F.cross_entropy(net(torch.randn(7, 5)), torch.arange(7) % 2)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
 PAIRS = {
+    "two factors that are both zero": Pair(
+        "GG304", "self.down = nn.Parameter(torch.zeros(2, 5))", (".down` and", ".up` are both zero"), TWO_FACTORS,
+        ("torch.zeros(2, 5)", "0.1 * torch.randn(2, 5)"),
+    ),
+    "a gate of zero before a layer of zero": Pair(
+        "GG304", "self.gate = nn.Parameter(torch.zeros(5))", (".gate` and", ".last.weight` are both zero"), GATED,
+        ("nn.init.zeros_(self.last.weight)", "pass"),
+    ),
     "outputs that a hook appends to a list in a dict": Pair(
         "GG608", "self.seen[name].append(output)", ("`self.seen`",), HOOKED.replace("KEEP", "self.seen[name].append(output)"),
         ("append(output)", "append(output.detach())"),
