@@ -99,7 +99,40 @@ for it in range(12):
     opt.step()
 """
 
+SWITCHED = """
+class Judge(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.eye, self.verdict = nn.Linear(4, 6), nn.Linear(6, 1)
+        self.eye.requires_grad_(False)
+
+    def forward(self, x):
+        return self.verdict(torch.tanh(self.eye(x)))
+
+def switch(part, on):
+    for p in part.parameters():
+        p.requires_grad_(on)
+
+maker, judge = nn.Linear(3, 4), Judge()
+opt_m, opt_j = torch.optim.Adam(maker.parameters()), torch.optim.Adam(judge.parameters())
+for it in range(20):
+    made = maker(torch.randn(8, 3))
+    switch(PART, True)
+    opt_j.zero_grad()
+    (judge(made.detach()).mean() - judge(torch.randn(8, 4)).mean()).backward()
+    opt_j.step()
+    switch(judge, False)
+    opt_m.zero_grad()
+    (-judge(made).mean()).backward()
+    opt_m.step()
+"""
+
 PAIRS = {
+    "a switch that unfreezes": Pair(
+        "GG613", "p.requires_grad_(on)", ("`judge.eye.weight`", "`opt_j` was made"),
+        SWITCHED.replace("PART", "judge"),
+        ("switch(judge, True)", "switch(judge.verdict, True)"),
+    ),
     "two factors that are both zero": Pair(
         "GG304", "self.down = nn.Parameter(torch.zeros(2, 5))", (".down` and", ".up` are both zero"), TWO_FACTORS,
         ("torch.zeros(2, 5)", "0.1 * torch.randn(2, 5)"),
@@ -273,3 +306,18 @@ def test_gradients_that_are_only_looked_at(use: str, first: str, tmp_path: Path)
     [(found, _)] = run_source(tmp_path, HEAD + NORMS.replace("USE", use))
     assert found.code == "GG202" and first in found.fixes[0].title
     assert said(tmp_path, NORMS.replace("USE", use).replace("weight)", "weight, retain_graph=True)")) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("self.eye.requires_grad_(False)", "self.requires_grad_(False)"),  # all of it was off when the optimizer was made
+        ("self.eye.requires_grad_(False)", "pass"),  # none of it was
+        ("opt_m, opt_j =", "judge.requires_grad_(True)\nopt_m, opt_j ="),
+        ("    switch(judge, True)", "    switch(judge.eye, it >= 2)\n    switch(judge.verdict, True)"),  # unfrozen by a switch of its own
+    ],
+)
+def test_switches_that_mean_it(change: tuple[str, str], tmp_path: Path) -> None:
+    source = SWITCHED.replace("PART", "judge")
+    assert source.count(change[0]) == 1
+    assert said(tmp_path, source.replace(*change)) == []
