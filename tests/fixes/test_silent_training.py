@@ -127,7 +127,34 @@ for it in range(20):
     opt_m.step()
 """
 
+DENSITY = """
+class Mixture(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.share, self.center = nn.Linear(2, 3), nn.Linear(2, 3)
+
+    def forward(self, x):
+        return F.log_softmax(self.share(x), -1), self.center(x)
+
+net = Mixture()
+opt = torch.optim.SGD(net.parameters(), lr=0.01)
+for it in range(3):
+    x, y = torch.randn(32, 2), torch.linspace(0, 13.6, 32)[:, None]
+    share, center = net(x)
+    centers = 0 * center
+    part = share - 0.5 * (y - centers) ** 2
+    loss = -LOG.mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
 PAIRS = {
+    "the logarithm of a density next to zero": Pair(
+        "GG502", "torch.log(part.exp().sum(-1))", ("`torch.log(part.exp().sum(-1))`",),
+        DENSITY.replace("LOG", "torch.log(part.exp().sum(-1))"),
+        ("torch.log(part.exp().sum(-1))", "torch.logsumexp(part, -1)"),
+    ),
     "a switch that unfreezes": Pair(
         "GG613", "p.requires_grad_(on)", ("`judge.eye.weight`", "`opt_j` was made"),
         SWITCHED.replace("PART", "judge"),
@@ -321,3 +348,27 @@ def test_switches_that_mean_it(change: tuple[str, str], tmp_path: Path) -> None:
     source = SWITCHED.replace("PART", "judge")
     assert source.count(change[0]) == 1
     assert said(tmp_path, source.replace(*change)) == []
+
+
+REWRAPPED = """
+body, first, second = nn.Linear(4, 8), nn.Linear(8, 1), nn.Linear(8, 1)
+opt = torch.optim.Adam([*body.parameters(), *first.parameters(), *second.parameters()])
+for it in range(30):
+    x = torch.randn(8, 4)
+    h = torch.relu(body(x))
+    numbers = [float(v) for v in second(h).squeeze(-1)]
+    again = WRAP
+    loss = F.mse_loss(first(h).squeeze(-1), x[:, 0]) + 0.5 * F.mse_loss(again, x[:, 1])
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+
+@pytest.mark.parametrize("wrap", ["torch.tensor(numbers)", "torch.FloatTensor(numbers)", "torch.Tensor(numbers)"])
+def test_a_term_that_was_shown_is_not_missed_once_more_at_the_end(wrap: str, tmp_path: Path) -> None:
+    [found] = said(tmp_path, REWRAPPED.replace("WRAP", wrap))
+    assert found.code == "GG308" and found.culprit is not None and found.culprit.line > 0
+    assert said(tmp_path, REWRAPPED.replace("WRAP", "second(h).squeeze(-1)")) == []
+    other = REWRAPPED.replace("WRAP", wrap).replace("+ 0.5 * F.mse_loss(again, x[:, 1])", "+ 0 * it")
+    assert [each.code for each in said(tmp_path, other)] == ["GG605"], "no term was shown: what is missing is still told"
