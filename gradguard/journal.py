@@ -270,9 +270,8 @@ class Journal:
         self.partial: OrderedDict[int, tuple[Cut, ...]] = OrderedDict()  # node sequence -> cuts of its gradless summands
         self.fed: OrderedDict[int, tuple[Cut, ...]] = OrderedDict()  # node sequence -> cuts of its other gradless operands
         self.guessed: OrderedDict[int, tuple[Cut, ...]] = OrderedDict()  # node sequence -> cuts that may stand behind an operand
-        self.toggles: OrderedDict[int, tuple[weakref.ref[torch.Tensor], bool, CallSite | None]] = (
-            OrderedDict()
-        )  # who set requires_grad last
+        # who set requires_grad last, and how often that changed it
+        self.toggles: OrderedDict[int, tuple[weakref.ref[torch.Tensor], bool, CallSite | None, int]] = OrderedDict()
         self._cuts: OrderedDict[int, tuple[weakref.ref[torch.Tensor], Cut]] = OrderedDict()
         self.data_aliases: OrderedDict[int, weakref.ref[torch.Tensor]] = OrderedDict()
         self.numpy_storages: OrderedDict[int, int] = OrderedDict()  # storage key -> clock at which numpy got hold of it
@@ -369,7 +368,9 @@ class Journal:
 
     def remember_toggle(self, tensor: torch.Tensor, value: bool, site: CallSite | None) -> None:
         """Notes who switched a leaf's requires_grad last."""
-        self.toggles[id(tensor)] = (weakref.ref(tensor), value, site)
+        known = self.toggles.get(id(tensor))
+        times = 1 if known is None or known[0]() is not tensor else known[3] + (known[1] != value)
+        self.toggles[id(tensor)] = (weakref.ref(tensor), value, site, times)
         self.toggles.move_to_end(id(tensor))
         if len(self.toggles) > self.limits.escapes:
             self.toggles.popitem(last=False)
@@ -377,7 +378,12 @@ class Journal:
     def toggle_of(self, tensor: torch.Tensor) -> tuple[bool, CallSite | None] | None:
         """The last recorded switch of this tensor's requires_grad, and where it was."""
         entry = self.toggles.get(id(tensor))
-        return entry[1:] if entry is not None and entry[0]() is tensor else None
+        return entry[1:3] if entry is not None and entry[0]() is tensor else None
+
+    def times_toggled(self, tensor: torch.Tensor) -> int:
+        """How often this tensor's requires_grad was seen to change."""
+        entry = self.toggles.get(id(tensor))
+        return entry[3] if entry is not None and entry[0]() is tensor else 0
 
     # -- look-ups, used by rules only ---------------------------------------------------------------------------------
 

@@ -59,7 +59,115 @@ for it in range(80):
     opt.step()
 """
 
+TWO_FACTORS = """
+class Adapted(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner.requires_grad_(False)
+        self.down = nn.Parameter(torch.zeros(2, 5))
+        self.up = nn.Parameter(torch.zeros(6, 2))
+
+    def forward(self, x):
+        return self.inner(x) + 2 * F.linear(F.linear(x, self.down), self.up)
+
+net = nn.Sequential(Adapted(nn.Linear(5, 6)), nn.Tanh(), nn.Linear(6, 2))
+opt = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad], lr=0.01)
+for it in range(12):
+    loss = F.cross_entropy(net(torch.randn(7, 5)), torch.arange(7) % 2)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+GATED = """
+class Gated(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.last = nn.Linear(5, 5), nn.Linear(5, 5, bias=False)
+        nn.init.zeros_(self.last.weight)
+        self.gate = nn.Parameter(torch.zeros(5))
+
+    def forward(self, x):
+        return x + self.gate * self.last(self.inner(x).relu())
+
+net = nn.Sequential(Gated(), nn.Linear(5, 2))
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for it in range(12):
+    loss = F.cross_entropy(net(torch.randn(7, 5)), torch.arange(7) % 2)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+SWITCHED = """
+class Judge(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.eye, self.verdict = nn.Linear(4, 6), nn.Linear(6, 1)
+        self.eye.requires_grad_(False)
+
+    def forward(self, x):
+        return self.verdict(torch.tanh(self.eye(x)))
+
+def switch(part, on):
+    for p in part.parameters():
+        p.requires_grad_(on)
+
+maker, judge = nn.Linear(3, 4), Judge()
+opt_m, opt_j = torch.optim.Adam(maker.parameters()), torch.optim.Adam(judge.parameters())
+for it in range(20):
+    made = maker(torch.randn(8, 3))
+    switch(PART, True)
+    opt_j.zero_grad()
+    (judge(made.detach()).mean() - judge(torch.randn(8, 4)).mean()).backward()
+    opt_j.step()
+    switch(judge, False)
+    opt_m.zero_grad()
+    (-judge(made).mean()).backward()
+    opt_m.step()
+"""
+
+DENSITY = """
+class Mixture(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.share, self.center = nn.Linear(2, 3), nn.Linear(2, 3)
+
+    def forward(self, x):
+        return F.log_softmax(self.share(x), -1), self.center(x)
+
+net = Mixture()
+opt = torch.optim.SGD(net.parameters(), lr=0.01)
+for it in range(3):
+    x, y = torch.randn(32, 2), torch.linspace(0, 13.6, 32)[:, None]
+    share, center = net(x)
+    centers = 0 * center
+    part = share - 0.5 * (y - centers) ** 2
+    loss = -LOG.mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
 PAIRS = {
+    "the logarithm of a density next to zero": Pair(
+        "GG502", "torch.log(part.exp().sum(-1))", ("`torch.log(part.exp().sum(-1))`",),
+        DENSITY.replace("LOG", "torch.log(part.exp().sum(-1))"),
+        ("torch.log(part.exp().sum(-1))", "torch.logsumexp(part, -1)"),
+    ),
+    "a switch that unfreezes": Pair(
+        "GG613", "p.requires_grad_(on)", ("`judge.eye.weight`", "`opt_j` was made"),
+        SWITCHED.replace("PART", "judge"),
+        ("switch(judge, True)", "switch(judge.verdict, True)"),
+    ),
+    "two factors that are both zero": Pair(
+        "GG304", "self.down = nn.Parameter(torch.zeros(2, 5))", (".down` and", ".up` are both zero"), TWO_FACTORS,
+        ("torch.zeros(2, 5)", "0.1 * torch.randn(2, 5)"),
+    ),
+    "a gate of zero before a layer of zero": Pair(
+        "GG304", "self.gate = nn.Parameter(torch.zeros(5))", (".gate` and", ".last.weight` are both zero"), GATED,
+        ("nn.init.zeros_(self.last.weight)", "pass"),
+    ),
     "outputs that a hook appends to a list in a dict": Pair(
         "GG608", "self.seen[name].append(output)", ("`self.seen`",), HOOKED.replace("KEEP", "self.seen[name].append(output)"),
         ("append(output)", "append(output.detach())"),
@@ -225,3 +333,42 @@ def test_gradients_that_are_only_looked_at(use: str, first: str, tmp_path: Path)
     [(found, _)] = run_source(tmp_path, HEAD + NORMS.replace("USE", use))
     assert found.code == "GG202" and first in found.fixes[0].title
     assert said(tmp_path, NORMS.replace("USE", use).replace("weight)", "weight, retain_graph=True)")) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("self.eye.requires_grad_(False)", "self.requires_grad_(False)"),  # all of it was off when the optimizer was made
+        ("self.eye.requires_grad_(False)", "pass"),  # none of it was
+        ("opt_m, opt_j =", "judge.requires_grad_(True)\nopt_m, opt_j ="),
+        ("    switch(judge, True)", "    switch(judge.eye, it >= 2)\n    switch(judge.verdict, True)"),  # unfrozen by a switch of its own
+    ],
+)
+def test_switches_that_mean_it(change: tuple[str, str], tmp_path: Path) -> None:
+    source = SWITCHED.replace("PART", "judge")
+    assert source.count(change[0]) == 1
+    assert said(tmp_path, source.replace(*change)) == []
+
+
+REWRAPPED = """
+body, first, second = nn.Linear(4, 8), nn.Linear(8, 1), nn.Linear(8, 1)
+opt = torch.optim.Adam([*body.parameters(), *first.parameters(), *second.parameters()])
+for it in range(30):
+    x = torch.randn(8, 4)
+    h = torch.relu(body(x))
+    numbers = [float(v) for v in second(h).squeeze(-1)]
+    again = WRAP
+    loss = F.mse_loss(first(h).squeeze(-1), x[:, 0]) + 0.5 * F.mse_loss(again, x[:, 1])
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+
+@pytest.mark.parametrize("wrap", ["torch.tensor(numbers)", "torch.FloatTensor(numbers)", "torch.Tensor(numbers)"])
+def test_a_term_that_was_shown_is_not_missed_once_more_at_the_end(wrap: str, tmp_path: Path) -> None:
+    [found] = said(tmp_path, REWRAPPED.replace("WRAP", wrap))
+    assert found.code == "GG308" and found.culprit is not None and found.culprit.line > 0
+    assert said(tmp_path, REWRAPPED.replace("WRAP", "second(h).squeeze(-1)")) == []
+    other = REWRAPPED.replace("WRAP", wrap).replace("+ 0.5 * F.mse_loss(again, x[:, 1])", "+ 0 * it")
+    assert [each.code for each in said(tmp_path, other)] == ["GG605"], "no term was shown: what is missing is still told"

@@ -28,16 +28,12 @@ def before_rounding(origin: Origin) -> tuple[str, str] | None:
     for _ in range(_DEEP):
         if isinstance(value, ast.Name) and place.enclosing_function is not None:
             made = assignments_to(place.enclosing_function, value.id)
-            if (
-                len(made) != 1
-                or not isinstance(made[0], ast.Assign)
-                or (made[0].lineno, made[0].col_offset) >= (node.lineno, node.col_offset)
-                or len(made[0].targets) != 1
-            ):
+            first = made[0] if len(made) == 1 else None
+            if not isinstance(first, ast.Assign) or len(first.targets) != 1 or not isinstance(first.targets[0], ast.Name):
                 break
-            if not isinstance(made[0].targets[0], ast.Name):
+            if (first.lineno, first.col_offset) >= (node.lineno, node.col_offset):
                 break
-            value = made[0].value
+            value = first.value
             continue
         if not isinstance(value, ast.Call):
             break

@@ -1,6 +1,8 @@
 """GG304, the silent forms: every path from the loss to a leaf leads through an operation whose derivative is zero, or every path
 to some of the parameters does.
 
+A product of two parameters that are both zero is such an operation too: each one's gradient is a multiple of the other.
+
 The first is certain from the graph alone. Of the second another loss may make up for it: it is told when the optimizer steps and
 the gradients of those parameters are exactly zero, for the third time in a row.
 """
@@ -18,7 +20,7 @@ from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.graph import is_accumulate, leaves, op_name
 from gradguard.evidence.names import short_list
 from gradguard.evidence.optimizers import trained_by
-from gradguard.rules.gradient_path import lost_path
+from gradguard.rules.gradient_path import lost_path, zero_products
 from gradguard.rules.gradient_path.places import function_word, same_place
 from gradguard.rules.incident import Incident
 from gradguard.torch_internals import node_sequence
@@ -68,7 +70,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if not stops:
         return None
     node = max(stops, key=node_sequence)
-    if not reached:
+    if not reached and all(zero_products.factors(stop) is None for stop in stops):
         name = lost_path.root_name(incident, incident.roots[0])
         return _told(
             incident, node, f"every gradient of `{name}` is exactly zero: its only way to the parameters leads through", "every gradient"
@@ -91,12 +93,13 @@ def _note(incident: Incident, node: Any, stops: list[Any], reached: set[int]) ->
     if known is None:
         names = [state.full if (state := incident.names.state(leaf)) is not None else "a parameter" for leaf in behind]
         shown = short_list(names, 3)
-        told = _told(
-            incident,
-            node,
-            f"the gradient of {shown} is exactly zero: the only way from the loss to {'it' if len(behind) == 1 else 'them'} leads through",
-            f"every gradient of {shown}",
-        )
+        factors = zero_products.factors(node)
+        if factors is not None:
+            told = zero_products.told(incident, node, factors, shown)
+        else:
+            them = "it" if len(behind) == 1 else "them"
+            headline = f"the gradient of {shown} is exactly zero: the only way from the loss to {them} leads through"
+            told = _told(incident, node, headline, f"every gradient of {shown}")
         known = barred[call.site] = _Barred(told, [weakref.ref(leaf) for leaf in behind])
     known.looks += 1
 
@@ -155,7 +158,7 @@ def _stops(roots: list[Any]) -> tuple[list[Any], set[int]]:
         if is_accumulate(node):
             reached.add(id(getattr(node, "variable", None)))  # a derivative that is not implemented looks like a leaf's node, and has none
             continue
-        if node.name() in _ZERO:
+        if node.name() in _ZERO or zero_products.factors(node) is not None:
             stops.append(node)
             continue
         sources = [source for source, _ in node.next_functions if source is not None]

@@ -74,6 +74,7 @@ def blame(incident: Incident, memory: Numbers) -> Diagnosis | None:
     roots = incident.root_nodes
     nodes = [node for node, _ in walk(roots)]
     suspects = _suspects(memory.held, {id(leaf) for leaf in bad})
+    suspects.sort(key=lambda suspect: suspect[0].only_beside())  # an overflow beside 0 may be masked: what is infinite for sure comes first
     seen = _seen(incident, nodes)
     under = set() if seen is None else set(_below([seen[0]]))
     hidden = [item for item in suspects if item[0].kind in _FORWARD and item[0].node in under]

@@ -73,14 +73,19 @@ def _not_finite(slot: str) -> Where:
     return lambda saved, plain: ~torch.isfinite(saved[slot])
 
 
+def _inverse_overflows(slot: str) -> Where:
+    """Where 1/x is more than the type holds: at 0, and at the smallest numbers beside it."""
+    return lambda saved, plain: torch.isinf(saved[slot].reciprocal())
+
+
 RISKS: dict[str, Risk] = {
     "Sqrt": Risk(("result",), _at("result", 0.0), "the square root has an infinite slope at 0"),
     "Rsqrt": Risk(("result",), _not_finite("result"), "1/sqrt(x) is infinite at 0"),
     "Reciprocal": Risk(("result",), _not_finite("result"), "1/x is infinite at 0"),
     "Pow": Risk(("self", "exponent"), _power, "a power below 1 has an infinite slope at 0", ("exponent",)),
-    "Log": Risk(("self",), _at("self", 0.0), "the slope of log, 1/x, is infinite at 0"),
-    "Log2": Risk(("self",), _at("self", 0.0), "the slope of log2 is infinite at 0"),
-    "Log10": Risk(("self",), _at("self", 0.0), "the slope of log10 is infinite at 0"),
+    "Log": Risk(("self",), _inverse_overflows("self"), "the slope of log, 1/x, is infinite at 0 and overflows right beside it"),
+    "Log2": Risk(("self",), _inverse_overflows("self"), "the slope of log2 is infinite at 0 and overflows right beside it"),
+    "Log10": Risk(("self",), _inverse_overflows("self"), "the slope of log10 is infinite at 0 and overflows right beside it"),
     "Log1P": Risk(("self",), _at("self", -1.0), "the slope of log1p is infinite at -1"),
     "Acos": Risk(("self",), lambda saved, plain: saved["self"].abs() >= 1, "acos has an infinite slope at -1 and 1"),
     "Asin": Risk(("self",), lambda saved, plain: saved["self"].abs() >= 1, "asin has an infinite slope at -1 and 1"),
@@ -145,6 +150,10 @@ class Held:
                 return int(found.sum()), max(1, found.numel())
         except Exception:
             return 0, 1
+
+    def only_beside(self) -> bool:
+        """Whether it is a logarithm of numbers next to 0, none of which is 0."""
+        return self.kind in ("Log", "Log2", "Log10") and not bool((self.saved["self"] == 0).any())
 
 
 def hold(node: Any, kind: str) -> Held | None:

@@ -145,6 +145,8 @@ def _called(incident: Incident, book: Book, idle: Idle, called: dict[int, Any]) 
         found = origins.merged(origins.of_cut(incident, cut) for cut in cuts)
         if any(origin.key in incident.memory.get("GG308 told", ()) for origin in found):
             return None  # the term without a path has been shown
+        if not found and _is_told(incident, parameters):
+            return None
         cut = the_cut(found)
         if cut is not None:
             return _told(incident, book, headline + cut.clause, cut.culprit, [*cut.related, at], cut.fix, parameters, shown)
@@ -167,6 +169,12 @@ def _called(incident: Incident, book: Book, idle: Idle, called: dict[int, Any]) 
         [each[0] for each, _ in hit],
         shown,
     )
+
+
+def _is_told(incident: Incident, parameters: list[torch.Tensor]) -> bool:
+    """Whether a term of the loss was shown whose values left torch where these parameters' did (`torch.FloatTensor` carries no memory)."""
+    told = incident.memory.get("GG308 told", ())
+    return bool(told) and any(origins.of_cut(incident, cut).key in told for cut in incident.memory["ledger"].severed.met(parameters))
 
 
 def _lone(

@@ -40,6 +40,7 @@ class Severed:
         self._journal = journal
         # cuts whose result went into a loss, ids of what is behind them, and the places of the backward calls of those losses
         self._used: dict[int, tuple[Cut, frozenset[int], set[CallSite | None]]] = {}
+        self._met: dict[int, tuple[Cut, frozenset[int]]] = {}  # all cuts that were noted, whatever became of their results
         # losses of which only the number was taken, by where they were made: where it was, what is behind them
         self._lone: dict[CallSite, tuple[CallSite | None, frozenset[int]]] = {}
         self._roots: set[CallSite] = set()  # where the losses that backward started from were made
@@ -49,7 +50,7 @@ class Severed:
         """From here on, cuts that have one of these parameters behind them are noted."""
         self._journal.wanted = {id(p): ref for ref in parameters if (p := ref()) is not None}
         self._journal.severed = []
-        self._used, self._lone = {}, {}
+        self._used, self._lone, self._met = {}, {}, {}
 
     def disarm(self) -> None:
         """That was enough."""
@@ -70,6 +71,7 @@ class Severed:
             if made is not None:
                 self._lone.setdefault(made.site, (lost.site, behind))
         noted = {id(cut): (cut, behind) for cut, behind in journal.severed}
+        self._met.update(noted)
         for i, (node, _) in enumerate(walk(root_nodes(roots))):
             if i > _MOST_NODES:
                 return
@@ -96,6 +98,11 @@ class Severed:
         ]
         reached: set[int] = set().union(*(behind for _, behind in found))
         return [cut for cut, _ in found] if reached == wanted else []
+
+    def met(self, parameters: list[Any]) -> list[Cut]:
+        """The cuts that all of these parameters stand behind, and whose results may have gone anywhere."""
+        wanted = {id(parameter) for parameter in parameters}
+        return [cut for cut, behind in self._met.values() if behind >= wanted]
 
     def losses(self, parameters: list[Any]) -> list[LoneLoss]:
         """Losses that all of these parameters stand behind, and of which the steps looked at took nothing but the number."""

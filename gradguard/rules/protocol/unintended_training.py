@@ -2,7 +2,7 @@
 
 ## What it is
 A module that is meant to be frozen is trained: `module.requires_grad = False` only set an attribute of that name, or the
-method that freezes is never called.
+method that freezes is never called; or a switch that turns the rest of the network off and on turns it on as well.
 
 ## Why it is wrong
 `requires_grad` is a property of tensors. On a module the assignment makes a plain attribute and freezes nothing; the call
@@ -21,7 +21,9 @@ Unsafe: the module stays as it is from then on, which is what was meant.
 ## When it speaks, what silences it
 At the 12th step of an optimizer that has changed parameters of a module which carries a plain attribute `requires_grad =
 False`. For a freeze in a method: when that method is called only from an overridden `train()`, `train()` was never called,
-what it loops over is not empty with the module's present values, and the parameters it would freeze are trained.
+what it loops over is not empty with the module's present values, and the parameters it would freeze are trained. For a switch of
+the whole: where one statement turns parameters on and off again and again, some of which did not require grad when their optimizer
+was made, and some of which did. All at once, or only those that were frozen, is silent.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.places import class_node, the_one
 from gradguard.rules.protocol.suspicion import version_of
+from gradguard.rules.protocol.unfrozen import unfrozen
 
 CODE, NAME = "GG613", "unintended-training"
 _STEPS = 12
@@ -55,6 +58,9 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if not isinstance(book, Book) or book.steps != _STEPS:
         return None
     moved = {id(p) for ref, version in book.first_versions if (p := ref()) is not None and version_of(p) >= version + _STEPS - 1}
+    again = unfrozen(incident, book, moved)
+    if again is not None:
+        return again
     seen: set[int] = set()
     for name, root in [(name, value) for name, value in incident.names.bindings if isinstance(value, nn.Module)]:
         if id(root) in seen:
