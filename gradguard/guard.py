@@ -190,16 +190,18 @@ class Guard:
         except Exception as fault:
             session.fault(fault)
         finally:
-            self.leave()
+            self._leave(opened)
 
     def leave(self) -> None:
         """Leaves the guard and looks at nothing, for adapters that enter and leave it in different hooks."""
         if self._open:
-            opened = self._opened() or self._open[-1]
-            try:
-                opened[0].close(self)
-            finally:
-                self._open.remove(opened)
+            self._leave(self._opened() or self._open[-1])
+
+    def _leave(self, opened: tuple[Session, Run]) -> None:
+        try:
+            opened[0].close(self)
+        finally:
+            self._open.remove(opened)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorates a step function: each call runs under the guard; a generator while it runs, a coroutine until it is done."""

@@ -27,7 +27,7 @@ from gradguard.incidents import Incidents
 from gradguard.journal import StepFact, current_journal
 from gradguard.probes import attribution
 from gradguard.probes.finite import note_nonfinite
-from gradguard.probes.hub import set_coast, set_listener
+from gradguard.probes.hub import local, set_coast, set_listener
 from gradguard.probes.ops import OpProbe
 from gradguard.rules.base import SKIP
 from gradguard.run import Run
@@ -159,7 +159,7 @@ class Session(Incidents):
 
     def close(self, guard: Guard) -> None:
         """A guard is left."""
-        if current_session() is not self:
+        if local.listener is not self:
             self._close_from_afar(guard)
             return
         coast = self._coast

@@ -62,6 +62,7 @@ class Ledger:
         self.zeroed_by: weakref.ref[Any] | None = None  # whose zero_grad() that was
         self.found: list[Suspicion] = []
         self.ended: list[Book] = []  # optimizers that died since we looked last
+        self.fits = False  # whether any optimizer belongs to a fit of Lightning's that optimizes by hand
         self.asleep = False  # between two windows in which gradients are followed (`gradguard.rules.protocol.asleep`)
         self.coast: Coast | None = None  # under way, with steps that are yet to be counted
         self.turn_at = _AWAKE_FIRST  # steps at which it falls asleep, or wakes up
@@ -143,6 +144,7 @@ class Ledger:
         book = self.book_of(optimizer)
         book.made = site
         book.fit = lightning_manual.begun(self)
+        self.fits = self.fits or book.fit is not None
 
     def _drop_dead(self) -> None:
         for key in [key for key, book in self.books.items() if book.ref() is None]:
@@ -433,8 +435,9 @@ class Ledger:
 
     def spans_a_loop(self) -> bool:
         """Whether many backward calls ran since the guard was entered, be it without any step; or a fit without any."""
-        fits = any(book.fit is not None for book in (*self.books.values(), *self.ended))
-        return self.backwards - self.opened_backwards >= 10 or fits
+        if self.backwards - self.opened_backwards >= 10:
+            return True
+        return self.fits and any(book.fit is not None for book in (*self.books.values(), *self.ended))
 
     def closing(self) -> None:
         """The guard is left: what can only be said at the end is said, if this was more than a single step."""
