@@ -126,7 +126,10 @@ def _cloned(story: Story, attribute: str) -> Fix | None:
     savers = {story.incident.place_of_node(item.seq) for item in story.incident.mismatches}
     lines = sorted({saver.line for saver in savers if saver is not None and saver.file == place.file} - {place.line})
     alone = not lines and None not in savers
-    others = f"; line{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines))} saved it too, and need the same" if lines else ""
+    listed = ", ".join(map(str, lines))
+    others = f"; line {listed} saved it too, and needs the same" if lines else ""
+    if len(lines) > 1:
+        others = f"; lines {listed} saved it too, and need the same"
     return Fix(
         title=f"use a copy in the forward pass: `{name}.clone()` at line {where[0]}",
         safety="safe" if alone else "manual",
