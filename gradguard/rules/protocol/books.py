@@ -87,6 +87,9 @@ class Book:
         self.prepared: list[Prepared] = []
         self.gathered: dict[str, Any] = {}  # names, taken while the frames were alive
         self.first_versions: list[tuple[weakref.ref[Any], int]] = []
+        self.frozen: list[tuple[weakref.ref[Any], list[float]]] = []  # between a survey and the next step
+        self.frozen_at = 0
+        self.said_moving = False
         self.close_until = _CLOSE_STEPS
         self.slots: list[Slot] = []
         self.active: list[Slot] = []

@@ -1,8 +1,8 @@
 """# GG613 unintended-training
 
 ## What it is
-A module that is meant to be frozen is trained: `module.requires_grad = False` only set an attribute of that name, or the
-method that freezes is never called.
+A module that is meant to be frozen is trained: `module.requires_grad = False` only set an attribute of that name, the
+method that freezes is never called, or the frozen parameters kept a gradient (zeros, mostly), on which the optimizer goes on.
 
 ## Why it is wrong
 `requires_grad` is a property of tensors. On a module the assignment makes a plain attribute and freezes nothing; the call
@@ -21,7 +21,8 @@ Unsafe: the module stays as it is from then on, which is what was meant.
 ## When it speaks, what silences it
 At the 12th step of an optimizer that has changed parameters of a module which carries a plain attribute `requires_grad =
 False`. For a freeze in a method: when that method is called only from an overridden `train()`, `train()` was never called,
-what it loops over is not empty with the module's present values, and the parameters it would freeze are trained.
+what it loops over is not empty with the module's present values, and the parameters it would freeze are trained. For gradients
+that were kept: at the step after the 3rd, 12th, 24th, 60th ..., when it has changed parameters that do not require grad.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from gradguard.evidence.source import at_line, dotted
 from gradguard.evidence.syntax import Source
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
-from gradguard.rules.protocol import tell
+from gradguard.rules.protocol import still_moving, tell
 from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.places import class_node, the_one
 from gradguard.rules.protocol.suspicion import version_of
@@ -52,6 +53,8 @@ _PURE_METHODS = {"parameters", "children", "modules", "named_parameters", "named
 def recognise(incident: Incident) -> Diagnosis | None:
     """The assignment that freezes nothing, or the place where the freeze should be called."""
     book = incident.suspicion.book
+    if isinstance(book, Book) and "moved" in incident.suspicion.data:
+        return still_moving.told(incident, book, CODE, NAME)
     if not isinstance(book, Book) or book.steps != _STEPS:
         return None
     moved = {id(p) for ref, version in book.first_versions if (p := ref()) is not None and version_of(p) >= version + _STEPS - 1}
