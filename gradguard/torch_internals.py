@@ -166,8 +166,8 @@ def only_leaf(node: Any, most: int) -> Any:
     return None
 
 
-def leaves_behind(tensors: list[Any], most: int) -> list[Any]:
-    """The leaves that tensors were computed from, among so many graph nodes at most."""
+def leaves_behind(tensors: list[Any], most: int) -> tuple[list[Any], list[Any]]:
+    """The leaves that tensors were computed from, and the graph nodes on the way, of which there are so many at most."""
     found = [tensor for tensor in tensors if tensor.grad_fn is None and tensor.requires_grad]
     nodes = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
     seen = set(nodes)
@@ -179,7 +179,7 @@ def leaves_behind(tensors: list[Any], most: int) -> list[Any]:
             if source is not None and source not in seen and len(seen) < most:
                 seen.add(source)
                 nodes.append(source)
-    return found
+    return found, nodes
 
 
 def output_metadata(node: Any) -> tuple[int, ...] | None:

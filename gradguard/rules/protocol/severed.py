@@ -41,7 +41,7 @@ class Severed:
         journal = self._journal
         if not journal.severed:
             return
-        noted = {id(cut): (cut, behind) for cut, behind in journal.severed}
+        noted = {id(cut): (cut, behind, below) for cut, behind, below in journal.severed}
         for i, (node, _) in enumerate(walk(root_nodes(roots))):
             if i > _MOST_NODES:
                 return
@@ -54,7 +54,17 @@ class Severed:
                 fed_with = () if cut is None else cut.roots()
             for each in fed_with:
                 if id(each) in noted:
-                    self._used.setdefault(id(each), (*noted[id(each)], set()))[2].add(call.site)
+                    self._use(id(each), noted, call.site)
+
+    def _use(self, key: int, noted: dict[int, tuple[Cut, frozenset[int], tuple[Cut, ...]]], site: CallSite | None) -> None:
+        """This cut stands between parameters and the loss, and so do those behind it."""
+        stack, seen = [key], {key}
+        while stack:
+            cut, behind, below = noted[stack.pop()]
+            self._used.setdefault(id(cut), (cut, behind, set()))[2].add(site)
+            further = [id(each) for each in below if id(each) in noted and id(each) not in seen]
+            seen.update(further)
+            stack += further
 
     def cuts(self, parameters: list[Any], call: BackwardFact | None = None) -> list[Cut]:
         """The cuts on the way from all of these parameters to a loss; none where one of the parameters has no such cut.
