@@ -119,3 +119,102 @@ def test_forward_hook_that_gives_back_what_it_has_looked_at(tmp_path: Path) -> N
 @pytest.mark.parametrize("back", ["pass", "return output", "return output * (1 + seen[module].mean())"])
 def test_forward_hook_that_only_looks(tmp_path: Path, back: str) -> None:
     assert said(tmp_path, HOOK.format(back=back) + TRAIN) == []
+
+
+PHASES = """
+net = nn.Linear(4, 2)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+def run(phases):
+    for phase in phases:
+        for it in range(3):
+            opt.zero_grad()
+            with torch.set_grad_enabled(phase == {wanted!r}):
+                loss = net(torch.randn(5, 4)).pow(2).mean()
+            if phase.startswith("T"):
+                loss.backward()
+                opt.step()
+run(["Train", "Val"])
+"""
+
+
+@pytest.mark.parametrize("level", ["standard", "watch"])
+def test_condition_that_switches_grad_mode(tmp_path: Path, level: str) -> None:
+    diagnosis = said(tmp_path, PHASES.format(wanted="train"), level)[0]
+    assert diagnosis.code == "GG301"
+    assert "`phase == 'train'`" in diagnosis.fixes[0].title and "Freezing" not in diagnosis.explanation
+    assert "`phase` is `'Train'` when backward() is called." in diagnosis.notes
+    assert said(tmp_path, PHASES.format(wanted="Train"), level) == []
+
+
+ADAPTERS = """
+class Adapter(nn.Module):
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.scale = base, nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return self.base(x) * self.scale
+
+def adapt(model, wanted):
+    for p in model.parameters():
+        p.requires_grad_(False)
+    for name, child in list(model.named_children()):
+        if name in wanted:
+            setattr(model, name, Adapter(child))
+    return model
+
+def main():
+    model = adapt(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2)), {wanted})
+    model(torch.randn(5, 4)).pow(2).mean().backward()
+main()
+"""
+
+
+def test_parts_that_were_to_be_put_in_after_the_freeze(tmp_path: Path) -> None:
+    diagnosis = said(tmp_path, ADAPTERS.format(wanted="['q_proj']"))[0]
+    assert diagnosis.code == "GG303" and "no `Adapter` has been put in" in diagnosis.headline
+    assert "`name in wanted`" in diagnosis.fixes[0].title
+    assert said(tmp_path, ADAPTERS.format(wanted="['2']")) == []
+
+
+BOUNDED = """
+class Policy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mean, self.log_std = nn.Linear(4, 2), nn.Parameter(torch.tensor({start}))
+
+    def forward(self, x):
+        return torch.distributions.Normal(self.mean(x), {bounded}.exp().expand(x.shape[0], 2))
+
+policy = Policy()
+opt = torch.optim.Adam(policy.parameters(), lr=0.01)
+for it in range(20):
+    opt.zero_grad()
+    (-policy(torch.randn(8, 4)).log_prob(torch.randn(8, 2)).mean(){extra}).backward()
+    opt.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("start", "bounded", "where"),
+    [
+        ("[-3.0, -3.0]", "self.log_std.clamp(-2, 1)", "(-3) lie below -2"),
+        ("[2.0, 3.0]", "torch.clamp(self.log_std, max=1.0)", "(2 to 3) lie above 1"),
+        ("[-3.0, 3.0]", "F.hardtanh(self.log_std)", "(-3 to 3) lie outside -1 to 1"),
+    ],
+)
+def test_parameter_outside_the_range_of_its_clamp(tmp_path: Path, start: str, bounded: str, where: str) -> None:
+    diagnosis = only(tmp_path, BOUNDED.format(start=start, bounded=bounded, extra=""), "GG304", bounded)
+    assert "`policy.log_std` is exactly zero" in diagnosis.headline and where in diagnosis.explanation
+
+
+@pytest.mark.parametrize(
+    ("start", "bounded", "extra"),
+    [
+        ("[-3.0, 0.0]", "self.log_std.clamp(-2, 1)", ""),  # one element learns
+        ("[-1.0, -1.0]", "self.log_std.clamp(-2, 1)", ""),
+        ("[-3.0, -3.0]", "self.log_std.clamp(-2, 1)", " + 0.1 * (policy.log_std + 1).pow(2).sum()"),  # drawn back into it
+    ],
+)
+def test_parameter_that_a_gradient_reaches(tmp_path: Path, start: str, bounded: str, extra: str) -> None:
+    assert said(tmp_path, BOUNDED.format(start=start, bounded=bounded, extra=extra)) == []
