@@ -48,6 +48,8 @@ _no_torch_function: Callable[[], AbstractContextManager[Any]] = _lookup("_C.Disa
 function_modes: Callable[[], int] = _len_stack or (lambda: 0)
 dispatch_modes: Callable[[], int] = _lookup("_C._len_torch_dispatch_stack", lambda: 0)
 _no_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _lookup("utils._python_dispatch._disable_current_modes", nullcontext)
+# The module of `torch.vmap`, which calls its `vmap_impl`.
+functorch: Any = _lookup("_functorch.apis", None)
 _default_device: Any = _lookup("_GLOBAL_DEVICE_CONTEXT", None)
 
 ACCUMULATE_SEQ = 2**63  # AccumulateGrad nodes carry the maximum number, far above any count

@@ -17,7 +17,7 @@ import torch
 
 from gradguard.callsite import CallSite, user_frame, user_stack
 from gradguard.journal import Cut, EscapeFact, Journal
-from gradguard.probes.arguments import call_name, is_flat, is_one_of, numbers_in, tensors_in
+from gradguard.probes.arguments import call_name, is_flat, is_one_of, numbers_in, tensors_in, tensors_within
 from gradguard.probes.contents import Contents
 from gradguard.probes.op_kinds import ADDEND, DETACH, FRESH, REWRAP, REWRAPS, WRITE
 from gradguard.torch_internals import leaves_behind, numpy_reachable, only_leaf, sequence_number, storage_key
@@ -100,6 +100,21 @@ class LostPaths:
         else:
             cut = Cut("rewrap", self.journal.tick(), site, name, sequence_number(), (), None, _merge(origins), guess=guess)
         for out in tensors:
+            journal.remember_cut(out, cut)
+
+    def mapped(self, frame: FrameType, given: Any, result: Any) -> None:
+        """What `vmap` gives without a graph inherits from what it was given, as of one operation."""
+        journal = self.journal
+        outputs = [out for out in tensors_within(result) if not out.requires_grad]
+        if not journal.has_cuts or not outputs:
+            return
+        attached, origins, _, guess = self._inputs((tensors_within(given),), None)
+        if attached or guess or not origins:
+            return
+        caller = user_frame(frame)
+        site = None if caller is None else CallSite(caller.f_code, caller.f_lasti)
+        cut = Cut("rewrap", journal.tick(), site, "vmap", sequence_number(), (), None, _merge(origins))
+        for out in outputs:
             journal.remember_cut(out, cut)
 
     def side_results(self, before: int, func: Any, result: Any) -> None:

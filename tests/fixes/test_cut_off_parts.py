@@ -218,3 +218,49 @@ def test_parameter_outside_the_range_of_its_clamp(tmp_path: Path, start: str, bo
 )
 def test_parameter_that_a_gradient_reaches(tmp_path: Path, start: str, bounded: str, extra: str) -> None:
     assert said(tmp_path, BOUNDED.format(start=start, bounded=bounded, extra=extra)) == []
+
+
+MAPPED = """
+from torch.func import functional_call, grad, vmap
+
+net = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
+teacher = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
+opt = torch.optim.Adam(net.parameters(), lr=0.01)
+
+def value(params, t):
+    return functional_call(net, params, (t.reshape(1),)).squeeze()
+
+def residual(t):
+    params = {{k: {taken} for k, v in {whose}.named_parameters()}}
+    return vmap({mapped}, in_dims=(None, 0))(params, t)
+
+for it in range(6):
+    t = torch.rand(16)
+    opt.zero_grad()
+    loss = {loss}
+    loss.backward()
+    opt.step()
+"""
+TERM = "(net(torch.zeros(1, 1)) - 1).pow(2).mean() + residual(t).pow(2).mean()"
+
+
+@pytest.mark.parametrize("mapped", ["value", "grad(value, argnums=1)", "grad(grad(value, argnums=1), argnums=1)"])
+def test_term_whose_parameters_were_detached_before_vmap(tmp_path: Path, mapped: str) -> None:
+    source = MAPPED.format(taken="v.detach()", whose="net", mapped=mapped, loss=TERM)
+    diagnosis = only(tmp_path, source, "GG308", "v.detach()")
+    assert "`residual(t).pow(2).mean()` is part of `loss`" in diagnosis.headline
+    mended(tmp_path, source, diagnosis)
+
+
+@pytest.mark.parametrize(
+    ("taken", "whose", "mapped", "loss"),
+    [
+        ("v", "net", "grad(value, argnums=1)", TERM),
+        ("v.detach()", "teacher", "value", "(net(t[:, None])[:, 0] - residual(t)).pow(2).mean()"),  # a target
+        ("v.detach()", "net", "value", "net(t[:, None]).pow(2).mean() * residual(t).std()"),  # a weight
+        ("v.detach()", "net", "value", "[net(t[:, None]).pow(2).mean(), print(end=str(residual(t).mean())[:0])][0]"),
+    ],
+    ids=["with its graph", "target", "weight", "looked at"],
+)
+def test_vmap_that_is_to_have_no_graph(tmp_path: Path, taken: str, whose: str, mapped: str, loss: str) -> None:
+    assert said(tmp_path, MAPPED.format(taken=taken, whose=whose, mapped=mapped, loss=loss)) == []
