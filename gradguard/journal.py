@@ -279,7 +279,7 @@ class Journal:
         self.nonfinite: OrderedDict[int, NonfiniteFact] = OrderedDict()
         # parameters whose way to the loss is looked for, by id; cuts met that have some of them behind them, and which
         self.wanted: dict[int, weakref.ref[Any]] = {}
-        self.severed: list[tuple[Cut, frozenset[int]]] = []
+        self.severed: list[tuple[Cut, frozenset[int], tuple[Cut, ...]]] = []
         self.data_writes = 0  # writes through `.data` so far
         self.broken: BrokenFact | None = None
         self.step = 0

@@ -325,6 +325,11 @@ class Session(Incidents):
                     self.journal.ops.append((before, before + 1, caller.f_code, caller.f_lasti, cls, self.journal.tick()))
         return result
 
+    def mapped(self, frame: FrameType, given: Any, result: Any) -> None:
+        """`torch.vmap(f)(...)` has returned: within it tensors are others, and what they remember ends with it."""
+        with self.shield:
+            self.probe.lost.mapped(frame, given, result)
+
     def before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with self.shield:
             if self._withheld:  # the step before raised

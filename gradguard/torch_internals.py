@@ -48,6 +48,8 @@ _no_torch_function: Callable[[], AbstractContextManager[Any]] = _lookup("_C.Disa
 function_modes: Callable[[], int] = _len_stack or (lambda: 0)
 dispatch_modes: Callable[[], int] = _lookup("_C._len_torch_dispatch_stack", lambda: 0)
 _no_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _lookup("utils._python_dispatch._disable_current_modes", nullcontext)
+# The module of `torch.vmap`, which calls its `vmap_impl`.
+functorch: Any = _lookup("_functorch.apis", None)
 _default_device: Any = _lookup("_GLOBAL_DEVICE_CONTEXT", None)
 
 ACCUMULATE_SEQ = 2**63  # AccumulateGrad nodes carry the maximum number, far above any count
@@ -167,8 +169,8 @@ def only_leaf(node: Any, most: int) -> Any:
     return None
 
 
-def leaves_behind(tensors: list[Any], most: int) -> list[Any]:
-    """The leaves that tensors were computed from, among so many graph nodes at most."""
+def leaves_behind(tensors: list[Any], most: int) -> tuple[list[Any], list[Any]]:
+    """The leaves that tensors were computed from, and the graph nodes on the way, of which there are so many at most."""
     found = [tensor for tensor in tensors if tensor.grad_fn is None and tensor.requires_grad]
     nodes = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
     seen = set(nodes)
@@ -180,7 +182,7 @@ def leaves_behind(tensors: list[Any], most: int) -> list[Any]:
             if source is not None and source not in seen and len(seen) < most:
                 seen.add(source)
                 nodes.append(source)
-    return found
+    return found, nodes
 
 
 def is_a_loss(tensor: Any, most: int) -> bool:

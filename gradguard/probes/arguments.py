@@ -28,6 +28,21 @@ def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[Any
     return found
 
 
+def tensors_within(value: Any, most: int = 2_000) -> list[Any]:
+    """The tensors in nested lists, tuples and dicts."""
+    found: list[Any] = []
+    stack = [value]
+    while stack and len(found) < most:
+        item = stack.pop()
+        if isinstance(item, _Tensor):
+            found.append(item)
+        elif isinstance(item, dict):
+            stack.extend(reversed(list(item.values())))
+        elif isinstance(item, (list, tuple)):
+            stack.extend(reversed(item))
+    return found
+
+
 def any_requires_grad(args: tuple[Any, ...]) -> bool:
     for arg in args:
         if isinstance(arg, _Tensor):

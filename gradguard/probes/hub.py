@@ -39,6 +39,7 @@ class Listener(Protocol):
 
     guards: list[Any]
 
+    def mapped(self, frame: FrameType, given: Any, result: Any) -> None: ...
     def run_checkpoint(self, function: Any, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
 
     @property

@@ -17,13 +17,14 @@ import torch
 
 from gradguard.callsite import CallSite, user_frame, user_stack
 from gradguard.journal import Cut, EscapeFact, Journal
-from gradguard.probes.arguments import call_name, is_flat, is_one_of, numbers_in, tensors_in
+from gradguard.probes.arguments import call_name, is_flat, is_one_of, numbers_in, tensors_in, tensors_within
 from gradguard.probes.contents import Contents
-from gradguard.probes.op_kinds import ADDEND, DETACH, FRESH, GATHER, REWRAP, WRITE
+from gradguard.probes.op_kinds import ADDEND, DETACH, FRESH, GATHER, REWRAP, REWRAPS, WRITE
 from gradguard.torch_internals import is_a_loss, leaves_behind, numpy_reachable, only_leaf, sequence_number, storage_key
 
 _grad_enabled = torch.is_grad_enabled
 _Tensor = torch.Tensor
+_MOST_AT_ONE_LINE, _MOST_SEARCHED = 8, 64
 _MOST_SEVERED, _MOST_BEHIND = 64, 4_096  # cuts noted, graph nodes searched for each
 _ESCAPES_SEARCHED = 256  # for the number a new tensor is made of; all 4,096 would take milliseconds
 _DISTRIBUTIONS = os.sep + os.path.join("torch", "distributions") + os.sep
@@ -41,6 +42,10 @@ class LostPaths:
     def __init__(self, journal: Journal, prints: Contents) -> None:
         self.journal = journal
         self.prints = prints
+        self._searched: dict[
+            int, tuple[frozenset[int], tuple[Cut, ...]]
+        ] = {}  # of this step: sequence numbers, and the parameters wanted that are behind them
+        self._searched_in = -1
         self.escaped_in = -1  # the step in which a value with a lost path last left for Python or numpy
 
     def cut(self, kind: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any) -> None:
@@ -61,7 +66,7 @@ class LostPaths:
         if guess and attached:
             origins, guess = [], False
         if kind & REWRAP and not attached and not origins:
-            origins, guess = self._recovered(args)
+            origins, guess = self._recovered(args[REWRAPS.get(name, 0) :])
         if not attached and not origins:
             return
         frame = user_frame(sys._getframe(1))
@@ -95,6 +100,21 @@ class LostPaths:
         else:
             cut = Cut("rewrap", self.journal.tick(), site, name, sequence_number(), (), None, _merge(origins), guess=guess)
         for out in tensors:
+            journal.remember_cut(out, cut)
+
+    def mapped(self, frame: FrameType, given: Any, result: Any) -> None:
+        """What `vmap` gives without a graph inherits from what it was given, as of one operation."""
+        journal = self.journal
+        outputs = [out for out in tensors_within(result) if not out.requires_grad]
+        if not journal.has_cuts or not outputs:
+            return
+        attached, origins, _, guess = self._inputs((tensors_within(given),), None)
+        if attached or guess or not origins:
+            return
+        caller = user_frame(frame)
+        site = None if caller is None else CallSite(caller.f_code, caller.f_lasti)
+        cut = Cut("rewrap", journal.tick(), site, "vmap", sequence_number(), (), None, _merge(origins))
+        for out in outputs:
             journal.remember_cut(out, cut)
 
     def side_results(self, before: int, func: Any, result: Any) -> None:
@@ -197,11 +217,33 @@ class LostPaths:
     def _sever(self, cut: Cut, inputs: list[Any]) -> None:
         """Notes which of the parameters looked for stand behind what was cut off here."""
         journal = self.journal
+        if self._searched_in != journal.step:
+            self._searched_in, self._searched = journal.step, {}
+        nodes = [-1 if (node := getattr(each, "grad_fn", None)) is None else node._sequence_nr() for each in inputs]
+        key = nodes[0] if len(nodes) == 1 else -1  # the items of one tensor have the same node
+        behind = self._searched.get(key) if key >= 0 else None
+        if behind is None:
+            if len(self._searched) >= _MOST_SEARCHED:
+                return
+            found, way = leaves_behind(inputs, _MOST_BEHIND)
+            behind = frozenset(id(leaf) for leaf in found if id(leaf) in journal.wanted), self._below(way)
+            self._searched[key if key >= 0 else -len(self._searched) - 2] = behind
+        if behind == (frozenset(), ()):
+            return
+        same = [i for i, (known, *rest) in enumerate(journal.severed) if known.site == cut.site and tuple(rest) == behind]
+        if len(same) >= _MOST_AT_ONE_LINE:  # one of very many numbers: the last ones are those that a tensor is made of
+            del journal.severed[same[0]]
         if len(journal.severed) < _MOST_SEVERED:
-            behind = frozenset(id(leaf) for leaf in leaves_behind(inputs, _MOST_BEHIND) if id(leaf) in journal.wanted)
-            if behind:
-                cut.of_loss = len(inputs) == 1 and is_a_loss(inputs[0], _MOST_BEHIND)
-                journal.severed.append((cut, behind))
+            cut.of_loss = bool(behind[0]) and len(inputs) == 1 and is_a_loss(inputs[0], _MOST_BEHIND)
+            journal.severed.append((cut, *behind))
+
+    def _below(self, way: list[Any]) -> tuple[Cut, ...]:
+        """The cuts noted before whose results went into these graph nodes: they are cut off from the loss twice."""
+        journal = self.journal
+        if not journal.severed:
+            return ()
+        noted = {id(cut) for cut, *_ in journal.severed}
+        return tuple(cut for node in way for cut in journal.fed.get(node._sequence_nr(), ()) if id(cut) in noted)[:8]
 
     def number(self, before: int, value: float) -> None:
         """A Python number is added to a tensor: it may be a loss term that left torch, which its value tells, or else the source."""

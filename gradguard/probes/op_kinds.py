@@ -21,7 +21,12 @@ GATHER = 4096  # copies values between ranks
 FLAG = 1024  # works in place if its `inplace` argument says so
 
 _ESCAPES = {"item", "tolist", "numpy", "__float__", "__int__", "__index__", "__array__", "__complex__", "__bool__"}
-_REWRAPS = {"tensor", "as_tensor", "asarray", "from_numpy", "new_tensor", "scalar_tensor"}
+# functions that make tensors of numbers and arrays, and which argument has these
+REWRAPS = {
+    "tensor": 0, "as_tensor": 0, "asarray": 0, "from_numpy": 0, "new_tensor": 1, "scalar_tensor": 0,
+    "sparse_coo_tensor": 1, "sparse_csr_tensor": 2, "sparse_csc_tensor": 2, "sparse_bsr_tensor": 2, "sparse_bsc_tensor": 2,
+    "sparse_compressed_tensor": 2,
+}  # fmt: skip
 # made in the likeness of another tensor, whose values do not go into it
 FRESH = frozenset({
     "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like", "new_zeros", "new_ones", "new_full",
@@ -135,7 +140,7 @@ def classify(func: Any) -> int:
         flags |= ESCAPE
     if name in ("detach", "detach_"):
         flags |= DETACH
-    if name in _REWRAPS:
+    if name in REWRAPS:
         flags |= REWRAP
     if name in _ADDENDS:
         flags |= ADDEND

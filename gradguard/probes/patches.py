@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from gradguard.probes import attribution, protocol_patches
 from gradguard.probes.hub import listener, local, tracer
-from gradguard.torch_internals import is_compiling
+from gradguard.torch_internals import functorch, is_compiling
 
 _lock = threading.Lock()
 _installed = False
@@ -46,6 +46,8 @@ def install(*more: Callable[[Callable[..., None]], None]) -> None:
         _replace(torch.autograd.Function, "apply", _apply, as_classmethod=True)
         _replace(torch.optim.Optimizer, "zero_grad", _zero_grad)
         _replace(torch.nn.Module, "zero_grad", _zero_grad)
+        if functorch is not None:
+            _replace(functorch, "vmap_impl", _vmap)
         protocol_patches.install(_replace)
         _replace(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _checkpoint)
         _replace(torch.overrides, "has_torch_function", _has_torch_function)
@@ -142,6 +144,19 @@ def _checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
             if session is not None:
                 session.run_checkpoint(fn, sys._getframe(1), args, kwargs)
         return original(fn, *args, **kwargs)
+
+    return guarded
+
+
+def _vmap(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def guarded(func: Any, in_dims: Any, out_dims: Any, randomness: Any, chunk_size: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(func, in_dims, out_dims, randomness, chunk_size, *args, **kwargs)
+        if not is_compiling():
+            session = tracer()
+            if session is not None:
+                session.mapped(sys._getframe(1), (args, kwargs), result)
+        return result
 
     return guarded
 

@@ -46,7 +46,7 @@ from gradguard.evidence.taking_part import files_of, sources_of
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import lightning_manual
-from gradguard.rules.gradient_path import frozen, lost_path, roots
+from gradguard.rules.gradient_path import frozen, lost_path, never_put_in, roots
 from gradguard.rules.gradient_path.places import short
 from gradguard.rules.incident import Incident
 
@@ -142,6 +142,11 @@ def _frozen(incident: Incident, lost: lost_path.LostPath, modules: list[torch.nn
                 detail="Freeze only the part that shall stay fixed, or replace the head after freezing: new modules require grad.",
             )
         ]
+        absent = never_put_in.after(incident, chosen.place, modules) if chosen is not None else None
+        if absent is not None:
+            headline += f"; no `{absent.kind}` has been put in"
+            related.append(absent.place.span(f"puts in a `{absent.kind}`, of which the model has none", "context"))
+            fixes.insert(0, Fix(title=f"Let `{absent.condition}` be true for the parts that are to be replaced", safety="manual"))
         explanation = (
             "PyTorch records a graph only where an input requires grad. With every parameter frozen and plain data as input there is none."
         )

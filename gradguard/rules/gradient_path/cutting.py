@@ -23,7 +23,7 @@ _METHODS = {
 }  # fmt: skip
 _TORCH = {
     "tensor": "rewrap", "Variable": "rewrap", "as_tensor": "rewrap", "Tensor": "rewrap", "FloatTensor": "rewrap",
-    "from_numpy": "rewrap", "Parameter": "rewrap",
+    "from_numpy": "rewrap", "Parameter": "rewrap", "sparse_coo_tensor": "rewrap", "sparse_csr_tensor": "rewrap",
     "scalar_tensor": "rewrap", "zeros_like": "none", "ones_like": "none", "rand_like": "none", "randn_like": "none",
     "empty_like": "none", "full_like": "none",
     "randn": "none", "rand": "none", "zeros": "none", "ones": "none", "arange": "none", "randint": "none", "randperm": "none",

@@ -301,9 +301,28 @@ def _notes(incident: Incident, lost: LostPath) -> list[str]:
             if incident.traced
             else f"This step was not traced: {followed} `level: strict` (or GRADGUARD_LEVEL=strict) records every cut as it happens."
         )
+    asked, switch = words.condition(lost.origins[0]), lost.origins[0].switch
+    if asked is not None and switch is not None:
+        notes += _values(incident, switch.span.function, asked)
     if not lost.silent:
         notes += second_problem(lost.root, lost.root_name, incident)
     return notes
+
+
+def _values(incident: Incident, function: str | None, expression: str) -> list[str]:
+    """What the words and flags of a condition are, where the function that asks is still running."""
+    name = (function or "<module>").rpartition(".")[2]
+    view = next((view for view in incident.user_frames if view.frame.f_code.co_name == name), None)
+    try:
+        tree = ast.parse(expression, mode="eval")
+    except SyntaxError:  # cut in the middle
+        return []
+    found = []
+    for node in ast.walk(tree) if view is not None else ():
+        value = view.locals.get(node.id) if view is not None and isinstance(node, ast.Name) else None
+        if isinstance(node, ast.Name) and isinstance(value, (str, bool, int)) and len(repr(value)) <= 40:
+            found.append(f"`{node.id}` is `{value!r}`")
+    return [f"{', '.join(dict.fromkeys(found))} when backward() is called."] if found else []
 
 
 def _line(origin: Origin) -> int:

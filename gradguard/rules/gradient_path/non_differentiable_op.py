@@ -3,7 +3,8 @@
 ## What it is
 The loss was computed through an operation without a derivative: a comparison, `argmax`, the indices of `max` or `topk`, a
 cast to integers or booleans, a histogram, a draw with `sample()`; or through one whose derivative is zero everywhere
-(`round`, `floor`, `sign`; the product of two parameters that are both zero), which runs and trains nothing.
+(`round`, `floor`, `sign`), or at the values in question (a clamp of a parameter that lies outside the range, the product of two
+parameters that are both zero), which runs and trains nothing.
 
 ## Why it is wrong
 Such operations jump between values: there is no slope to follow. PyTorch ends the graph there (or multiplies by zero).

@@ -161,6 +161,22 @@ def why(origin: Origin, root: str) -> str:
     return f"{done} takes {f'`{name}`' if name and name != root else f'`{inner}`' if inner else 'the value'} out of the graph{function}"
 
 
+def condition(origin: Origin) -> str | None:
+    """What decides in `with torch.set_grad_enabled(phase == "train")`; None for blocks that are always off."""
+    switch = origin.switch
+    if switch is None or switch.how != "with":
+        return None
+    try:
+        call = ast.parse(switch.text, mode="eval").body
+    except SyntaxError:
+        return None
+    given = [*call.args, *(keyword.value for keyword in call.keywords)] if isinstance(call, ast.Call) else []
+    name = "" if not isinstance(call, ast.Call) else ast.unparse(call.func).rpartition(".")[2]
+    if name != "set_grad_enabled" or len(given) != 1 or isinstance(given[0], ast.Constant):
+        return None
+    return short(ast.get_source_segment(switch.text, given[0]) or ast.unparse(given[0]), 48)
+
+
 def explanation(origin: Origin, root: str) -> str:
     """Why this is wrong, in a few sentences."""
     rule = rule_of(origin)
@@ -174,6 +190,11 @@ def explanation(origin: Origin, root: str) -> str:
         return (
             "Grad mode is a state of the thread: a call (unlike a `with` block) holds until another one undoes it. Everything "
             "computed since has no graph."
+        )
+    if rule == "GG301" and (asked := condition(origin)) is not None:
+        return (
+            f"`{asked}` was not true here, so PyTorch recorded nothing in this block. `{root}` was computed from such a result, and "
+            "backward() has no graph to follow."
         )
     if rule == "GG301":
         return (
@@ -243,6 +264,9 @@ def fix(origin: Origin, root: str) -> Fix:
             )
         if origin.switch.how == "decorator":
             return Fix(title=f"Remove `@{text}` from `{origin.switch.owner}`, or call an undecorated version for training", safety="manual")
+        asked = condition(origin)
+        if asked is not None:
+            return Fix(title=f"Let `{asked}` be true wherever backward() is called on the result", safety="manual")
         return Fix(
             title=f"Compute {what} outside `{text}`",
             safety="manual",

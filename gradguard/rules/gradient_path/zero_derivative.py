@@ -1,5 +1,5 @@
 """GG304, the silent forms: every path from the loss to a leaf leads through an operation whose derivative is zero, or every path
-to some of the parameters does.
+to some of the parameters does. So does a clamp of a parameter that lies outside the range altogether.
 
 A product of two parameters that are both zero is such an operation too: each one's gradient is a multiple of the other.
 
@@ -21,6 +21,7 @@ from gradguard.evidence.graph import is_accumulate, leaves, op_name
 from gradguard.evidence.names import short_list
 from gradguard.evidence.optimizers import trained_by
 from gradguard.rules.gradient_path import lost_path, zero_products
+from gradguard.rules.gradient_path.out_of_range import outside
 from gradguard.rules.gradient_path.places import function_word, same_place
 from gradguard.rules.incident import Incident
 from gradguard.torch_internals import node_sequence
@@ -124,18 +125,25 @@ def _told(incident: Incident, node: Any, headline: str, what: str) -> Diagnosis:
     root = incident.roots[0]
     result = place.targets[0] if place is not None and place.targets else None
     related = []
+    beyond = outside(node)
+    if beyond is not None:
+        label = f"`{op}` is flat at the parameter's values: nothing comes back through {f'`{result}`' if result else 'it'}"
+        why, fix = beyond.told(), beyond.fix()
+    else:
+        label = f"`{op}` has the derivative zero: nothing comes back through {f'`{result}`' if result else 'it'}"
+        why = (
+            f"`{op}` is flat between its jumps. PyTorch keeps the graph and multiplies every gradient by zero, so "
+            "what stands before it is not trained, without an error."
+        )
+        title = f"Compute the loss without `{op}`, or pass the gradient straight through: `x + ({op}(x) - x).detach()`"
+        fix = Fix(title=title, safety="manual")
     if incident.place is not None and not same_place(incident.place, place):
         related.append(incident.place.span(f"runs, and {what} is exactly zero", "backward"))
     return Diagnosis(
         code="GG304", name="non-differentiable-op", severity="warning",
         headline=f"{headline} `{op}`{function_word(place)}",
-        culprit=place.span(f"`{op}` has the derivative zero: nothing comes back through "
-                           f"{f'`{result}`' if result else 'it'}", "culprit") if place is not None else None,
-        related=related, tensors=[lost_path.facts(lost_path.root_name(incident, root), root)],
-        explanation=f"`{op}` is flat between its jumps. PyTorch keeps the graph and multiplies every gradient by zero, so "
-                    f"what stands before it is not trained, without an error.",
-        fixes=[Fix(title=f"Compute the loss without `{op}`, or pass the gradient straight through: `x + ({op}(x) - "
-                         f"x).detach()`", safety="manual")],
+        culprit=place.span(label, "culprit") if place is not None else None,
+        related=related, tensors=[lost_path.facts(lost_path.root_name(incident, root), root)], explanation=why, fixes=[fix],
     )  # fmt: skip
 
 
@@ -158,7 +166,7 @@ def _stops(roots: list[Any]) -> tuple[list[Any], set[int]]:
         if is_accumulate(node):
             reached.add(id(getattr(node, "variable", None)))  # a derivative that is not implemented looks like a leaf's node, and has none
             continue
-        if node.name() in _ZERO or zero_products.factors(node) is not None:
+        if node.name() in _ZERO or outside(node) is not None or zero_products.factors(node) is not None:
             stops.append(node)
             continue
         sources = [source for source, _ in node.next_functions if source is not None]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradguard.callsite import CallSite
 from gradguard.coasting import Where
+from gradguard.rules.protocol import still_moving
 from gradguard.rules.protocol.retained import tag_due
 from gradguard.rules.protocol.survey import SURVEYS
 
@@ -20,7 +21,7 @@ def ahead(ledger: Ledger) -> tuple[int, int]:
     """Optimizer steps and backward calls that can go by from here without a look at any tensor; none while anything is watched."""
     if not ledger.asleep or ledger.ended or ledger.found or ledger.census_until or ledger.recorder is not None or ledger.scaling.on:
         return 0, 0
-    if ledger.modes.watching is not None:
+    if ledger.modes.watching is not None or any(book.frozen for book in ledger.books.values()):
         return 0, 0
     steps = ledger.turn_at - ledger.steps
     if ledger.survey.again > ledger.steps:
@@ -39,6 +40,8 @@ def step(ledger: Ledger, optimizer: Any, site: CallSite | None) -> bool:
     if not book.steps % _RATES:
         book.step_site = site
         book.rates.look(ledger, book, optimizer, _RATES)
+    if book.frozen:
+        still_moving.look(ledger, book)
     if book.steps in SURVEYS or ledger.steps == ledger.survey.again:
         ledger.survey.after_step(book)
     if ledger.modes.watching is not None:

@@ -88,7 +88,10 @@ class Book:
         self.fit: Any = None  # Lightning's, where it was made for one under manual optimization
         self.gathered: dict[str, Any] = {}  # names, taken while the frames were alive
         self.first_versions: list[tuple[weakref.ref[Any], int]] = []
-        self.frozen: list[weakref.ref[Any]] = []  # parameters that did not require grad when first seen
+        self.frozen_at_first: list[weakref.ref[Any]] = []  # parameters that did not require grad when first seen
+        self.frozen: list[tuple[weakref.ref[Any], list[float]]] = []  # between a survey and the next step
+        self.frozen_at = 0
+        self.said_moving = False
         self.close_until = _CLOSE_STEPS
         self.slots: list[Slot] = []
         self.active: list[Slot] = []
@@ -119,7 +122,7 @@ class Book:
             self.slots = [known.get(id(p)) or Slot(p) for p in parameters]
             if self.size < 0:
                 self.first_versions = [(weakref.ref(p), version_of(p)) for p in self.parameters()]
-                self.frozen = [ref for ref, _ in self.first_versions if (p := ref()) is not None and not p.requires_grad]
+                self.frozen_at_first = [ref for ref, _ in self.first_versions if (p := ref()) is not None and not p.requires_grad]
             else:
                 seen = {id(ref()) for ref, _ in self.first_versions}
                 self.first_versions += [(weakref.ref(p), version_of(p)) for p in self.parameters() if id(p) not in seen]

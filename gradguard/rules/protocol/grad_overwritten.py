@@ -1,7 +1,8 @@
 """# GG610 grad-overwritten
 
 ## What it is
-Gradients are clipped after the optimizer's step has used them, or before backward has made any.
+Gradients are clipped after the optimizer's step has used them, or before backward has made any; or no parameter is given to the
+clipping, since the iterator that was to give them has been gone through.
 
 ## Why it is wrong
 The clipping has no effect on the update: the step applies the raw gradient.
@@ -21,7 +22,8 @@ Unsafe: updates are clipped from now on, which is the purpose.
 
 ## When it speaks, what silences it
 At the third call at one line for which every followed gradient has been used by a step and no backward has added to it since.
-Also at the third call in a row at which no parameter has a gradient, while every step in between found some.
+Also at the third call in a row at which no parameter has a gradient, while every step in between found some. And at the third that
+gets an iterator in which nothing is left, where it is the same one each time.
 A limit so high that it never clips (a way to log the norm) is silent, and so is a call that at times comes in time.
 """
 
@@ -33,7 +35,7 @@ from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.source import resolve
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
-from gradguard.rules.protocol import tell
+from gradguard.rules.protocol import exhausted, tell
 
 CODE, NAME = "GG610", "grad-overwritten"
 
@@ -52,6 +54,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     place = resolve(site)
     if book is None or place is None:
         return None
+    if incident.suspicion.data.get("exhausted"):
+        return exhausted.told(incident, book, site, CODE, NAME)
     name = tell.optimizer_name(book, incident)
     call = (place.callee or "clip_grad_norm_").split(".")[-1]
     calls = incident.suspicion.data.get("empty")

@@ -22,7 +22,7 @@ from gradguard.coasting import Coast
 from gradguard.journal import BackwardFact, current_journal
 from gradguard.rules.frameworks import lightning_manual
 from gradguard.rules.frameworks.scaling import Scaling, touched
-from gradguard.rules.protocol import verdicts
+from gradguard.rules.protocol import still_moving, verdicts
 from gradguard.rules.protocol.books import Book, Part, Slot, unchanged
 from gradguard.rules.protocol.crossing import Crossing
 from gradguard.rules.protocol.modes import Modes
@@ -366,6 +366,8 @@ class Ledger:
         if self.recorder is not None:
             self.recorder.after_step(book)
         book.rates.look(self, book, optimizer)
+        if book.frozen:
+            still_moving.look(self, book)
         if book.steps in SURVEYS or self.steps == self.survey.again:
             self.survey.after_step(book)
             if len(self.books) > 1:

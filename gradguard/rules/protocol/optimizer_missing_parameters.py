@@ -37,7 +37,7 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import orphans, tell
 from gradguard.rules.protocol.books import Book, Prepared
 from gradguard.rules.protocol.joined import adding_place, joined_later
-from gradguard.rules.protocol.owners import Owner, Owners
+from gradguard.rules.protocol.owners import Owner, Owners, is_record
 from gradguard.rules.protocol.places import attribute_set
 from gradguard.rules.protocol.survey import Stranger
 
@@ -105,7 +105,9 @@ def _told(incident: Incident, book: Book, left: Found) -> Diagnosis:
         attributes = list(dict.fromkeys(each.attribute for _, each in shown if each.module is owner.module))
         place = attribute_set(type(owner.module), owner.attribute)
         plain = leaf is getattr(owner.module, owner.attribute, None)
-        what = "a plain tensor" if plain else "kept in a plain " + type(vars(owner.module).get(owner.attribute)).__name__
+        held = vars(owner.module).get(owner.attribute)
+        kind = type(held).__name__
+        what = "a plain tensor" if plain else f"kept in a `{kind}`, which is no module" if is_record(held) else f"kept in a plain {kind}"
         culprit = None if place is None else place.statement_span(f"{what}: not part of `{holder}.parameters()`", "culprit")
         others = [attribute_set(type(owner.module), each) for each in attributes[1:4]]
         related = tell.spans(
@@ -115,10 +117,11 @@ def _told(incident: Incident, book: Book, left: Found) -> Diagnosis:
         subject = " and ".join(f"`{each}`" for each in attributes[:3])
         are = "are" if len(attributes) > 1 or not plain else "is"
         headline = f"{subject} of `{holder}` {are} never updated: {what}, unknown to `parameters()` and to `{name}`"
-        container = "ModuleDict" if isinstance(vars(owner.module).get(owner.attribute), dict) else "ModuleList"
+        container = "ModuleDict" if isinstance(held, dict) or is_record(held) else "ModuleList"
         them = "them" if len(attributes) > 1 else "it"
         title = f"Make {them} `nn.Parameter`" if plain else f"Use `nn.{container}` for `self.{owner.attribute}`"
-        fix = Fix(title=title, safety="unsafe", detail="Before the optimizer is made.")
+        detail = f" Or make `{kind}` an `nn.Module` that has them as attributes." if is_record(held) else ""
+        fix = Fix(title=title, safety="unsafe", detail=f"Before the optimizer is made.{detail}")
     elif joined_later(book, shown):
         model = owner.variable or type(owner.root).__name__
         culprit = tell.span(book.made, f"`{name}` gets the parameters that `{model}` has here, before it gets these", "culprit")
@@ -143,7 +146,10 @@ def _told(incident: Incident, book: Book, left: Found) -> Diagnosis:
         headline=headline,
         culprit=culprit,
         related=[*related, *tell.spans(backward)],
-        tensors=tell.facts([each for each, _ in shown], incident.names),
+        tensors=[
+            fact.model_copy(update={"name": path})
+            for fact, path in zip(tell.facts([each for each, _ in shown], incident.names), paths, strict=False)
+        ],
         explanation=(
             f"{tell.listed(paths, len(paths))} took part in the losses that were looked at and got gradient, no optimizer has "
             f"{'them' if len(paths) > 1 else 'it'}, and the values are exactly those of the beginning."

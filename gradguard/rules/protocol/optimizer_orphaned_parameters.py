@@ -22,7 +22,8 @@ Unsafe: the model is trained from then on.
 
 ## When it speaks, what silences it
 At the third step in a row for which no parameter of the optimizer has a gradient while a backward ran and filled leaves that
-are in no optimizer; or, where part of a model was replaced, at the end (as GG603). Frozen parameters and heads that are used
+are in no optimizer (a module's, or tensors of their very shapes, stacked or not); or, where
+part of a model was replaced, at the end (as GG603). Frozen parameters and heads that are used
 now and then are silent.
 """
 
@@ -31,7 +32,7 @@ from __future__ import annotations
 from gradguard.diagnosis import Diagnosis
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
-from gradguard.rules.protocol import orphans
+from gradguard.rules.protocol import copies, orphans
 from gradguard.rules.protocol.owners import Owners
 
 CODE, NAME = orphans.CODE, orphans.NAME
@@ -53,7 +54,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     left = [(leaf, owner) for s in strangers if (leaf := s.ref()) is not None and (owner := owners.of(leaf)) is not None and s.same()]
     left = [(leaf, owner) for leaf, owner in left if id(leaf) not in ledger.survey.known()]
     if not left:
-        return None
+        return copies.told(incident, book, [leaf for s in strangers if (leaf := s.ref()) is not None and s.same()], mine)
     gone = [p for p in mine if incident.names.state(p) is None]
     shapes = [tuple(p.shape) for p in mine]
     alike = sum(tuple(leaf.shape) in shapes for leaf, _ in left)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -73,4 +74,11 @@ def _items(key: str, value: Any) -> list[tuple[str, Any]]:
         return [found for i, item in enumerate(value) for found in _items(f"{key}[{i}]", item)]
     if isinstance(value, dict) and len(value) <= 512:
         return [found for name, item in value.items() for found in _items(f"{key}[{name!r}]", item)]
+    if is_record(value):
+        return [found for name, item in vars(value).items() for found in _items(f"{key}.{name}", item)]
     return []
+
+
+def is_record(value: Any) -> bool:
+    """Whether it is a dataclass or a namespace: it holds things by name, and no module knows of them."""
+    return (is_dataclass(value) or isinstance(value, SimpleNamespace)) and not isinstance(value, type) and hasattr(value, "__dict__")

@@ -39,7 +39,7 @@ from gradguard.evidence.source import ResolvedSite, at_line, dotted, resolve
 from gradguard.rules.base import Rule
 from gradguard.rules.gradient_path import origins
 from gradguard.rules.incident import Incident
-from gradguard.rules.protocol import tell
+from gradguard.rules.protocol import hook_output, tell
 from gradguard.rules.protocol.books import Book, Prepared
 from gradguard.rules.protocol.cut_off import the_cut
 from gradguard.rules.protocol.fixed_index import fixed_index
@@ -109,7 +109,10 @@ def _called(incident: Incident, book: Book, idle: Idle, called: dict[int, Any]) 
         return None
     root = incident.names.state(hit[0][0][0])
     whole = None if root is None else called.get(id(root.root))
-    site, grad_on = (whole if whole is not None and whole[0]() is (root and root.root) else hit[0][1])[1:]
+    entry = hit[0][1]
+    if whole is not None and whole[0]() is (root and root.root) and whole[2] == entry[2]:
+        entry = whole  # the line that every reader knows; but where grad mode is off for a part only, it is the part's
+    site, grad_on = entry[1:]
     place = resolve(site)
     name = tell.optimizer_name(book, incident)
     paths = [each[1] for each, _ in hit]
@@ -119,6 +122,7 @@ def _called(incident: Incident, book: Book, idle: Idle, called: dict[int, Any]) 
     others = [full for p in book.parameters() if (full := getattr(incident.names.state(p), "full", None)) and p.grad is not None]
     if any(other.startswith(f"{prefix}.") for other in others):  # a part of it does train
         prefix = paths[0] if len(paths) == 1 else paths[0].rpartition(".")[0] or paths[0]
+    alone = prefix in paths or any(other.startswith(f"{prefix}.") for other in others)  # parameters of a module that trains otherwise
     if not any(entry[2] for _, entry in hit) and place is not None:
         blocks = [*place.enclosing_withs(), *place.decorators()]
         block = next((b for b in blocks if "no_grad" in b.text or "inference_mode" in b.text or "set_grad_enabled" in b.text), None)
@@ -139,6 +143,9 @@ def _called(incident: Incident, book: Book, idle: Idle, called: dict[int, Any]) 
         if grad_on is None or place is None:
             return None
         headline = f"`{prefix}` is called and in `{name}`, but never gets a gradient: "
+        if alone:
+            many = len(paths) > 1
+            headline = f"{shown} {'are' if many else 'is'} in `{name}` and never get{'' if many else 's'} a gradient: "
         parameters = [each[0] for each, _ in hit]
         at = place.span("called here", "context")
         cuts = incident.memory["ledger"].severed.cuts(parameters)
@@ -149,11 +156,16 @@ def _called(incident: Incident, book: Book, idle: Idle, called: dict[int, Any]) 
             return None
         cut = the_cut(found)
         if cut is not None:
+            cut = hook_output.in_hook(incident, found[0], cut) or cut
             return _told(incident, book, headline + cut.clause, cut.culprit, [*cut.related, at], cut.fix, parameters, shown)
         lone = incident.memory["ledger"].severed.losses(parameters)
         if len(lone) == 1 and (loss := resolve(lone[0].made)) is not None:
             return _lone(incident, book, headline, lone[0], loss, parameters, shown)
-        headline += "what it computes does not reach any loss"
+        headline += (
+            f"what is computed from {'them' if len(paths) > 1 else 'it'} does not reach any loss"
+            if alone
+            else "what it computes does not reach any loss"
+        )
         related = [spot.span("cut off here", "context") for origin in found[:3] if (spot := origin.place) is not None]
         fix = Fix(title="Find where its result is detached, dropped or turned into a number", safety="manual")
         return _told(incident, book, headline, None, [at, *related], fix, parameters, shown)

@@ -11,8 +11,10 @@ from gradguard.diagnosis import SourceSpan
 from gradguard.evidence.source import ResolvedSite, at_line, dotted
 from gradguard.evidence.syntax import FUNCTIONS, Source, load
 from gradguard.evidence.taking_part import sources_of
+from gradguard.fixes.edits import replaced
 from gradguard.rules.incident import Incident
 
+NOT_CALLED = "names the method: without `()` nothing runs"
 Loop = ast.For | ast.AsyncFor | ast.While
 _MOST_FILES = 200
 
@@ -163,7 +165,7 @@ def statement_span(source: Source, node: ast.AST, label: str) -> SourceSpan | No
     return None if place is None else source.span(place, label, "culprit", source.qualname_around(node))
 
 
-def named_not_called(source: Source, scope: ast.AST, method: str, receiver: str | None = None) -> SourceSpan | None:
+def bare_name(source: Source, scope: ast.AST, method: str, receiver: str | None = None) -> ast.Attribute | None:
     """The one statement that only names a method (`optimizer.step`, without a call)."""
     found = [
         node.value
@@ -173,7 +175,24 @@ def named_not_called(source: Source, scope: ast.AST, method: str, receiver: str 
         and node.value.attr == method
         and (receiver is None or (dotted(node.value.value) or "").rpartition(".")[2] == receiver.rpartition(".")[2])
     ]
-    return statement_span(source, found[0], "names the method: without `()` nothing runs") if len(found) == 1 else None
+    return found[0] if len(found) == 1 else None
+
+
+def named_not_called(source: Source, scope: ast.AST, method: str, receiver: str | None = None) -> SourceSpan | None:
+    """The same as the culprit."""
+    found = bare_name(source, scope, method, receiver)
+    return None if found is None else statement_span(source, found, NOT_CALLED)
+
+
+def not_called(sources: Iterable[Source], method: str, receiver: str | None = None) -> tuple[SourceSpan, str | None] | None:
+    """The one such statement of several files, and the diff that calls the method."""
+    named = [(each, bare_name(each, each.tree, method, receiver)) for each in sources if each.tree is not None]
+    found = [(each, node) for each, node in named if node is not None]
+    span = statement_span(*found[0], NOT_CALLED) if len(found) == 1 else None
+    if span is None:
+        return None
+    source, node = found[0]
+    return span, replaced(source, [(node, f"{source.segment(node)}()")])
 
 
 def names_in(node: ast.AST | None) -> list[str]:

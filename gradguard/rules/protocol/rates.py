@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
 _COMPARE_AFTER = 40
 _NEARLY, _PER_EPOCH = 0.1, 5  # a scheduler made for as many steps as the optimizer took, and stepped once in five or more of them
+_SWINGS = 8  # half periods of a cosine stepped with every optimizer step: there and back four times
 _CALLS_WITHOUT_STEP = 3  # of a scheduler whose optimizer has not stepped in between, while another one has
 _SAMPLED = 64
 
@@ -24,13 +25,13 @@ _SAMPLED = 64
 class Rates:
     """The learning rate of one optimizer over its steps, and a sample of low-precision parameters' values."""
 
-    __slots__ = ("highest", "said", "sample", "tiny", "zero")
+    __slots__ = ("highest", "said", "said_beside", "sample", "swung", "tiny", "zero")
 
     def __init__(self) -> None:
         self.highest = 0.0
         self.zero = 0
         self.tiny = 0
-        self.said = False
+        self.said = self.said_beside = self.swung = False
         self.sample: list[tuple[weakref.ref[Any], list[float], list[float]]] = []
 
     def look(self, ledger: Ledger, book: Book, optimizer: Any, weight: int = 1, then: Any = None) -> None:
@@ -45,8 +46,13 @@ class Rates:
                 self.highest = rate
             if rate == 0:
                 before, self.zero = self.zero, self.zero + weight
-                if before < ledger.options("GG611").steps <= self.zero and self.highest > 0 and _all_zero(optimizer):
-                    ledger.found.append(Suspicion("GG611", book, {"kind": "rate"}))
+                if before < ledger.options("GG611").steps <= self.zero and _all_zero(optimizer):
+                    beside = _attribute(optimizer)
+                    if beside is not None and not self.said_beside:
+                        self.said_beside = True
+                        ledger.found.append(Suspicion("GG611", book, {"kind": "rate", "beside": beside}))
+                    elif self.highest > 0:
+                        ledger.found.append(Suspicion("GG611", book, {"kind": "rate"}))
             elif self.zero:
                 self.zero = 0
             elif rate <= (options := ledger.options("GG612")).vanished * self.highest:
@@ -63,8 +69,11 @@ class Rates:
 
     def finish(self, ledger: Ledger, book: Book) -> None:
         """At the end of training."""
-        if self.zero >= ledger.options("GG611").steps and self.highest == 0:
+        if self.zero >= ledger.options("GG611").steps and self.highest == 0 and not self.said_beside:
             ledger.found.append(Suspicion("GG611", book, {"kind": "rate"}))
+        optimizer = book.ref()
+        if optimizer is not None:
+            self.swings(ledger, book, optimizer)
         schedule = ledger.schedules.of_book(book)
         if schedule is None or book.steps < ledger.options("GG612").steps:
             return
@@ -74,6 +83,15 @@ class Rates:
             ledger.found.append(Suspicion("GG612", book, {"kind": "per epoch", "schedule": schedule, "span": span}))
         elif schedule.type_name == "LambdaLR" and schedule.base and abs(self.highest / schedule.base**2 - 1) < 1e-3 and schedule.base < 0.5:
             ledger.found.append(Suspicion("GG612", book, {"kind": "rate for factor", "schedule": schedule, "rate": self.highest}))
+
+    def swings(self, ledger: Ledger, book: Book, optimizer: Any) -> None:
+        """A cosine that was made to fall once, and has risen and fallen again many times (now and then, and at the end)."""
+        schedule = ledger.schedules.of(optimizer)
+        if schedule is None or self.swung or not schedule.base or schedule.type_name != "CosineAnnealingLR" or not schedule.span:
+            return
+        if schedule.calls >= _SWINGS * schedule.span and schedule.calls >= 0.9 * book.steps >= ledger.options("GG612").steps:
+            self.swung = True
+            ledger.found.append(Suspicion("GG612", book, {"kind": "swings", "schedule": schedule}))
 
     def _take(self, book: Book) -> None:
         chosen = [p for p in book.parameters() if p.dtype in _LOW_PRECISION and p.numel() >= 16 and p.grad is not None and p.requires_grad]
@@ -97,6 +115,14 @@ class Rates:
 
 def _all_zero(optimizer: Any) -> bool:
     return all(group.get("lr") == 0 for group in optimizer.param_groups)
+
+
+def _attribute(optimizer: Any) -> float | None:
+    """The attribute `lr` of one of torch's optimizers, which reads `param_groups` only; None where there is none."""
+    if not type(optimizer).__module__.startswith("torch.optim"):
+        return None
+    rate = getattr(optimizer, "__dict__", {}).get("lr")
+    return float(rate) if type(rate) in (int, float) and rate else None
 
 
 def _values(tensor: torch.Tensor | None) -> list[float]:
@@ -132,6 +158,8 @@ class Schedule:
         self.base = max((rate for rate in rates if isinstance(rate, float)), default=0.0) if isinstance(rates, list) else 0.0
         spans = (getattr(scheduler, name, None) for name in ("total_steps", "T_max", "total_iters"))
         self.span = next((value for value in spans if isinstance(value, int)), 0)  # calls that it was made for
+        lowest = getattr(scheduler, "eta_min", 0.0)
+        self.low = float(lowest) if isinstance(lowest, (int, float)) else 0.0
         self.made: CallSite | None = None
         self.site: CallSite | None = None
         self.calls = 0

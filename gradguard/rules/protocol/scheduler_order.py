@@ -22,7 +22,8 @@ Unsafe: it changes the learning rate.
 
 ## When it speaks, what silences it
 At the end of a run of thirty steps or more: about a scheduler that was made for as many calls as the optimizer took steps and got a
-fifth of them or fewer; about a LambdaLR whose function's highest value was the initial rate itself. And while it runs:
+fifth of them or fewer; about a CosineAnnealingLR that was stepped with each optimizer step eight times as often as its T_max, or more;
+about a LambdaLR whose function's highest value was the initial rate itself. And while it runs:
 When the rate has fallen below 1/10,000 of its highest value, the scheduler is stepped with (nearly) every optimizer step, and
 at least half of all steps so far (30 at least) ran at such a rate. Or when five calls of a scheduler in a row find that its
 own optimizer has not stepped while another one over the same parameters has.
@@ -37,6 +38,8 @@ from gradguard.evidence.source import resolve
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
+from gradguard.rules.protocol.books import Book
+from gradguard.rules.protocol.rates import Schedule
 
 CODE, NAME = "GG612", "scheduler-order"
 
@@ -110,6 +113,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
             fixes=[Fix(title="Return a factor: 1.0 where the initial rate is meant", safety="unsafe")],
             confidence="likely",
         )
+    if data["kind"] == "swings":
+        return _swings(book, name, scheduler, schedule)
     rates = book.rates
     return Diagnosis(
         code=CODE,
@@ -130,6 +135,31 @@ def recognise(incident: Incident) -> Diagnosis | None:
                 detail="Or give the schedule's numbers in batches.",
             )
         ],
+    )
+
+
+def _swings(book: Book, name: str, scheduler: str, schedule: Schedule) -> Diagnosis:
+    """A cosine that was made to fall once: past its T_max it rises again."""
+    place = resolve(schedule.site)
+    low, high, span = schedule.low, schedule.base, schedule.span
+    return Diagnosis(
+        code=CODE,
+        name=NAME,
+        severity="warning",
+        headline=f"`{scheduler}` has a T_max of {span} and was stepped {schedule.calls} times: the learning rate of `{name}` falls and "
+        f"rises again every {2 * span} steps",
+        culprit=None if place is None else place.span(f"called {schedule.calls} times in {book.steps} optimizer steps", "culprit"),
+        related=tell.spans(tell.span(schedule.made, f"reaches its lowest rate after {span} calls of step()", "made")),
+        explanation=f"`{schedule.type_name}` counts the calls of its step() and follows a cosine with no end: from {high:g} it is at "
+        f"{low:g} after {span} of them, at {high:g} again after {2 * span}, and so on. Epochs as T_max need one call an epoch.",
+        fixes=[
+            Fix(
+                title=f"Give T_max in the unit in which `{scheduler}.step()` is called: epochs times batches an epoch",
+                safety="unsafe",
+                detail="Or call it once an epoch. Where the swings are meant, CosineAnnealingWarmRestarts says so.",
+            )
+        ],
+        confidence="likely",
     )
 
 

@@ -66,12 +66,12 @@ class Severed:
         for other in islice(reversed(journal.backwards), _CALLS):  # autograd.grad too
             if other.step == call.step:
                 self._roots.update(op.site for seq in other.root_seqs if (op := journal.op_at(seq)) is not None)
-        for lost, behind in journal.severed:
+        for lost, behind, _ in journal.severed:
             made = journal.op_at(lost.sources[0]) if lost.of_loss and lost.sources else None
             if made is not None:
                 self._lone.setdefault(made.site, (lost.site, behind))
-        noted = {id(cut): (cut, behind) for cut, behind in journal.severed}
-        self._met.update(noted)
+        noted = {id(cut): (cut, behind, below) for cut, behind, below in journal.severed}
+        self._met.update({key: (cut, behind) for key, (cut, behind, _) in noted.items()})
         for i, (node, _) in enumerate(walk(root_nodes(roots))):
             if i > _MOST_NODES:
                 return
@@ -84,7 +84,17 @@ class Severed:
                 fed_with = () if cut is None else cut.roots()
             for each in fed_with:
                 if id(each) in noted:
-                    self._used.setdefault(id(each), (*noted[id(each)], set()))[2].add(call.site)
+                    self._use(id(each), noted, call.site)
+
+    def _use(self, key: int, noted: dict[int, tuple[Cut, frozenset[int], tuple[Cut, ...]]], site: CallSite | None) -> None:
+        """This cut stands between parameters and the loss, and so do those behind it."""
+        stack, seen = [key], {key}
+        while stack:
+            cut, behind, below = noted[stack.pop()]
+            self._used.setdefault(id(cut), (cut, behind, set()))[2].add(site)
+            further = [id(each) for each in below if id(each) in noted and id(each) not in seen]
+            seen.update(further)
+            stack += further
 
     def cuts(self, parameters: list[Any], call: BackwardFact | None = None) -> list[Cut]:
         """The cuts on the way from all of these parameters to a loss; none where one of the parameters has no such cut.

@@ -46,6 +46,7 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book, Part
 from gradguard.rules.protocol.ledger import Ledger
+from gradguard.rules.protocol.places import not_called
 
 CODE, NAME = "GG601", "stale-gradients"
 
@@ -98,6 +99,11 @@ def recognise(incident: Incident) -> Diagnosis | None:
         last = f"clears the gradients, last before step {book.zeroed_at_step + 1}"
         zero = None if never or theirs else tell.span(book.zero_site, last, "context")
         related = tell.spans(zero, None if backward is None else backward.span("adds to the gradients of all steps before", "backward"))
+    bare = not_called(incident.sources, "zero_grad") if never and cleared is None else None
+    if bare is not None:
+        related = tell.spans(*related, culprit.model_copy(update={"role": "context"}) if culprit is not None else None)
+        culprit = bare[0]
+        history = "`zero_grad` is named and never called"
     several = book.filled >= 1.5 * book.steps  # backward calls a step: gradients are accumulated on purpose
     patched = (never or theirs) and not several and name.replace(".", "").isidentifier()
     patch = tell.inserted_before(backward, f"{name}.zero_grad()") if patched else None
@@ -115,7 +121,9 @@ def recognise(incident: Incident) -> Diagnosis | None:
             f"for {tell.listed(names, len(parameters))}; the sum grows with every step."
         ),
         fixes=[
-            Fix(title=f"Call `{name}.zero_grad()` right after `{name}.step()`, where it clears once an accumulation", safety="unsafe")
+            Fix(title=f"Write the parentheses: `{tell.short(bare[0].text, 40)}()`", safety="unsafe", patch=bare[1])
+            if bare is not None
+            else Fix(title=f"Call `{name}.zero_grad()` right after `{name}.step()`, where it clears once an accumulation", safety="unsafe")
             if several
             else Fix(
                 title=f"Call `{name}.zero_grad()` once a step, before `{tell.short(backward.text if backward else 'backward()', 40)}`",

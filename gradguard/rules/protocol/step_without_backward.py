@@ -128,7 +128,7 @@ def _backward(incident: Incident) -> str:
 def _toggled(incident: Incident, book: Book) -> Diagnosis | None:
     """Everything that it holds is frozen while it steps: toggled off for another optimizer, and never toggled back."""
     parameters = book.parameters()
-    toggle = lightning_manual.toggled_off(incident, parameters) if parameters and not book.frozen else None
+    toggle = lightning_manual.toggled_off(incident, parameters) if parameters and not book.frozen_at_first else None
     if toggle is None:
         return None
     name = tell.optimizer_name(book, incident)

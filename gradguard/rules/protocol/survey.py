@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradguard.journal import BackwardFact
-from gradguard.rules.protocol.suspicion import Suspicion, version_of
+from gradguard.rules.protocol.rebound import Unheld
+from gradguard.rules.protocol.suspicion import Suspicion, few_values, version_of
 
 if TYPE_CHECKING:
     from gradguard.rules.protocol.books import Book
@@ -41,15 +42,6 @@ class Stranger:
         return leaf is not None and version_of(leaf) == self.version and few_values(leaf) == self.values
 
 
-def few_values(tensor: torch.Tensor) -> list[float]:
-    """Some of a tensor's values, to see whether it changes."""
-    try:
-        flat = tensor.detach().reshape(-1)
-        return [float(x) for x in flat[:: max(1, flat.numel() // 8)][:8].tolist()]
-    except Exception:
-        return []
-
-
 class Survey:
     """The surveys of a run."""
 
@@ -58,6 +50,7 @@ class Survey:
         self.next_at = 2
         self._gap = 1.0
         self.strangers: dict[int, Stranger] = {}
+        self.unheld = Unheld()
         self.stale_ids = True
         self._known: set[int] = set()
         self.again = 0  # steps at which everything is looked at once more
@@ -104,6 +97,8 @@ class Survey:
                 found[id(leaf)] = stranger
                 if len(found) >= _MOST_STRANGERS:
                     break
+        else:
+            self.unheld.look(ledger, leaves(roots))
         for key, stranger in self.strangers.items():  # another backward's may fill them
             if key not in found and key not in known and stranger.ref() is not None and len(found) < _MOST_STRANGERS:
                 found[key] = stranger
@@ -116,6 +111,12 @@ class Survey:
             return
         for code in ("GG609", "GG613", "GG615"):
             ledger.found.append(Suspicion(code, book, {"survey": True}))
+        book.rates.swings(ledger, book, book.ref())
+        book.frozen = [(weakref.ref(p), few_values(p)) for p in book.parameters() if not p.requires_grad and p.grad is not None]
+        if book.frozen:
+            book.frozen_at = book.steps
+            if ledger.asleep:
+                ledger.wake(2)
         if book.steps < 12:
             return
         again, self.again = self.again == ledger.steps, 0 if self.again == ledger.steps else self.again

@@ -32,3 +32,12 @@ def version_of(tensor: torch.Tensor) -> int:
         return int(tensor._version)
     except Exception:
         return -1
+
+
+def few_values(tensor: torch.Tensor) -> list[float]:
+    """Some of a tensor's values, to see whether it changes."""
+    try:
+        flat = tensor.detach().reshape(-1)
+        return [float(x) for x in flat[:: max(1, flat.numel() // 8)][:8].tolist()]
+    except Exception:
+        return []

@@ -39,7 +39,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from gradguard.diagnosis import Diagnosis, Fix
+from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.source import resolve
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
@@ -47,8 +47,8 @@ from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.functional_dropout import functional_dropout
 from gradguard.rules.protocol.modes import ACTING
-from gradguard.rules.protocol.survey import few_values
-from gradguard.rules.protocol.suspicion import version_of
+from gradguard.rules.protocol.places import not_called
+from gradguard.rules.protocol.suspicion import few_values, version_of
 
 CODE, NAME = "GG609", "train-eval-mode"
 
@@ -86,21 +86,36 @@ def _validating(incident: Incident, data: dict[str, Any]) -> Diagnosis | None:
         effects.append("batch norm uses the statistics of the batch and moves its running ones")
     outer = [view for view in incident.user_frames if view.site != data["site"]]
     caller = tell.span(outer[0].site, "called from here", "context") if outer else None
+    culprit: SourceSpan | None
+    culprit = place.span(f"`{name}.training` is True: {what} act{'s' if ' and ' not in what else ''} as in training", "culprit")
+    fix = Fix(title=f"Call `{name}.eval()` before and `{name}.train()` after", safety="unsafe")
+    culprit, fix, told = _named(incident, name, "eval", culprit, fix)
     return Diagnosis(
         code=CODE,
         name=NAME,
         severity="warning",
         headline=f"`{name}` runs without grad in train mode: {' and '.join(effects)}",
-        culprit=place.span(f"`{name}.training` is True: {what} act{'s' if ' and ' not in what else ''} as in training", "culprit"),
-        related=tell.spans(caller),
+        culprit=culprit,
+        related=tell.spans(told, caller),
         explanation=(
             f"Several forwards in a row run with grad mode off, on different inputs, while `{name}` (which an optimizer trains) "
             "is in train mode. "
             "no_grad switches recording off, not the mode of the modules."
         ),
-        fixes=[Fix(title=f"Call `{name}.eval()` before and `{name}.train()` after", safety="unsafe")],
+        fixes=[fix],
         avoid=["`torch.no_grad()` alone: it does not change what dropout and batch norm do"],
     )
+
+
+def _named(
+    incident: Incident, name: str, method: str, culprit: SourceSpan | None, fix: Fix
+) -> tuple[SourceSpan | None, Fix, SourceSpan | None]:
+    """The statement that only names the method that would switch the mode, as the culprit; what was one comes along."""
+    bare = not_called(incident.sources, method, name)
+    if bare is None:
+        return culprit, fix, None
+    written = Fix(title=f"Write the parentheses: `{tell.short(bare[0].text, 40)}()`", safety="unsafe", patch=bare[1])
+    return bare[0], written, None if culprit is None else culprit.model_copy(update={"role": "context"})
 
 
 def _left(incident: Incident, switch: Any) -> Diagnosis | None:
@@ -110,21 +125,25 @@ def _left(incident: Incident, switch: Any) -> Diagnosis | None:
     place = resolve(switch.site)
     name = incident.names.of(module) or (place.receiver if place is not None else None) or type(module).__name__
     what = _what(module)
+    culprit = None if place is None else place.span(f"puts `{name}` into eval mode; steps follow before any `{name}.train()`", "culprit")
+    fix = Fix(title=f"Call `{name}.train()` right after what was to run in eval mode", safety="unsafe")
+    culprit, fix, told = _named(incident, name, "train", culprit, fix)
     return Diagnosis(
         code=CODE,
         name=NAME,
         severity="warning",
         headline=f"`{name}` is trained in eval mode since `{name}.eval()`: {what} no longer act{'s' if ' and ' not in what else ''} as "
         "in training",
-        culprit=None if place is None else place.span(f"puts `{name}` into eval mode; steps follow before any `{name}.train()`", "culprit"),
+        culprit=culprit,
         related=tell.spans(
+            told,
             None
             if incident.suspicion.book is None
-            else tell.span(incident.suspicion.book.step_site, "these steps train it in eval mode", "context")
+            else tell.span(incident.suspicion.book.step_site, "these steps train it in eval mode", "context"),
         ),
         explanation=f"`{name}` was trained in train mode before, was put into eval mode for forwards without grad, and the optimizer has "
         "stepped several times since.",
-        fixes=[Fix(title=f"Call `{name}.train()` right after what was to run in eval mode", safety="unsafe")],
+        fixes=[fix],
     )
 
 

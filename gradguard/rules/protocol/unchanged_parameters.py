@@ -1,8 +1,9 @@
 """# GG611 unchanged-parameters
 
 ## What it is
-Steps are taken, gradients are there, and yet parameters do not change: the learning rate is zero, or the updates are smaller
-than the parameters' precision can hold.
+Steps are taken, gradients are there, and yet parameters do not change: the learning rate is zero (be it that the rate is written
+to an attribute of the optimizer, which no step reads), the updates are smaller than the parameters' precision can hold, or an
+update by hand binds a variable instead of writing into the parameter.
 
 ## Why it is wrong
 bfloat16 keeps eight bits: adding less than 1/512 of a value leaves the value as it was, however often it is repeated. Weights
@@ -23,7 +24,9 @@ Unsafe: training begins to work, results change.
 ## When it speaks, what silences it
 For the rate: after 30 steps in a row at exactly zero after it was positive (warm-up from zero is silent), or at the end of a
 run that never had another. For rounding: at step 41, when at least half of the sampled elements with a gradient are bit for
-bit what they were 40 steps before, in parameters of 16-bit type.
+bit what they were 40 steps before, in parameters of 16-bit type. For updates by hand: in a run without any optimizer, when twelve
+backward calls have gone by and no parameter has changed, where one statement alone binds a loop's variable to what it computes of
+that variable's gradient, and nothing reads it.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from gradguard.callsite import CallSite
 from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
-from gradguard.rules.protocol import tell
+from gradguard.rules.protocol import rate_attribute, rebound, tell
 from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.rates import Schedule
 
@@ -53,6 +56,8 @@ class Options(BaseModel):
 def recognise(incident: Incident) -> Diagnosis | None:
     """The cast, or the schedule that keeps the rate at zero."""
     book, data = incident.suspicion.book, incident.suspicion.data
+    if data.get("kind") == "rebound":
+        return rebound.told(incident, CODE, NAME)
     if book is None:
         return None
     name = tell.optimizer_name(book, incident)
@@ -72,21 +77,32 @@ def recognise(incident: Incident) -> Diagnosis | None:
     else:
         headline = f"the learning rate (lr) of `{name}` was zero in all {book.rates.zero} steps: no parameter changed"
         why = "With a rate of zero a step changes nothing."
+    culprit = made or tell.span(book.made, "its rate is zero", "culprit")
+    if schedule is not None:
+        why += (
+            " A scheduler takes the rate that the optimizer has when it is made as its start (`initial_lr` is kept, the "
+            "running rate goes on from where it stands)."
+        )
+        title = "Set `group['lr']` (and `group['initial_lr']`) back before making the scheduler, or use CosineAnnealingWarmRestarts"
+    else:
+        title = f'Give `{name}` a rate above zero: `lr=...` where it is made, or `group["lr"]` in its `param_groups`'
+    fix = Fix(title=title, safety="unsafe")
+    beside = data.get("beside")
+    if beside is not None:
+        why += f" `{name}.lr` is {beside:g}, and no step reads it: the rate of a step is `lr` in `{name}.param_groups`."
+        found = rate_attribute.place(incident, name)
+        if found is not None:
+            step = culprit.model_copy(update={"role": "context"}) if culprit is not None else step
+            culprit, fix = found
     return Diagnosis(
         code=CODE,
         name=NAME,
         severity="warning",
         headline=headline,
-        culprit=made or tell.span(book.made, "its rate is zero", "culprit"),
+        culprit=culprit,
         related=tell.spans(step, None if schedule is None else tell.span(schedule.site, "steps the schedule", "context")),
-        explanation=why + " A scheduler takes the rate that the optimizer has when it is made as its start (`initial_lr` is kept, the "
-        "running rate goes on from where it stands).",
-        fixes=[
-            Fix(
-                title="Set `group['lr']` (and `group['initial_lr']`) back before making the scheduler, or use CosineAnnealingWarmRestarts",
-                safety="unsafe",
-            )
-        ],
+        explanation=why,
+        fixes=[fix],
     )
 
 

@@ -19,10 +19,10 @@ def unfrozen(incident: Incident, book: Book, moved: set[int]) -> Diagnosis | Non
 
     Where all were frozen then, the switch is what trains them; where only the frozen ones are switched, they are meant.
     """
-    frozen = [p for ref in book.frozen if (p := ref()) is not None and id(p) in moved and p.requires_grad]
+    frozen = [p for ref in book.frozen_at_first if (p := ref()) is not None and id(p) in moved and p.requires_grad]
     known = {id(p) for p in frozen}
     others = [p for p in book.parameters() if id(p) not in known and id(p) in moved]
-    if not frozen or not others or len(frozen) < len(book.frozen):
+    if not frozen or not others or len(frozen) < len(book.frozen_at_first):
         return None
     journal = incident.journal
     sites = {_switched_at(incident, parameter) for parameter in frozen}

@@ -1,8 +1,9 @@
 """# GG613 unintended-training
 
 ## What it is
-A module that is meant to be frozen is trained: `module.requires_grad = False` only set an attribute of that name, or the
-method that freezes is never called; or a switch that turns the rest of the network off and on turns it on as well.
+A module that is meant to be frozen is trained: `module.requires_grad = False` only set an attribute of that name, the
+method that freezes is never called, the frozen parameters kept a gradient (zeros, mostly), on which the optimizer goes on, or a
+switch that turns the rest of the network off and on turns it on as well.
 
 ## Why it is wrong
 `requires_grad` is a property of tensors. On a module the assignment makes a plain attribute and freezes nothing; the call
@@ -23,7 +24,8 @@ At the 12th step of an optimizer that has changed parameters of a module which c
 False`. For a freeze in a method: when that method is called only from an overridden `train()`, `train()` was never called,
 what it loops over is not empty with the module's present values, and the parameters it would freeze are trained. For a switch of
 the whole: where one statement turns parameters on and off again and again, some of which did not require grad when their optimizer
-was made, and some of which did. All at once, or only those that were frozen, is silent.
+was made, and some of which did. All at once, or only those that were frozen, is silent. For gradients that were kept: at the step
+after the 3rd, 12th, 24th, 60th ..., when it has changed parameters that do not require grad.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from gradguard.evidence.source import at_line, dotted
 from gradguard.evidence.syntax import Source
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
-from gradguard.rules.protocol import tell
+from gradguard.rules.protocol import still_moving, tell
 from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.places import class_node, the_one
 from gradguard.rules.protocol.suspicion import version_of
@@ -55,6 +57,8 @@ _PURE_METHODS = {"parameters", "children", "modules", "named_parameters", "named
 def recognise(incident: Incident) -> Diagnosis | None:
     """The assignment that freezes nothing, or the place where the freeze should be called."""
     book = incident.suspicion.book
+    if isinstance(book, Book) and "moved" in incident.suspicion.data:
+        return still_moving.told(incident, book, CODE, NAME)
     if not isinstance(book, Book) or book.steps != _STEPS:
         return None
     moved = {id(p) for ref, version in book.first_versions if (p := ref()) is not None and version_of(p) >= version + _STEPS - 1}

@@ -134,7 +134,16 @@ def clipping(ledger: Ledger, parameters: list[Any], limit: float, site: CallSite
 
 
 def _nothing_to_clip(ledger: Ledger, parameters: list[Any], wanted: set[int], site: CallSite | None) -> None:
-    """Clipping before backward: none of the parameters has a gradient, and yet each of the steps in between found some."""
+    """Clipping before backward: none of the parameters has a gradient, and yet each of the steps in between found some.
+
+    Or there is no parameter at all, time after time, while an optimizer steps.
+    """
+    if not parameters:
+        stepping = max((b for b in ledger.books.values() if b.steps), key=lambda b: b.steps, default=None)
+        count = ledger.clips[site] = ledger.clips.get(site, 0) + 1
+        if count == 3 and stepping is not None and stepping.steps >= 2:
+            ledger.found.append(Suspicion("GG610", stepping, {"site": site, "exhausted": True}))
+        return
     book = next((book for book in ledger.books.values() if any(id(slot.ref()) in wanted for slot in book.active)), None)
     if book is None or any(p.grad is not None for p in parameters):
         ledger.clips[site] = -1_000_000
