@@ -358,3 +358,13 @@ def has_own_dispatch(tensor: torch.Tensor) -> bool:
         return bool(torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python))
     except Exception:
         return type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter
+
+
+def checkpointed_function(frame: Any) -> Any:
+    """The function of a non-reentrant checkpoint, by torch's record of its forward (`_CheckpointFrame`); None where that is another's."""
+    recompute: Any = getattr(frame, "recompute_fn", None)
+    names = getattr(getattr(recompute, "__code__", None), "co_freevars", ())
+    try:
+        return recompute.__closure__[names.index("fn")].cell_contents
+    except (AttributeError, IndexError, TypeError, ValueError):
+        return None

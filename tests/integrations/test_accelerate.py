@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from gradguard import GradGuardError, GradGuardWarning
+from tests.running import applied, run_source
 
 accelerate = pytest.importorskip("accelerate")
 
@@ -89,3 +90,46 @@ def test_backward_past_the_accelerator(bypassed: bool) -> None:
     assert found.culprit is not None
     assert "loss.backward()" in Path(__file__).read_text().splitlines()[found.culprit.line - 1]
     assert "4 times" in found.headline
+
+
+ACCUMULATING = """
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+x = torch.randn(256, 3)
+data = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4)
+net, opt, data = accelerator.prepare(net, torch.optim.SGD(net.parameters(), lr=0.1), data)
+for inputs, wanted in data:
+    with accelerator.accumulate(net):
+        {first}
+        loss = nn.functional.mse_loss(net(inputs), wanted)
+        accelerator.backward(loss)
+        opt.step()
+        {last}
+"""
+
+
+@pytest.mark.filterwarnings("ignore::gradguard.GradGuardWarning")
+@pytest.mark.parametrize(("clearing", "place"), [("net.zero_grad()", "first"), ("net.zero_grad()", "last"), ("opt.zero_grad()", "first")])
+def test_gradients_that_are_cleared_within_an_accumulation(clearing: str, place: str, tmp_path: Path) -> None:
+    source = ACCUMULATING.format(**{"first": "pass", "last": "pass", place: clearing})
+    [(found, _)] = run_source(tmp_path, source)
+    assert found.code == "GG602" and found.culprit is not None and found.culprit.text == clearing
+    assert f"`{clearing}` clears the gradients of `loss`" in found.headline
+    repaired = applied(source, found.fixes[0].patch or "") if clearing == "net.zero_grad()" and place == "last" else None
+    assert "opt.zero_grad()" in found.fixes[0].title
+    if repaired is not None:
+        assert run_source(tmp_path, repaired) == []
+    else:
+        assert found.fixes[0].patch is not None
+        assert f"-        {clearing}" in found.fixes[0].patch and "         opt.step()\n+        opt.zero_grad()" in found.fixes[0].patch
+
+
+@pytest.mark.filterwarnings("ignore::gradguard.GradGuardWarning")
+def test_gradients_that_accelerate_clears_once_an_accumulation(tmp_path: Path) -> None:
+    assert run_source(tmp_path, ACCUMULATING.format(first="pass", last="opt.zero_grad()")) == []

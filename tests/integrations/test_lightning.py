@@ -313,6 +313,32 @@ def test_a_toggle_while_another_is_toggled(tmp_path: Path) -> None:
     assert found.code == "GG303" and "still toggled" in found.headline and "untoggle_optimizer" in found.fixes[0].title
 
 
+@pytest.mark.parametrize("level", ["watch", "standard"])
+def test_what_is_detached_is_not_to_blame_for_a_toggle(level: str, tmp_path: Path) -> None:
+    pl = lightning()
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> None:
+        first, second = self.optimizers()
+        made = self.encoder(batch[0])
+        self.toggle_optimizer(first)
+        first.zero_grad()
+        self.manual_backward(self.head(made).pow(2).mean())
+        first.step()
+        loss = self.head(made.detach()).sub(1).pow(2).mean()
+        second.zero_grad()
+        self.manual_backward(loss)
+        second.step()
+
+    module = Rivals(untoggle=False).module(pl)
+    type(module).training_step = training_step
+    with pytest.raises(GradGuardError) as caught:
+        trainer(pl, tmp_path, callback(level=level), max_epochs=3).fit(module, loader())
+    found = caught.value.diagnosis
+    assert found.code == "GG303" and "of `second`, which trains `self.head`, are frozen" in found.headline
+    assert found.culprit is not None and found.culprit.text == "self.toggle_optimizer(first)"
+    assert "self.untoggle_optimizer(first)" in found.fixes[0].title
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_toggles_that_are_taken_back(again: bool, tmp_path: Path) -> None:
     pl = lightning()

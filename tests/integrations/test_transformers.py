@@ -78,3 +78,37 @@ def test_level_off(tmp_path: Path) -> None:
     made = callback(level="off")
     trainer(tmp_path, model(), rows(), made).train()
     assert made.diagnoses == []
+
+
+class Samples:
+    """A dataset of the user's whose labels go by another name."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {"input_ids": torch.randint(0, 20, (6,)), "sentiment": i % 2}
+
+
+class Spread(Samples):
+    """Two columns that the model does not know: which is the label is not for a guard to say."""
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {"input_ids": torch.randint(0, 20, (6,)), "row": i, "sentiment": i % 2}
+
+
+@pytest.mark.parametrize(("data", "named"), [(Samples(), True), (Spread(), False)])
+def test_labels_by_another_name(data: Any, named: bool, tmp_path: Path) -> None:
+    from gradguard import gradguard
+
+    with pytest.raises(GradGuardError) as caught, gradguard():
+        trainer(tmp_path, model(), data).train()
+    found = caught.value.diagnosis
+    assert found.code == "GG751"
+    if named:
+        assert "`sentiment` of the dataset's samples is no argument of the model" in found.headline
+        assert found.culprit is not None and found.culprit.text == '"sentiment"'
+        assert "`sentiment` is what is to be predicted" in found.fixes[0].title
+    else:
+        assert found.culprit is None and "sentiment" not in str(caught.value).partition("PyTorch said")[0]
+        assert "a column `labels`" in found.fixes[0].title

@@ -2,7 +2,8 @@
 
 ## What it is
 A checkpointed function gives another result when backward runs it again than it gave in forward: a tensor it reads from outside
-its arguments was changed in between, or it branches on something that has changed.
+its arguments was changed in between, or it branches on something that has changed: a counter, a flag, a draw of Python's or
+numpy's random numbers (only torch's default random state is put back).
 
 ## Why it is wrong
 Checkpointing drops the activations and recomputes them in backward. The recomputation must see what forward saw; else the
@@ -36,6 +37,7 @@ from gradguard.diagnosis import Diagnosis, Fix, TensorFacts
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.fixes.edits import edit_of, patched
 from gradguard.rules.base import Rule
+from gradguard.rules.frameworks import drawn_anew
 from gradguard.rules.incident import Incident
 
 CODE, NAME = "GG712", "checkpoint-mismatch"
@@ -64,7 +66,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
                 held.clear()
                 return found
     held.clear()
-    return _raised(incident, None) if incident.error is not None else None
+    return _raised(incident) if incident.error is not None else None
 
 
 def _other_mask(incident: Incident) -> Diagnosis | None:
@@ -118,17 +120,45 @@ def _written(incident: Incident, site: Any, name: str, tensor: Any, version: int
     )  # fmt: skip
 
 
-def _raised(incident: Incident, site: Any) -> Diagnosis:
-    place = resolve(site) or incident.place
+def _raised(incident: Incident) -> Diagnosis:
+    place = incident.place
+    function = drawn_anew.function_run_again(incident)
+    drawn = drawn_anew.draws_in(function) if function is not None else []
+    text = drawn[0].text if len(drawn) == 1 else None
+    told = [each.span("draws anew when the function runs again", "culprit") for each in drawn]
+    headline = "a checkpointed function did not do in backward what it did in forward: "
+    seen = "The place that changed in between was not seen."
+    fixes = [
+        Fix(
+            title="Make the checkpointed function depend on its arguments alone: no counters, caches or flags "
+            "that change between forward and backward",
+            safety="manual",
+        )
+    ]
+    if drawn:
+        what = f"`{text}`" if text is not None else f"{len(drawn)} of its expressions"
+        seen = (
+            f"Checkpointing puts torch's default random state back for it, and no other; what {what} give{'s' if text else ''} "
+            "decides what is computed, and comes out anew each time."
+        )
+        fixes.insert(
+            0,
+            Fix(
+                title="Draw before the checkpoint, and pass what was drawn as an argument; or draw with torch's default "
+                "generator, such as `torch.rand(()).item()`",
+                safety="manual",
+            ),
+        )
     return Diagnosis(
         code=CODE, name=NAME,
-        headline="a checkpointed function did not do in backward what it did in forward: the recomputed tensors differ",
-        related=[place.span("backward runs the checkpointed function again", "backward")] if place is not None else [],
+        headline=headline + (f"`{text}` draws from a random state that is not restored" if text is not None
+                             else "the recomputed tensors differ"),
+        culprit=told[0] if len(told) == 1 else None,
+        related=[*([each.model_copy(update={"role": "declared"}) for each in told[:4]] if len(told) > 1 else []),
+                 *([place.span("backward runs the checkpointed function again", "backward")] if place is not None else [])],
         explanation="The recomputation must see the same values, modes and random state as forward. "
-        "It took another branch or made tensors of other shapes. "
-        "The place that changed in between was not seen.",
-        fixes=[Fix(title="Make the checkpointed function depend on its arguments alone: no counters, caches or flags "
-                   "that change between forward and backward", safety="manual")],
+        f"It took another branch or made tensors of other shapes. {seen}",
+        fixes=fixes,
         avoid=['`determinism_check="none"`: it hides the message and leaves the wrong gradients'],
         confidence="likely",
     )  # fmt: skip

@@ -21,16 +21,18 @@ Unsafe: the model is trained from now on, which is the purpose.
 
 ## When it speaks, what silences it
 When None is used where a model output with `loss=None` and `logits` stands in the frames around the error, and when
-transformers' own Trainer says that the model returned no loss.
+transformers' own Trainer says that the model returned no loss: it drops what the model's forward has no argument for.
 """
 
 from __future__ import annotations
 
 import ast
+import inspect
 from typing import Any
 
+from gradguard.callsite import USER_FILES
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.evidence.source import module_ast, span_of
+from gradguard.evidence.source import function_def, module_ast, span_of
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks.calls import user_files
 from gradguard.rules.incident import Incident
@@ -45,6 +47,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if output is None and not from_trainer:
         return None
     key, value = _label_key(incident)
+    if from_trainer and key is None:
+        return _dropped(incident)
     name = output or "the model's output"
     written = _written(incident, key) if key is not None else None
     place = incident.place
@@ -66,6 +70,49 @@ def recognise(incident: Incident) -> Diagnosis | None:
         fixes=[Fix(title=f'Name the key `"labels"`, in place of `"{key}"`' if key else "Pass `labels=` to the model", safety="unsafe")],
         notes=[] if value is None else [f"`{key}` holds {value}"],
     )
+
+
+def _dropped(incident: Incident) -> Diagnosis:
+    """Transformers' Trainer hands on only what the model's forward has a name for; the rest of a sample it leaves out."""
+    keys = _unknown_keys(incident)
+    name, span = next(iter(keys.items())) if len(keys) == 1 else (None, None)
+    place = incident.place
+    given = (
+        f": `{name}` of the dataset's samples is no argument of the model and is left out" if name else ": it was called without `labels`"
+    )
+    return Diagnosis(
+        code=CODE,
+        name=NAME,
+        headline=f"the model returned no loss{given}",
+        culprit=span,
+        related=[] if place is None else [place.span("the model is trained here, and returns no loss", "backward")],
+        explanation="A transformers model computes its loss only when it is given `labels`. The Trainer hands on those columns of a sample "
+        "that the model's forward has an argument for, and drops the others.",
+        fixes=[
+            Fix(title=f'If `{name}` is what is to be predicted, name the key `"labels"`, in place of `"{name}"`', safety="unsafe")
+            if name
+            else Fix(title="Give the samples of the dataset a column `labels`, by that name", safety="manual")
+        ],
+    )
+
+
+def _unknown_keys(incident: Incident) -> dict[str, SourceSpan]:
+    """The keys that the dataset's own `__getitem__` writes into its samples and that are no arguments of the model, with their places."""
+    trainer = next((value for view in incident.frames if hasattr(value := view.locals.get("self"), "train_dataset")), None)
+    getter = getattr(type(getattr(trainer, "train_dataset", None)), "__getitem__", None)
+    forward = getattr(type(getattr(trainer, "model", None)), "forward", None)
+    code = getattr(getter, "__code__", None)
+    tree = function_def(code) if code is not None and USER_FILES[code.co_filename] else None
+    if code is None or tree is None or not callable(forward):
+        return {}
+    known = inspect.signature(forward).parameters
+    return {
+        key.value: span_of(code.co_filename, key, label="the model's forward has no argument of this name", role="culprit")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Dict)
+        for key in node.keys
+        if isinstance(key, ast.Constant) and isinstance(key.value, str) and key.value not in {*known, "label", "label_ids"}
+    }
 
 
 def _lossless(incident: Incident) -> str | None:

@@ -29,7 +29,8 @@ changes what is trained.
 
 ## When it speaks, what silences it
 When backward() or autograd.grad raises over a root without a graph and neither the record nor the source shows a place
-where a path was lost.
+where a path was lost; and, whatever else was cut off on the way, where every parameter of the optimizer that steps next is
+frozen (a discriminator that was frozen for the generator's turn, and not unfrozen for its own).
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from gradguard.evidence.taking_part import files_of, sources_of
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import lightning_manual
-from gradguard.rules.gradient_path import frozen, lost_path, never_put_in, roots
+from gradguard.rules.gradient_path import frozen, frozen_in_play, lost_path, never_put_in, roots
 from gradguard.rules.gradient_path.places import short
 from gradguard.rules.incident import Incident
 
@@ -56,6 +57,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     lost = lost_path.lost_path(incident)
     if lost is None or lost.silent or lost.origins:
         return None
+    if lost.frozen is not None and not lightning_manual.toggled_twice(incident):
+        return frozen_in_play.diagnosis(incident, lost, lost.frozen)
     followed = roots.flow_of_root(incident)
     modules = followed[0].modules if followed is not None else []
     if not modules:

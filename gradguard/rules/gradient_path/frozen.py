@@ -117,12 +117,12 @@ def _statements(source: Source) -> Iterator[Freeze]:
             for target in node.targets:
                 if isinstance(target, ast.Attribute) and target.attr == "requires_grad":
                     place = site_at(source, node)
-                    yield Freeze(place, _subject_of(source, target.value), "toggle", 0)
+                    yield Freeze(place, subject_of(source, target.value), "toggle", 0)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             if node.func.attr == "requires_grad_" and any(
                 _is_false(value) for value in (*node.args, *(keyword.value for keyword in node.keywords))
             ):
-                yield Freeze(site_at(source, node), _subject_of(source, node.func.value), "toggle", 0)
+                yield Freeze(site_at(source, node), subject_of(source, node.func.value), "toggle", 0)
             elif (
                 node.func.attr == "from_pretrained"
                 and "Embedding" in (dotted(node.func.value) or "")
@@ -135,7 +135,7 @@ def _statements(source: Source) -> Iterator[Freeze]:
                 yield Freeze(site_at(source, node), None, "argument", 0)
 
 
-def _subject_of(source: Source, node: ast.expr) -> str | None:
+def subject_of(source: Source, node: ast.expr) -> str | None:
     return _subject_named(source, node, dotted(node))
 
 

@@ -15,7 +15,7 @@ from gradguard.evidence.graph import leaves, root_nodes
 from gradguard.evidence.optimizers import parameters_of
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.journal import Cut, current_journal
-from gradguard.rules.gradient_path import origins, patching, roots, switches, words
+from gradguard.rules.gradient_path import in_play, origins, patching, roots, switches, words
 from gradguard.rules.gradient_path.origins import Origin
 from gradguard.rules.gradient_path.places import same_place, short
 from gradguard.rules.incident import Incident
@@ -28,12 +28,16 @@ _ELEMENT = re.compile(r"element (\d+) of tensors")
 
 @dataclass
 class LostPath:
-    """What is known of a root without a path: the origins, likeliest first, and whether backward ran nevertheless."""
+    """What is known of a root without a path: the origins, likeliest first, and whether backward ran nevertheless.
+
+    There are no origins where the optimizer in play has nothing to train (`frozen`): whatever was cut, there was no path.
+    """
 
     root: torch.Tensor
     root_name: str
     origins: list[Origin]
     silent: bool
+    frozen: in_play.AllFrozen | None = None
 
     @property
     def code(self) -> str | None:
@@ -58,7 +62,9 @@ def _raised(incident: Incident) -> LostPath | None:
     if hasattr(root, "node"):  # a GradientEdge
         return None
     found = find(incident, root)
-    return LostPath(root, root_name(incident, root), _of_the_one_in_play(incident, found) or found, False)
+    found = _of_the_one_in_play(incident, found) or found
+    frozen = in_play.all_frozen(incident, bool(found)) if not found or words.rule_of(found[0]) in ("GG302", "GG304") else None
+    return LostPath(root, root_name(incident, root), [] if frozen is not None else found, False, frozen)
 
 
 def _of_the_one_in_play(incident: Incident, found: list[Origin]) -> list[Origin]:

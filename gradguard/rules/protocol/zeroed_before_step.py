@@ -34,8 +34,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from gradguard.diagnosis import Diagnosis, Fix
-from gradguard.evidence.source import resolve
+from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.rules.base import Rule
+from gradguard.rules.frameworks import accelerated
+from gradguard.rules.gradient_path.roots import root_expression
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book
@@ -61,8 +63,9 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if book is not None and book.empty >= 2 and _stands_first(book, data):
         return _step_first(incident, book, data)
     owner = data["owner"]() if data["owner"] is not None else None
-    who = incident.names.of(owner) or (zero.receiver if zero is not None else None) or type(owner).__name__
-    loss = (backward.receiver if backward is not None else None) or "the loss"
+    wrapper = None if book is None else accelerated.wrapper_of(incident, book.ref())
+    who = incident.names.optimizer_variable(owner) or (zero.receiver if zero is not None else None) or type(owner).__name__
+    loss = _loss(backward)
     later = [b.last_part for b in incident.memory["ledger"].books.values() if b.last_part is not None and b.last_part is not part]
     other = next((resolve(p.call.site) for p in later if p.call.site != part.call.site), None)
     parameters = [] if book is None else book.parameters()
@@ -99,7 +102,9 @@ def recognise(incident: Incident) -> Diagnosis | None:
             f"{'of what is to be accumulated only the last part counts.' if used else 'this backward trains nothing.'}{untrained}"
         ),
         fixes=[
-            Fix(title=f"Move `{who}.zero_grad()` behind the optimizer's step, where it clears once an accumulation", safety="unsafe")
+            accelerated.clears_behind_the_step(wrapper, zero, None if book is None else resolve(book.step_site))
+            if used and wrapper is not None
+            else Fix(title=f"Move `{who}.zero_grad()` behind the optimizer's step, where it clears once an accumulation", safety="unsafe")
             if used
             else Fix(
                 title=f"Remove this `{who}.zero_grad()`: clear once a step, before its first backward",
@@ -109,6 +114,12 @@ def recognise(incident: Incident) -> Diagnosis | None:
         ],
         confidence="certain",
     )
+
+
+def _loss(backward: ResolvedSite | None) -> str:
+    """`loss` of `loss.backward()`, and of `accelerator.backward(loss)`."""
+    root = None if backward is None else root_expression(backward)
+    return (backward.source.flat(root) if backward is not None and backward.source is not None and root is not None else None) or "the loss"
 
 
 def _stands_first(book: Book, data: dict[str, Any]) -> bool:

@@ -1,0 +1,54 @@
+"""Accelerate's wrapped optimizers, whose step() and zero_grad() do something only once an accumulation."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from gradguard.diagnosis import Fix
+from gradguard.evidence.source import ResolvedSite
+from gradguard.fixes.diff import unified
+from gradguard.fixes.edits import indent_of
+from gradguard.rules.incident import Incident
+
+
+def wrapper_of(incident: Incident, optimizer: Any) -> str | None:
+    """What the wrapper of an optimizer is called; None where there is none around the incident."""
+    if optimizer is None:
+        return None
+    return next(
+        (
+            name
+            for name, value in incident.names.bindings
+            if type(value).__name__ == "AcceleratedOptimizer" and getattr(value, "optimizer", None) is optimizer
+        ),
+        None,
+    )
+
+
+def clears_behind_the_step(wrapper: str, zero: ResolvedSite | None, step: ResolvedSite | None) -> Fix:
+    """The wrapper's own zero_grad(), behind its step: it waits for the end of the accumulation, a module's does not."""
+    call = f"{wrapper}.zero_grad()"
+    return Fix(
+        title=f"Clear with `{call}` behind `{wrapper}.step()`: it waits for the end of the accumulation, as the step does",
+        safety="unsafe",
+        patch=_moved(zero, step, call),
+    )
+
+
+def _moved(zero: ResolvedSite | None, step: ResolvedSite | None, call: str) -> str | None:
+    """The one statement taken out, and the call put behind the step's statement of the same block."""
+    if zero is None or step is None or zero.source is None or step.source is not zero.source:
+        return None
+    old, new, source = zero.statement, step.statement, zero.source
+    plain = isinstance(old, ast.Expr) and isinstance(new, ast.Expr) and old.value is zero.node and new.value is step.node
+    if old is None or new is None or not plain or source.parents.get(old) is not source.parents.get(new):
+        return None
+    alone = all(source.lines[node.lineno - 1].strip() == source.flat(node) for node in (old, new))
+    if not alone or old.end_lineno != old.lineno or new.end_lineno != new.lineno:
+        return None
+    lines = list(source.lines)
+    below = indent_of(source, new.lineno) + call + "\n"
+    lines[new.lineno - 1 : new.lineno] = [lines[new.lineno - 1], below]
+    del lines[old.lineno - 1 + (old.lineno > new.lineno)]
+    return unified(source, lines)

@@ -1,0 +1,211 @@
+"""An optimizer is about to step, and everything it holds is frozen: switched off for another's turn, and never switched on again."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from gradguard.diagnosis import Diagnosis, Fix
+from gradguard.evidence.bindings import dotted
+from gradguard.evidence.names import short_list
+from gradguard.evidence.optimizers import parameters_of
+from gradguard.evidence.source import ResolvedSite
+from gradguard.evidence.syntax import FUNCTIONS, Source
+from gradguard.rules.frameworks import lightning_manual
+from gradguard.rules.gradient_path import frozen, lost_path
+from gradguard.rules.gradient_path.follow import Follower
+from gradguard.rules.gradient_path.in_play import AllFrozen
+from gradguard.rules.gradient_path.places import short, site_at
+from gradguard.rules.gradient_path.scopes import UNKNOWN, Scope, evaluate
+from gradguard.rules.incident import Incident
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Off(NamedTuple):
+    """Where the parameters were switched off, and the statement that switches them on again (None: not known how that is written)."""
+
+    place: ResolvedSite
+    again: str | None
+
+
+def diagnosis(incident: Incident, lost: lost_path.LostPath, play: AllFrozen) -> Diagnosis:
+    """The diagnosis; the culprit is the line that froze them, where one line is known to be it."""
+    root = lost.root_name
+    names = [incident.names.module_path(module) or type(module).__name__ for module in play.modules]
+    listed, count = short_list(names, 3), len(play.parameters)
+    off, certain = _switched_off(incident, play)
+    what = f"all {count} parameters" if count > 1 else "the only parameter"
+    headline = f"`{root}` has no gradient path: {what} of `{play.optimizer}`, which trains {listed}, {'are' if count > 1 else 'is'} frozen"
+    again = (off.again if off is not None else None) or f"{names[0]}.requires_grad_(True)"
+    states = [(incident.names.state(parameter), parameter) for parameter in play.parameters[:4]]
+    notes = lost_path.second_problem(lost.root, root, incident)
+    if off is None:
+        notes.append("The line that froze them was not seen.")
+    return Diagnosis(
+        code="GG303",
+        name="all-frozen",
+        headline=headline,
+        culprit=None if off is None else off.place.span(f"freezes {listed}, which is still frozen when `{root}` is computed", "culprit"),
+        related=[] if incident.place is None else [incident.place.span(f"`{root}` has no graph to follow", "backward")],
+        tensors=[
+            lost_path.facts(state.full if state is not None else incident.names.of(parameter), parameter).model_copy(
+                update={"kind": "parameter"}
+            )
+            for state, parameter in states
+        ],
+        explanation=f"PyTorch records a graph only where an input requires grad. {listed} takes part in `{root}`, but none of its "
+        "parameters requires grad at this moment."
+        + (" What else is cut off on the way is not to blame: these parameters come in behind it." if play.detached else ""),
+        fixes=[Fix(title=f"Switch it on again before `{root}` is computed: `{again}`", safety="unsafe")],
+        avoid=[
+            f"`{root}.requires_grad_(True)` is no cure. It silences the error: `{root}` becomes a leaf of its own and no parameter learns "
+            "anything."
+        ],
+        notes=notes,
+        confidence="certain" if certain and incident.traced else "likely",
+    )
+
+
+def _switched_off(incident: Incident, play: AllFrozen) -> tuple[Off | None, bool]:
+    """The one place, and whether it was seen happening: Lightning's toggle, the recorded switch, or the only one in the source."""
+    toggle = lightning_manual.toggled_off(incident, play.parameters)
+    if toggle is not None:
+        return Off(toggle, _untoggled(toggle.call)), True
+    scopes = [scope for level in range(8) if (scope := Follower(incident).live(level)) is not None]
+    recorded = frozen.recorded(incident, play.parameters)
+    if recorded:
+        if len(recorded) > 1 or recorded[0].reached < len(play.parameters):
+            return None, False
+        place = recorded[0].place
+        sources = [place.source] if place.source is not None else []
+        own = [off for off in _candidates(sources + incident.sources, scopes, play) if off.inner is place.statement]
+        places = {(off.place.file, off.place.line, off.place.column): off for off in own}
+        if len(places) == 1:
+            return Off(own[0].place, own[0].again), True
+        return Off(place, None), True
+    candidates = [*_candidates(incident.sources, scopes, play), *(each for scope in scopes for each in _toggles(scope, play))]
+    found = {(off.place.file, off.place.line, off.place.column): off for off in candidates}
+    return next((Off(off.place, off.again) for off in found.values() if len(found) == 1), None), False
+
+
+class _Candidate(NamedTuple):
+    place: ResolvedSite
+    again: str | None
+    inner: ast.stmt | None  # the statement that does it
+
+
+def _candidates(sources: Sequence[Source], scopes: Sequence[Scope], play: AllFrozen) -> Iterator[_Candidate]:
+    """Every place of the source that switches requires_grad off for a module of the optimizer's: the statement, or a helper's call."""
+    for source in {source.filename: source for source in sources}.values():
+        for node, subject, flag in _switches(source):
+            around = next((above for above in source.ancestors(node) if isinstance(above, FUNCTIONS)), None)
+            given = _parameter_names(around) if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)) else []
+            inner = source.statement(node)
+            if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)) and subject in given:
+                flag_name = flag.id if isinstance(flag, ast.Name) and flag.id in given else None
+                if flag_name is None and not _is_false(flag):
+                    continue
+                for caller in {each.filename: each for each in sources}.values():
+                    for call in _calls_of(caller, around):
+                        owner, value = _argument(call, around, subject), None if flag_name is None else _argument(call, around, flag_name)
+                        if owner is None or (flag_name is not None and not _is_false(value)):
+                            continue
+                        if _is_trained(owner, scopes, play):
+                            again = None if value is None else _turned(caller, call, value)
+                            yield _Candidate(site_at(caller, call), again, inner)
+            elif _is_false(flag) and subject is not None and _is_trained(ast.parse(subject, mode="eval").body, scopes, play):
+                yield _Candidate(site_at(source, node), f"{subject}.requires_grad_(True)", inner)
+
+
+def _toggles(scope: Scope, play: AllFrozen) -> Iterator[_Candidate]:
+    """Lightning's toggles of other optimizers in a function, while one is on."""
+    for node in ast.walk(scope.function):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "toggle_optimizer" and node.args:
+            module, other = evaluate(node.func.value, scope), evaluate(node.args[0], scope)
+            held = [] if other is UNKNOWN else parameters_of(other)
+            toggled = lightning_manual.is_module(module) and bool(getattr(module, "_param_requires_grad_state", None))
+            if toggled and held and not any(_same(parameter, play.parameters) for parameter in held):
+                yield _Candidate(site_at(scope.source, node), _untoggled(node), scope.source.statement(node))
+
+
+def _untoggled(toggle: ast.Call | None) -> str | None:
+    """The call that takes a toggle back."""
+    if toggle is None or not isinstance(toggle.func, ast.Attribute):
+        return None
+    other = dotted(toggle.args[0]) if toggle.args else None
+    return f"{dotted(toggle.func.value) or 'self'}.untoggle_optimizer({other or '...'})"
+
+
+def _switches(source: Source) -> Iterator[tuple[ast.AST, str | None, ast.expr]]:
+    """`p.requires_grad = flag`, `module.requires_grad_(flag)`: the node, what it is applied to (of a loop its source's owner), the flag."""
+    for node in ast.walk(source.tree) if source.tree is not None else ():
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                if isinstance(target, ast.Attribute) and target.attr == "requires_grad":
+                    yield node, frozen.subject_of(source, target.value), node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "requires_grad_":
+            flags = [*node.args, *(keyword.value for keyword in node.keywords)]
+            if len(flags) == 1:
+                yield node, frozen.subject_of(source, node.func.value), flags[0]
+
+
+def _parameter_names(function: Function) -> list[str]:
+    arguments = function.args
+    return [item.arg for item in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+
+
+def _calls_of(source: Source, function: Function) -> Iterator[ast.Call]:
+    for node in ast.walk(source.tree) if source.tree is not None else ():
+        if isinstance(node, ast.Call) and (dotted(node.func) or "").rpartition(".")[2] == function.name:
+            yield node
+
+
+def _argument(call: ast.Call, function: Function, name: str) -> ast.expr | None:
+    """What a call gives for a parameter of the function; its default where it gives nothing."""
+    if any(isinstance(item, ast.Starred) for item in call.args) or any(keyword.arg is None for keyword in call.keywords):
+        return None
+    for keyword in call.keywords:
+        if keyword.arg == name:
+            return keyword.value
+    positional = [item.arg for item in (*function.args.posonlyargs, *function.args.args)]
+    if positional[:1] == ["self"] and isinstance(call.func, ast.Attribute):
+        del positional[0]
+    if name in positional and positional.index(name) < len(call.args):
+        return call.args[positional.index(name)]
+    defaults = dict(zip(reversed(positional), reversed(function.args.defaults), strict=False))
+    return defaults.get(name)
+
+
+def _turned(source: Source, call: ast.Call, flag: ast.expr) -> str | None:
+    """The call with the flag the other way round."""
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    if not any(item is flag for item in given):
+        return None
+    texts = ["True" if item is flag else source.flat(item) for item in call.args]
+    texts += [f"{word.arg}={'True' if word.value is flag else source.flat(word.value)}" for word in call.keywords]
+    return f"{short(source.flat(call.func), 40)}({', '.join(texts)})"
+
+
+def _is_trained(owner: ast.expr, scopes: Sequence[Scope], play: AllFrozen) -> bool:
+    """Whether this expression is a module of the optimizer's, or one around it, or its parameters, in the frames around the failure."""
+    if isinstance(owner, ast.Call) and isinstance(owner.func, ast.Attribute) and owner.func.attr == "parameters":
+        owner = owner.func.value
+    for scope in scopes:
+        value: Any = evaluate(owner, scope)
+        if value is not UNKNOWN:
+            held = list(value.parameters()) if isinstance(value, nn.Module) else parameters_of(value)
+            return any(_same(parameter, play.parameters) for parameter in held)
+    return False
+
+
+def _same(parameter: torch.Tensor, others: Sequence[torch.Tensor]) -> bool:
+    return any(parameter is other for other in others)
+
+
+def _is_false(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Constant) and node.value is False

@@ -1,0 +1,94 @@
+"""The optimizer that a failed backward was to serve, and whether everything that it holds is frozen."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from gradguard.evidence.bindings import dotted
+from gradguard.evidence.optimizers import parameters_of
+from gradguard.evidence.source import resolve
+from gradguard.evidence.syntax import FUNCTIONS
+from gradguard.rules.gradient_path import roots
+from gradguard.rules.gradient_path.follow import Follower
+from gradguard.rules.gradient_path.scopes import UNKNOWN, Scope, evaluate
+from gradguard.rules.incident import Incident
+
+_CALLERS = 4
+
+
+@dataclass(frozen=True)
+class AllFrozen:
+    """An optimizer of which no parameter requires grad, and the modules of these parameters that the root was computed by.
+
+    Attributes:
+        optimizer: what it is called.
+        detached: whether something else was cut off on the way to the root.
+    """
+
+    optimizer: str
+    parameters: list[torch.Tensor]
+    modules: list[nn.Module]
+    detached: bool
+
+
+def all_frozen(incident: Incident, detached: bool) -> AllFrozen | None:
+    """The optimizer in play, if it has nothing to train and its parameters stand on the way to the root: then no cut is to blame."""
+    found = stepped_next(incident)
+    parameters = [] if found is None else parameters_of(found[1])
+    if found is None or not parameters or any(parameter.requires_grad for parameter in parameters):
+        return None
+    held = {id(parameter) for parameter in parameters}
+    followed = roots.flow_of_root(incident)
+    modules = [
+        each
+        for each in (() if followed is None else followed[0].modules)
+        if any(id(p) in held for p in each.parameters()) and not any(p.requires_grad for p in each.parameters())
+    ]
+    inner = {id(child) for module in modules for child in module.modules() if child is not module}
+    modules = [module for module in modules if id(module) not in inner]
+    return AllFrozen(found[0], parameters, modules, detached) if modules else None
+
+
+def stepped_next(incident: Incident) -> tuple[str, Any] | None:
+    """The optimizer whose step comes next behind the failed call, with its name there: in its function, or in the one that called it."""
+    follower = Follower(incident)
+    for level in range(_CALLERS):
+        scope = follower.live(level)
+        place = None if scope is None or scope.view is None else resolve(scope.view.site)
+        if scope is None or place is None or place.call is None:
+            return None
+        for call in _methods_called(scope, place.call):
+            if call.attr in ("backward", "manual_backward"):
+                return None
+            found = _stepped(call, scope) if call.attr == "step" else None
+            if found is not None:
+                return found
+    return None
+
+
+def _methods_called(scope: Scope, behind: ast.Call) -> Iterator[ast.Attribute]:
+    """The methods that a function calls behind one of its calls, in source order."""
+    end = (behind.end_lineno or behind.lineno, behind.end_col_offset or 0)
+    found: list[ast.Attribute] = []
+    for node in ast.walk(scope.function):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and (node.lineno, node.col_offset) >= end:
+            own = next((above for above in scope.source.ancestors(node) if isinstance(above, FUNCTIONS)), None)
+            if own is scope.function or (own is None and isinstance(scope.function, ast.Module)):
+                found.append(node.func)
+    yield from sorted(found, key=lambda node: (node.lineno, node.end_col_offset or 0))
+
+
+def _stepped(method: ast.Attribute, scope: Scope) -> tuple[str, Any] | None:
+    """Of `optimizer.step()`, or of `scaler.step(optimizer)`, the optimizer."""
+    call = scope.source.parents.get(method)
+    for node in (method.value, *(call.args[:1] if isinstance(call, ast.Call) else ())):
+        value, name = evaluate(node, scope), dotted(node)
+        if value is not UNKNOWN and name is not None and parameters_of(value):
+            return name, value
+    return None

@@ -1,0 +1,81 @@
+"""Checkpointed functions that decide by a random draw: which generators are put back, and which are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.running import HEAD, run_source
+
+PROGRAM = """
+import random
+import numpy as np
+from torch.utils.checkpoint import checkpoint
+
+own = torch.Generator().manual_seed(3)
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(6))
+        self.weight = random.random()
+        self.calls = 0
+
+    def forward(self, x):
+        {before}
+        for layer in self.layers:
+            {inside}
+            if {skips}:
+                continue
+            x = layer(x)
+        return x
+
+random.seed(0), np.random.seed(0)
+stage, head = Stage(), nn.Linear(6, 1)
+opt = torch.optim.SGD([*stage.parameters(), *head.parameters()], lr=0.01)
+for it in range(8):
+    opt.zero_grad()
+    x = torch.randn(4, 6, requires_grad=True)
+    head(checkpoint(stage, x, use_reentrant=False)).pow(2).mean().backward()
+    opt.step()
+"""
+
+
+def program(skips: str, inside: str = "pass", before: str = "pass") -> str:
+    return HEAD + PROGRAM.format(skips=skips, inside=inside, before=before)
+
+
+@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize(
+    ("skips", "inside", "culprit"),
+    [
+        ("self.training and random.random() < 0.5", "pass", "random.random()"),
+        ("draw > 0.5", "draw = np.random.rand()", "np.random.rand()"),
+        ("torch.rand(1, generator=own) < 0.5", "pass", "torch.rand(1, generator=own)"),
+    ],
+)
+def test_a_draw_that_is_not_repeated(skips: str, inside: str, culprit: str, level: str, tmp_path: Path) -> None:
+    [(found, text)] = run_source(tmp_path, program(skips, inside), level)
+    assert found.code == "GG712" and found.confidence == "likely"
+    assert found.culprit is not None and found.culprit.text == culprit
+    assert f"`{culprit}` draws from a random state that is not restored" in text
+    assert "Draw before the checkpoint" in found.fixes[0].title
+
+
+def test_a_draw_that_decides_nothing_is_not_blamed(tmp_path: Path) -> None:
+    counted = program("self.calls % 2", inside="x = x * (1 + 0.01 * random.random())", before="self.calls += 1")
+    [(found, text)] = run_source(tmp_path, counted)
+    assert found.code == "GG712" and found.culprit is None
+    assert "random.random()" not in text
+
+
+def test_two_draws_are_both_shown(tmp_path: Path) -> None:
+    [(found, _)] = run_source(tmp_path, program("random.random() < 0.3", inside="x = x if np.random.rand() < 0.5 else layer(x)"))
+    assert found.code == "GG712" and found.culprit is None
+    assert [span.text for span in found.related][:2] == ["np.random.rand()", "random.random()"]
+
+
+@pytest.mark.parametrize("skips", ["torch.rand(()) < 0.5", "torch.rand(1).item() < 0.5"])
+def test_the_default_generator_is_put_back(skips: str, tmp_path: Path) -> None:
+    assert run_source(tmp_path, program(skips)) == []
