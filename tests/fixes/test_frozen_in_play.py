@@ -95,3 +95,22 @@ def test_a_detach_in_the_loss_of_the_other_network_is_still_blamed(level: str, t
 def test_a_loss_that_does_not_come_from_the_frozen_part(tmp_path: Path) -> None:
     source = gan(CALL).replace("d = F.softplus", "d = fake.detach().pow(2).mean() #")
     assert only(tmp_path, source, "standard").code == "GG302"
+
+
+def test_an_attribute_that_was_to_switch_a_part_on_is_the_cause(tmp_path: Path) -> None:
+    source = (
+        HEAD
+        + """
+body = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+for weight in body.parameters():
+    weight.requires_grad_(False)
+body[2].requires_grad = True
+opt = torch.optim.SGD(body[2].parameters(), lr=0.1)
+error = body(torch.randn(5, 3)).pow(2).mean()
+error.backward()
+opt.step()
+"""
+    )
+    [(told, _)] = run_source(tmp_path, source)
+    assert told.code == "GG303"
+    assert told.culprit is not None and told.culprit.text == "body[2].requires_grad = True"

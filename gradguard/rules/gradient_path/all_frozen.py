@@ -57,7 +57,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     lost = lost_path.lost_path(incident)
     if lost is None or lost.silent or lost.origins:
         return None
-    if lost.frozen is not None and not lightning_manual.toggled_twice(incident):
+    if lost.frozen is not None and not _mislaid(lost.frozen.modules) and not lightning_manual.toggled_twice(incident):
         return frozen_in_play.diagnosis(incident, lost, lost.frozen)
     followed = roots.flow_of_root(incident)
     modules = followed[0].modules if followed is not None else []
@@ -69,6 +69,11 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if parameters:
         return _frozen(incident, lost, modules, parameters)
     return _plain(incident, lost, followed[0].made if followed is not None else [])
+
+
+def _mislaid(modules: list[torch.nn.Module]) -> bool:
+    """Whether one of them was to be switched on by a plain attribute, which is the cause then."""
+    return any(vars(module).get("requires_grad") for root in modules for module in root.modules())
 
 
 def _part(incident: Incident, names: list[str]) -> str:
