@@ -91,6 +91,8 @@ def catch_up(session: Session, coast: Coast) -> None:
             depth.steps += 1
         elif (scheduler := event[2]()) is not None:
             ledger.scheduler_stepped(scheduler, _site(event[1]))
+        else:
+            ledger.schedules.gone(event[3])
     journal.step = session.step
     if coast.opened == len(log):
         ledger.opened()

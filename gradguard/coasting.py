@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from gradguard.callsite import USER_FILES
+from gradguard.signals import from_handler
 from gradguard.torch_internals import dispatch_modes, function_modes, sequence_number
 
 ODD = 1e9  # a loss beyond this is worth a closer look
@@ -29,7 +30,7 @@ Where = tuple[CodeType | None, int]  # a frame of the user's, if there is one: i
 BackwardEvent = tuple[Literal["backward"], list[tuple[CodeType, int]], float, int, int, bool]
 # An optimizer's step: where, the thread's next number, which optimizer, its id and its learning rate.
 StepEvent = tuple[Literal["step"], Where, int, weakref.ref[Any], int, Any]
-TurnEvent = tuple[Literal["turn"], Where, weakref.ref[Any]]  # a scheduler's step: where, which
+TurnEvent = tuple[Literal["turn"], Where, weakref.ref[Any], int]  # a scheduler's step: where, which, its id
 Event = BackwardEvent | StepEvent | TurnEvent
 
 
@@ -118,7 +119,9 @@ class Coast:
             if type(value) is not float or not -ODD < value < ODD:  # as neither NaN nor infinity is
                 return False
             self.log.append(("backward", frames, value, root.grad_fn._sequence_nr(), sequence_number(), args[2]))  # type: ignore[union-attr]
-        except Exception:  # a place that is not known, a root without a graph or a value: looked at the long way, if at all
+        except Exception as error:  # a place that is not known, a root without a graph or a value: looked at the long way, if at all
+            if from_handler(error):
+                raise
             return False
         self.calls[place] = left - 1
         self.backwards -= 1
@@ -135,9 +138,13 @@ class Coast:
             sizes = self._sizes
             if sizes is not None and now - sizes.sequence not in sizes.sizes:
                 return False  # something has changed: the next steps may be traced
-            where = _where(frame)
-            self.log.append(("step", where, now, weakref.ref(optimizer), key, optimizer.param_groups[0].get("lr")))
-        except Exception:  # an optimizer without groups
+            rate = optimizer.param_groups[0].get("lr")
+            if type(rate) is not float and type(rate) is not int:  # a tensor, which may hang on a graph
+                rate = None
+            self.log.append(("step", _where(frame), now, weakref.ref(optimizer), key, rate))
+        except Exception as error:  # an optimizer without groups
+            if from_handler(error):
+                raise
             return False
         if sizes is not None:
             sizes.sequence = now
@@ -148,7 +155,7 @@ class Coast:
         """A learning-rate scheduler was stepped by the user."""
         if self._turns <= 0 or self.inside:
             return False
-        self.log.append(("turn", _where(frame), weakref.ref(scheduler)))
+        self.log.append(("turn", _where(frame), weakref.ref(scheduler), id(scheduler)))
         self._turns -= 1
         return True
 
@@ -168,6 +175,8 @@ class Coast:
 
     def stop(self) -> None:
         """Nothing more is written down: the next event ends the stretch."""
+        self._steps -= self.steps  # so that what has been counted stays as it is
+        self._since -= self.backwards
         self.steps = self.backwards = self._turns = 0
 
     # -- questions ----------------------------------------------------------------------------------------------------
@@ -190,9 +199,9 @@ class Coast:
                 return event[0] == "backward"
         return False
 
-    def steps_of(self, optimizer: int) -> int:
-        """Steps written down of the optimizer with this id."""
-        return sum(1 for event in self.log if event[0] == "step" and event[4] == optimizer)
+    def rates_of(self, optimizer: int) -> list[Any]:
+        """The learning rate at each of the steps written down of the optimizer with this id."""
+        return [event[5] for event in self.log if event[0] == "step" and event[4] == optimizer]
 
 
 def _where(frame: FrameType | None) -> Where:

@@ -31,6 +31,7 @@ from gradguard.probes.hub import local, set_coast, set_listener
 from gradguard.probes.ops import OpProbe
 from gradguard.rules.base import SKIP
 from gradguard.run import Run
+from gradguard.signals import from_handler
 from gradguard.skipping import Withheld, give_back_gradients, withhold_gradients
 from gradguard.torch_internals import (
     call_alone,
@@ -64,6 +65,8 @@ class _Shield:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> bool:
         session = self._session()
         if session is None or not isinstance(error, Exception) or isinstance(error, (GradGuardError, GradGuardWarning)):
+            return False
+        if from_handler(error):
             return False
         session.fault(error)
         return True
@@ -268,6 +271,8 @@ class Session(Incidents):
 
     def fault(self, error: BaseException) -> None:
         """gradguard itself failed: say so once, stop tracing, let the training go on."""
+        if from_handler(error):
+            raise error
         if _DEBUG:
             logger.error("internal fault", exc_info=error)
         if not self.faulty:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import signal
 import sys
 import threading
 import warnings
@@ -423,3 +424,78 @@ def test_a_mode_of_the_users_sees_nothing_of_the_guard() -> None:
         return Count.seen
 
     assert counted(gradguard(level="watch")) == counted(nullcontext())
+
+
+def test_a_learning_rate_that_is_a_tensor_is_not_kept_alive() -> None:
+    training = Training()
+    scale = torch.ones((), requires_grad=True)
+    with gradguard(level="watch"):
+        for step in range(100):
+            training.step()
+            if step == 90:
+                assert local.coast is not None
+                rate = (scale * 1e-3).clone()
+                training.optimizer.param_groups[0]["lr"] = rate.detach()
+                ref = weakref.ref(training.optimizer.param_groups[0]["lr"])
+                training.step()
+                training.optimizer.param_groups[0]["lr"] = 1e-3
+                assert local.coast is not None
+                assert ref() is None
+
+
+def test_a_scheduler_that_dies_on_the_way_has_been_stepped() -> None:
+    training = Training()
+    with gradguard(level="watch") as guard:
+        scheduler = torch.optim.lr_scheduler.StepLR(training.optimizer, 1_000)
+        for step in range(100):
+            training.step()
+            if step <= 90:
+                scheduler.step()
+            if step == 90:
+                assert local.coast is not None
+                del scheduler
+                gc.collect()
+        current_session().catch_up()
+        (schedule,) = guard.run.ledger.schedules._known.values()
+    assert schedule.calls == 91
+
+
+def test_the_rates_of_an_optimizer_that_dies_on_the_way_are_known() -> None:
+    training = Training()
+    with gradguard(level="watch") as guard:
+        for step in range(100):
+            training.step()
+            if step == 80:
+                training.optimizer.param_groups[0]["lr"] = 1e-2
+        book = guard.run.ledger.books[id(training.optimizer)]
+        assert local.coast is not None
+        del training
+        gc.collect()
+        assert book.ref() is None
+    assert book.rates.highest == 1e-2
+
+
+@pytest.mark.parametrize("level", ["watch", "strict"])
+def test_what_a_handler_of_a_signal_raises_gets_through(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A time limit that runs out while gradguard's own code runs."""
+
+    class TooLong(Exception):
+        pass
+
+    def handler(number: int, frame: Any) -> None:
+        raise TooLong
+
+    training = Training()
+    before = signal.signal(signal.SIGALRM, handler)
+    steps = 0
+    try:
+        with pytest.raises(TooLong), gradguard(level=level):
+            for step in range(100):
+                if step == 90:  # as if the signal came right there
+                    place = "gradguard.coasting.sequence_number" if level == "watch" else "gradguard.backward_calls.user_stack"
+                    monkeypatch.setattr(place, lambda *_: handler(signal.SIGALRM, None))
+                training.step()
+                steps += 1
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert steps == 90

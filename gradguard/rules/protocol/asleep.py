@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from gradguard.callsite import CallSite
@@ -11,6 +12,7 @@ from gradguard.rules.protocol.retained import tag_due
 from gradguard.rules.protocol.survey import SURVEYS
 
 if TYPE_CHECKING:
+    from gradguard.rules.protocol.books import Book
     from gradguard.rules.protocol.ledger import Ledger
 
 _FAR = 1_000_000
@@ -70,3 +72,15 @@ def coasted(ledger: Ledger, key: int, optimizer: Any, where: Where, rate: Any) -
     if not book.steps % _RATES:
         book.step_site = None if where[0] is None else CallSite(where[0], where[1])
         book.rates.look(ledger, book, optimizer, _RATES, rate)
+
+
+def gone(book: Book, rates: Iterable[Any]) -> None:
+    """The optimizer dies with steps that went by unseen.
+
+    Args:
+        rates: its learning rate at each of them.
+    """
+    for rate in rates:
+        book.steps += 1
+        if not book.steps % _RATES:
+            book.rates.passed(rate, _RATES)

@@ -22,7 +22,7 @@ from gradguard.coasting import Coast
 from gradguard.journal import BackwardFact, current_journal
 from gradguard.rules.frameworks import lightning_manual
 from gradguard.rules.frameworks.scaling import Scaling, touched
-from gradguard.rules.protocol import still_moving, verdicts
+from gradguard.rules.protocol import asleep, still_moving, verdicts
 from gradguard.rules.protocol.books import Book, Part, Slot, unchanged
 from gradguard.rules.protocol.crossing import Crossing
 from gradguard.rules.protocol.modes import Modes
@@ -120,7 +120,7 @@ class Ledger:
         """An optimizer is being destroyed: the last moment at which its parameters can be looked at."""
         try:
             if self.coast is not None:
-                book.steps += self.coast.steps_of(book.key)
+                asleep.gone(book, self.coast.rates_of(book.key))
                 self.coast.stop()
             if book.steps or book.filled or book.fit is not None:
                 with quiet():  # it may die anywhere, such as under a mode of the user's

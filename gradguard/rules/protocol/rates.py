@@ -40,7 +40,7 @@ class Rates:
         Args:
             then: the learning rate at that step, where others have been taken since.
         """
-        rate = optimizer.param_groups[0].get("lr") if then is None else then
+        rate = rate_of(optimizer) if then is None else then
         if type(rate) is float or type(rate) is int:  # a tensor's value would have to be fetched from its device
             if rate > self.highest:
                 self.highest = rate
@@ -66,6 +66,12 @@ class Rates:
             self._take(book)
         elif self.sample and book.steps >= 1 + _COMPARE_AFTER:
             self._compare(ledger, book)
+
+    def passed(self, rate: Any, weight: int) -> None:
+        """The rate at a step, which stands for `weight` of them, of an optimizer that is about to be gone: there is nothing to judge."""
+        if type(rate) is float or type(rate) is int:
+            self.highest = max(self.highest, rate)
+            self.zero = 0 if rate else self.zero + weight
 
     def finish(self, ledger: Ledger, book: Book) -> None:
         """At the end of training."""
@@ -111,6 +117,12 @@ class Rates:
         self.sample.clear()
         if with_gradient >= 32 and 2 * still >= with_gradient and self.zero == 0 and self.highest > 0:
             ledger.found.append(Suspicion("GG611", book, {"kind": "rounding", "still": still, "of": with_gradient}))
+
+
+def rate_of(optimizer: Any) -> Any:
+    """The learning rate of an optimizer's first group, None where it has neither."""
+    groups = optimizer.param_groups
+    return groups[0].get("lr") if groups else None
 
 
 def _all_zero(optimizer: Any) -> bool:
@@ -200,6 +212,12 @@ class Schedules:
         optimizer = book.ref()
         found = [each for each in self._known.values() if each.key == book.key and each.optimizer is not None]
         return next((each for each in reversed(found) if each.optimizer is not None and each.optimizer() is optimizer), None)
+
+    def gone(self, key: int) -> None:
+        """A scheduler of which nothing is left but its id had been stepped while it lived."""
+        known = self._known.get(key)
+        if known is not None and known.ref() is None:
+            known.calls += 1
 
     def stepped(self, scheduler: Any, site: CallSite | None) -> None:
         """`scheduler.step()` was called by the user."""
