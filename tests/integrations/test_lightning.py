@@ -18,6 +18,13 @@ from torch import nn
 
 from gradguard.errors import GradGuardError, GradGuardWarning
 from tests.integrations.lit import PACKAGES, lightning, loader, regressor, trainer, weights
+from tests.running import forget_compiled
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled() -> None:
+    forget_compiled()
+
 
 pytestmark = pytest.mark.filterwarnings("ignore:(?s)(?!.*GG).*")
 
