@@ -59,9 +59,8 @@ ACCUMULATE_SEQ = 2**63  # AccumulateGrad nodes carry the maximum number, far abo
 jit_tracing: Callable[[], bool] = _lookup("_C._is_tracing", lambda: False)
 
 
-# Whether Dynamo is tracing: probes then must do nothing at all. Torch's own function, which Dynamo knows, and the one that calls no other:
-# it is asked some twenty times a step.
-is_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
+# Whether Dynamo is tracing, or a backend traces for it: probes then must do nothing at all. Torch's own function, which Dynamo knows.
+is_compiling: Callable[[], bool] = torch.compiler.is_compiling
 
 
 def dynamo_in_use() -> bool:

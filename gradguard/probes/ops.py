@@ -61,7 +61,7 @@ from gradguard.torch_internals import (
     storage_key,
 )
 
-_is_compiling = torch.compiler.is_dynamo_compiling
+_is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
 
 _Tensor = torch.Tensor

@@ -309,7 +309,7 @@ def test_a_toggle_that_is_never_taken_back(tmp_path: Path) -> None:
     [found] = guard.diagnoses
     assert found.culprit is not None and "toggle_optimizer(first)" in (found.culprit.text or "")
     assert "untoggle_optimizer(first)" in found.fixes[0].title
-    assert found.headline.startswith("`second.step()`")
+    assert ".step()` does nothing" in found.headline
 
 
 def test_a_toggle_while_another_is_toggled(tmp_path: Path) -> None:
