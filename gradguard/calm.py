@@ -73,14 +73,18 @@ def catch_up(session: Session, coast: Coast) -> None:
     ledger.coast = None
     told = tuple(each.told for each in run.calm.ahead)
     journal.later(Stretch(log, journal.backward_count, [journal.tick() for _ in log], session.step))
+    losses: dict[Place, list[float]] = {}
+    newest: dict[Place, int] = {}  # of the calls at a place
+    calls = journal.backward_count
     for number, event in enumerate(log):
         if number == coast.opened:
             ledger.opened()
         if event[0] == "backward":
-            journal.backward_count += 1
+            calls += 1
             code, lasti = event[1][0]
-            for tell in told:
-                tell(run.memory, (id(code), lasti), journal.backward_count, event[2])
+            place = (id(code), lasti)
+            losses.setdefault(place, []).append(event[2])
+            newest[place] = calls
             if not (coast.inside and number == len(log) - 1):
                 session._backwards += 1
                 ledger.backwards += 1
@@ -93,6 +97,10 @@ def catch_up(session: Session, coast: Coast) -> None:
             ledger.scheduler_stepped(scheduler, _site(event[1]))
         else:
             ledger.schedules.gone(event[3])
+    journal.backward_count = calls
+    for place in sorted(newest, key=newest.__getitem__):  # the newest call's last: it is the one that rules may be asked about
+        for tell in told:
+            tell(run.memory, place, newest[place], losses[place])
     journal.step = session.step
     if coast.opened == len(log):
         ledger.opened()

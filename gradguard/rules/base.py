@@ -33,11 +33,11 @@ class Ahead(NamedTuple):
 
     Attributes:
         calls: gets the guard's memory; how many of them at each place, from here on.
-        told: gets the guard's memory, the place, the call's number and the loss, afterwards.
+        told: gets the guard's memory, afterwards: a place, the number of the last call there, and the losses of all, newest last.
     """
 
     calls: Callable[[dict[str, Any]], dict[Place, int]]
-    told: Callable[[dict[str, Any], Place, int, float], None]
+    told: Callable[[dict[str, Any], Place, int, list[float]], None]
 
 
 @dataclass(frozen=True)

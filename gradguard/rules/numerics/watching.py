@@ -113,11 +113,11 @@ class Numbers:
             if plan.walks >= _WALKS and not plan.paths and not plan.zeros
         }
 
-    def went_by(self, place: Place, index: int, value: float) -> None:
-        """A backward call of which only the loss was looked at, and found finite and of no odd size."""
+    def went_by(self, place: Place, index: int, values: list[float]) -> None:
+        """Backward calls at one place of which only the loss was looked at, and found finite and of no odd size; the last one's number."""
         plan = self.plans[place]
-        plan.losses.append(value)
-        plan.calls += 1
+        plan.losses.extend(values)
+        plan.calls += len(values)
         self.plan = plan
         self.call = index
         self.loss_bad = self.grads_bad = self._was_traced = False
@@ -413,8 +413,8 @@ def _ahead(memory: dict[str, Any]) -> dict[Place, int]:
     return (None if found is None else found.ahead()) or {}
 
 
-def _went_by(memory: dict[str, Any], place: Place, index: int, value: float) -> None:
-    numbers(memory).went_by(place, index, value)
+def _went_by(memory: dict[str, Any], place: Place, index: int, values: list[float]) -> None:
+    numbers(memory).went_by(place, index, values)
 
 
 AHEAD = Ahead(_ahead, _went_by)
