@@ -31,6 +31,7 @@ from gradguard.evidence.recompute import node_kind
 from gradguard.rules.base import Ahead, Moment
 from gradguard.rules.numerics.deferred import Deferred
 from gradguard.rules.numerics.risks import RISKS, Held, hold
+from gradguard.rules.numerics.sentinels import beside, ends
 
 _WALKS = 2  # of a backward call's graph, before its paths are trusted
 _MOST_SITES = 16
@@ -43,9 +44,7 @@ _FULL_SHARE_TRACED = 200
 # Where the graph has no op whose derivative can be infinite, gradients overflow only slowly: after the first backward calls of a
 # line they are looked at in every 16th, and in every 64th of a long run.
 _EVERY_STEP, _STRIDE, _LONG, _LONG_STRIDE = 64, 16, 1_024, 64
-_MOST_SENTINELS = 6
 _vector_norm = torch.linalg.vector_norm
-_SMALL = 65_536  # elements of a gradient that is looked at every step
 _NOTHING, _SHRUNK = 1e-9, 1e-6  # a gradient norm below both, absolutely and against the largest so far, is as good as zero
 DEAD_STEPS = 30  # gradients of exactly zero in so many backward calls in a row
 
@@ -228,10 +227,10 @@ class Numbers:
                     hops += len(path)
                     plan.paths.append((tuple(reversed(path)), type(node), kind))
         plan.leaves = [weakref.ref(leaf) for leaf in leaves]
-        far, near = _ends(leaves, depths)
+        far, near = ends(leaves, depths)
         plan.sentinel = None if far is None else weakref.ref(far)
         plan.near = None if near is None else weakref.ref(near)
-        plan.others = [weakref.ref(leaf) for leaf in _beside(order, risky)]
+        plan.others = [weakref.ref(leaf) for leaf in beside(order, risky)]
         if traced and len(order) <= _MOST_NODES:
             self.footprints.add(order)
 
@@ -335,68 +334,6 @@ class Numbers:
 def _due(calls: int) -> bool:
     """Whether gradients are looked at in the backward call of this number."""
     return calls < _EVERY_STEP or not calls % (_STRIDE if calls < _LONG else _LONG_STRIDE)
-
-
-def _ends(leaves: list[torch.Tensor], depths: list[int]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The small leaf at the graph's far end and the one next to the root; `leaves` come in order of depth."""
-    if not leaves:
-        return None, None
-    for margin in (1, 4, 16):  # a huge embedding stands at the far end of many models: then what comes right after it
-        end = [leaf for leaf, depth in zip(leaves, depths, strict=True) if depth >= depths[-1] - margin]
-        far = min(end, key=lambda leaf: leaf.numel())
-        if far.numel() <= _SMALL:
-            break
-    return far, leaves[0]
-
-
-def _beside(nodes: list[Any], risky: list[Any]) -> list[torch.Tensor]:
-    """Small leaves for some risky nodes: one below it, one from the other operand of the first product above it.
-
-    A NaN in a result spoils the gradient of what it is multiplied with, and may reach nothing else: the scores of a fully masked
-    attention row spoil the values' projection and, with the mask in between, neither queries nor keys.
-    """
-    if not risky:
-        return []
-    users: dict[Any, list[Any]] = {}
-    for node in nodes:
-        for source, _ in node.next_functions:
-            if source is not None:
-                users.setdefault(source, []).append(node)
-    chosen: dict[int, torch.Tensor] = {}
-    for node in (*risky[:2], *risky[-2:]):
-        for most in (1, 12):
-            below = _nearest_leaf(node, most)
-            if below is not None and below.numel() <= _SMALL:
-                chosen[id(below)] = below
-        for _ in range(8):
-            above = users.get(node, [])
-            if not above:
-                break
-            siblings = [source for source, _ in above[0].next_functions if source is not None and source is not node]
-            leaf = _nearest_leaf(siblings[0]) if siblings else None
-            if leaf is not None:
-                chosen[id(leaf)] = leaf
-                break
-            node = above[0]
-    return list(chosen.values())[:_MOST_SENTINELS]
-
-
-def _nearest_leaf(node: Any, most: int = 2) -> torch.Tensor | None:
-    """The smallest of the first few leaves below a node."""
-    order, seen, found = [node], {node}, list[torch.Tensor]()
-    for item in order:
-        leaf = getattr(item, "variable", None)
-        if leaf is not None:
-            found.append(leaf)
-            if len(found) == most:
-                break
-        if len(order) > 64:
-            break
-        for source, _ in item.next_functions:
-            if source is not None and source not in seen:
-                seen.add(source)
-                order.append(source)
-    return min(found, key=lambda leaf: leaf.numel()) if found else None
 
 
 def odd(memory: dict[str, Any], moment: Moment, facts: dict[str, Any], traced: bool) -> bool:
