@@ -1,6 +1,7 @@
 """A fit on two ranks (strategy ddp, CPU), run as a script by `test_lightning_ddp.py`: Lightning starts it again for rank 1.
 
-Arguments: a folder, a level or "bare", and "sound", "inplace" or "unused" (a branch that gets no gradient).
+Arguments: a folder, a level or "bare", and "sound", "inplace", "unused" (a branch that gets no gradient), or
+"manual" and "bypassed" (manual optimization, with `manual_backward` and without).
 """
 
 from __future__ import annotations
@@ -38,6 +39,26 @@ class Regressor(pl.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=1e-2)
 
 
+class ByHand(Regressor):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.encoder(x))  # type: ignore[no-any-return]
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        opt: Any = self.optimizers()
+        opt.zero_grad()
+        loss = nn.functional.mse_loss(self(x), y)
+        if KIND == "manual":
+            self.manual_backward(loss)
+        else:
+            loss.backward()
+        opt.step()
+
+
 def main() -> None:
     callbacks: list[Any] = []
     if LEVEL != "bare":
@@ -46,7 +67,7 @@ def main() -> None:
         callbacks.append(GradGuardCallback(level=LEVEL))
     pl.seed_everything(0, verbose=False)
     x = torch.randn(64, 4)
-    model = Regressor()
+    model = ByHand() if KIND in ("manual", "bypassed") else Regressor()
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=2,

@@ -559,3 +559,32 @@ def test_a_compiled_module(tmp_path: Path) -> None:
         ends.append(weights(model))
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
     assert callbacks[0].diagnoses == []
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_a_scaler_needs_manual_backward(by_hand: bool, tmp_path: Path) -> None:
+    pl = lightning()
+    from pytorch_lightning.plugins.precision import MixedPrecision
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        loss = nn.functional.mse_loss(self(x), y)
+        self.optimizers().zero_grad()
+        if by_hand:
+            loss.backward()
+        else:
+            self.manual_backward(loss)
+        self.optimizers().step()
+
+    guard = callback()
+    plugin = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu"))
+    fit = trainer(pl, tmp_path, guard, plugins=[plugin])
+    module = regressor(pl, training_step, automatic_optimization=False)
+    if not by_hand:
+        fit.fit(module, loader())
+        assert guard.diagnoses == []
+        return
+    with pytest.raises(AssertionError, match="GG743"):
+        fit.fit(module, loader())
+    (found,) = guard.diagnoses
+    assert found.culprit is not None and found.culprit.text.strip() == "loss.backward()"

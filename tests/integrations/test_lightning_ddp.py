@@ -53,3 +53,18 @@ def test_a_branch_without_gradient_is_named(tmp_path: Path) -> None:
     first = fit(tmp_path / "unused", "standard", "unused")[0]
     assert [diagnosis["code"] for diagnosis in first["said"]][:1] == ["GG701"], first
     assert "spare.weight" in first["said"][0]["headline"] + json.dumps(first["said"][0]["tensors"])
+
+
+def test_a_backward_past_manual_backward_is_named(tmp_path: Path) -> None:
+    ranks = fit(tmp_path / "bypassed", "standard", "bypassed")
+    said = [diagnosis for rank in ranks for diagnosis in rank["said"]]
+    assert {diagnosis["code"] for diagnosis in said} == {"GG743"}  # each rank keeps what it found; one of them speaks
+    assert said[0]["culprit"]["text"].strip() == "loss.backward()"
+    assert "self.manual_backward(loss)" in said[0]["fixes"][0]["patch"]
+    assert ranks[0]["parameters"] != ranks[1]["parameters"]
+
+
+def test_manual_backward_is_silent(tmp_path: Path) -> None:
+    first, second = fit(tmp_path / "manual", "standard", "manual")
+    assert first["parameters"] == second["parameters"]
+    assert first["said"] == second["said"] == []

@@ -293,6 +293,8 @@ def raw_calls(incident: Incident, ddp: Any) -> list[tuple[str, ast.Call]]:
                 callee = callee.value
             elif isinstance(callee, ast.Attribute) and not hasattr(nn.Module, callee.attr) and last_part(callee.value) == "module":
                 callee = callee.value  # a method of the module's own: `ddp.module.encode(x)`
+            if isinstance(callee, ast.Name) and callee.id == "self":
+                continue  # within a method of the module's, which may well have been called through DDP
             if evaluated(incident, file, callee) is ddp.module or last_part(callee) == "module":
                 found.append((file, node))
     return found
