@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,6 +25,12 @@ class GradGuardError(RuntimeError):
     def __init__(self, message: str, diagnosis: Diagnosis) -> None:
         super().__init__(message)
         self.diagnosis = diagnosis
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows in place of a traceback through torch: the user's frames, then the diagnosis."""
+        # by name: what draws stands above this floor, and a run that never fails does not load it
+        rendered: list[str] = import_module("gradguard.tracebacks").for_cell(self)
+        return rendered
 
     def __reduce__(self) -> tuple[object, ...]:
         # The mixed types below exist only in this process; a worker's error is unpickled as a plain GradGuardError.

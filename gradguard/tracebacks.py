@@ -12,7 +12,8 @@ import torch.overrides
 
 from gradguard.callsite import USER_FILES, is_torch_or_own
 from gradguard.errors import GradGuardError
-from gradguard.reporters.terminal import print_diagnosis
+from gradguard.reporters.cells import cell_name
+from gradguard.reporters.terminal import print_diagnosis, render
 from gradguard.torch_internals import call_alone
 
 _TORCH_DIR = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
@@ -40,6 +41,22 @@ def show_user_frames_only(color: bool | None = None) -> None:
             hook(kind, error, error.__traceback__)
 
     sys.excepthook = show
+
+
+def for_cell(error: GradGuardError) -> list[str]:
+    """The lines of what is shown below a cell of IPython or a notebook; the error itself is left as it is."""
+    entries = list(_entries(_end_at_user(_without_own_frames(error.__traceback__)) or _end_at_user(_cause_trace(error))))
+    while entries and not USER_FILES[entries[0].tb_frame.f_code.co_filename]:
+        del entries[0]  # IPython's own, which ran the cell
+    frames = traceback.extract_tb(_linked(entries))
+    for frame in frames:
+        frame.filename = cell_name(frame.filename) or frame.filename
+    try:
+        text = render(error.diagnosis, color=not os.environ.get("NO_COLOR"), unicode=True)
+    except Exception:  # drawing it failed: its text, made when it was raised, is still there
+        text = str(error)
+    head = ["Traceback (most recent call last):", *"".join(traceback.format_list(frames)).splitlines(), ""] if frames else []
+    return [*head, *text.splitlines(), *getattr(error, "__notes__", ())]
 
 
 def _hide_own_frames(error: BaseException) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch.overrides
 
+from gradguard.errors import GradGuardWarning
 from gradguard.probes.hub import idle_listener
 from gradguard.torch_internals import call_alone
 
@@ -37,8 +38,9 @@ def install() -> None:
 
     def show(message: Any) -> None:
         innermost = sys._getframe(1)
-        # what was issued again below comes by here a second time
-        place = None if innermost.f_code is show.__code__ else _meant(innermost, message)
+        # what was issued again below comes by here a second time; gradguard's own stand where they belong
+        settled = innermost.f_code is show.__code__ or isinstance(message.message, GradGuardWarning)
+        place = None if settled else _meant(innermost, message)
         if place is None:
             original(message)
             return

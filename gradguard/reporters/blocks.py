@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from gradguard.diagnosis import Diagnosis, Role, SourceSpan
 
+from .cells import cell_name
 from .layout import clean, one_line, visible
 
 WHOLE = 4  # a span of so many lines is shown whole, a longer one by its first two lines and its last
@@ -81,7 +82,10 @@ class Block:
 
 
 def shown_path(file: str) -> str:
-    """The path relative to the working directory when below it, as it is otherwise (`<stdin>` too)."""
+    """The path relative to the working directory when below it, as it is otherwise (`<stdin>` too); a notebook's cell by its number."""
+    cell = cell_name(file)
+    if cell is not None:
+        return cell
     if file.startswith("<"):
         return clean(file)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 import warnings
@@ -13,6 +14,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from gradguard import gradguard
+from gradguard.errors import GradGuardWarning
 from tests.transparency.helpers import assert_transparent, guarding
 
 
@@ -225,3 +228,26 @@ def test_command_line_filters(flag: str, tmp_path: Path) -> None:
         shown = [line for line in run.stderr.splitlines() if "train.py" in line or "UserWarning" in line]
         said.append((run.stdout, [line for line in shown if not line.startswith('  File "<frozen')]))
     assert said[0] == said[1]
+
+
+def test_the_guards_own_warning_names_the_culprit_however_deep_the_stack() -> None:
+    net = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+    def train(depth: int) -> None:
+        if depth:
+            return train(depth - 1)
+        for _ in range(5):
+            net(torch.ones(4, 3)).pow(2).mean().backward()
+            optimizer.step()  # the culprit
+        return None
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with gradguard(level="standard"):
+            train(40)
+    said = [each for each in caught if isinstance(each.message, GradGuardWarning)]
+    lines, first = inspect.getsourcelines(train)
+    assert [(each.filename, each.lineno) for each in said] == [
+        (__file__, first + next(i for i, line in enumerate(lines) if "culprit" in line))
+    ]
