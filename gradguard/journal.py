@@ -73,6 +73,16 @@ class WriteFact(NamedTuple):
     module: weakref.ref[Any] | None  # the nn.Module of torch's own that did it, such as nn.ReLU(inplace=True)
     grad_enabled: bool
     caller: CallSite | None  # the user frame one further out, when the write stands in a helper of the user's
+    region: Region | None = None  # of a write through `.data`: the elements written, where they are known
+
+
+class Region(NamedTuple):
+    """Elements of a memory, as a strided tensor over it: counted in elements of one dtype."""
+
+    offset: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
 
 
 class BackwardFact(NamedTuple):

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from gradguard.torch_internals import quiet
+from gradguard.journal import Region
+from gradguard.torch_internals import quiet, storage_key
 
 _Tensor = torch.Tensor
 _Parameter = torch.nn.Parameter
@@ -103,3 +104,14 @@ def call_name(func: Any) -> str:
     if name == "__get__":
         return getattr(getattr(func, "__self__", None), "__name__", name)
     return str(name)
+
+
+def region_written(func: Any, args: tuple[Any, ...], tensor: torch.Tensor) -> Region | None:
+    """The elements that a call has written of one of its arguments; None where that is not known."""
+    if func is torch.Tensor.__setitem__:
+        with quiet(), torch.no_grad():
+            part = args[0][args[1]]
+        if storage_key(part) != storage_key(tensor):
+            return None  # picked by numbers or a mask: a copy, which does not tell where its elements came from
+        tensor = part
+    return Region(int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride(), tensor.dtype)

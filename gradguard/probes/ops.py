@@ -35,7 +35,7 @@ from torch.overrides import TorchFunctionMode
 
 from gradguard.callsite import USER_FILES, CallSite, user_frame
 from gradguard.journal import Journal, ModeFact, WriteFact
-from gradguard.probes.arguments import any_requires_grad, call_name, versions_of
+from gradguard.probes.arguments import any_requires_grad, call_name, region_written, versions_of
 from gradguard.probes.contents import Contents
 from gradguard.probes.lost_paths import LostPaths
 from gradguard.probes.op_kinds import (
@@ -158,7 +158,7 @@ class OpProbe(TorchFunctionMode):
                             if isinstance(item, _Tensor) and not item.requires_grad:
                                 self.lost.operand(kind, before, after, item)
                 if watched is not None:
-                    self._writes(func, watched)
+                    self._writes(func, args, watched)
                 if self.prints.whose == "all":
                     self.prints.note_saved(args, result, before, after)
                 if type(result) is not _Tensor and isinstance(result, tuple):
@@ -182,7 +182,7 @@ class OpProbe(TorchFunctionMode):
         self, kind: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, watched: list[tuple[Any, int]] | None
     ) -> None:
         if watched is not None:
-            self._writes(func, watched)
+            self._writes(func, args, watched)
         if kind & MODE:
             self._mode_switch(args)
         elif kind & TOGGLE:
@@ -242,7 +242,7 @@ class OpProbe(TorchFunctionMode):
 
     # -- writes and contents ------------------------------------------------------------------------------------------
 
-    def _writes(self, func: Any, watched: list[tuple[Any, int]]) -> None:
+    def _writes(self, func: Any, args: tuple[Any, ...], watched: list[tuple[Any, int]]) -> None:
         for tensor, version in watched:
             now = tensor._version
             if now == version:
@@ -273,6 +273,7 @@ class OpProbe(TorchFunctionMode):
                     module,
                     _grad_enabled(),
                     None if outer is None else CallSite(outer.f_code, outer.f_lasti),
+                    region_written(func, args, tensor) if unseen else None,
                 )
             )
 

@@ -307,7 +307,10 @@ def argument_for(call: ast.Call, function: ast.AST | None, name: str) -> ast.exp
     if name not in names or any(isinstance(argument, ast.Starred) for argument in call.args):
         return None
     position = names.index(name)
-    if names and names[0] in ("self", "cls") and not (isinstance(call.func, ast.Attribute) and call.func.attr == "apply"):
+    if isinstance(call.func, ast.Attribute) and call.func.attr == "apply":
+        # a Function's forward gets its context first, unless it has a `setup_context`
+        position -= len(names) == len(call.args) + 1 or names[0] == "ctx"
+    elif names[0] in ("self", "cls"):
         position -= 1
     return call.args[position] if 0 <= position < len(call.args) else None
 

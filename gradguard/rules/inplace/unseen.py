@@ -15,6 +15,7 @@ from gradguard.evidence.graph import Mismatch, nodes_from
 from gradguard.fingerprints import fingerprint
 from gradguard.journal import Prints, WriteFact, current_journal
 from gradguard.rules.incident import Incident
+from gradguard.rules.inplace.regions import meet, region_of
 from gradguard.rules.inplace.story import Story, from_fact
 from gradguard.torch_internals import node_sequence, saved_data, saved_slots, storage_key, version_of
 
@@ -81,7 +82,7 @@ def _find(incident: Incident) -> list[Unseen]:
             storage = None if tensor is None else storage_key(tensor)
             if tensor is None or storage is None or (storage not in writes and storage not in marks) or _is_unread(node, name):
                 continue
-            later = [fact for fact in writes.get(storage, ()) if fact.seq > seq]
+            later = [fact for fact in writes.get(storage, ()) if fact.seq > seq and _reaches(fact, tensor)]
             if later:
                 found.append(Unseen(node, name, tensor, later, None))
                 continue
@@ -90,6 +91,11 @@ def _find(incident: Incident) -> list[Unseen]:
             if mark is not None:
                 found.append(Unseen(node, name, tensor, [], mark))
     return sorted(found, key=lambda item: -node_sequence(item.node))  # in the order backward meets them
+
+
+def _reaches(fact: WriteFact, saved: torch.Tensor) -> bool:
+    """Whether a write was into elements of the saved tensor, and not into others of the same memory."""
+    return fact.region is None or meet(fact.region, region_of(saved)) is True
 
 
 def _is_unread(node: Any, slot: str) -> bool:
