@@ -5,6 +5,7 @@ Each replacement hands the call through unchanged in threads without a session a
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from collections.abc import Callable
@@ -23,6 +24,7 @@ _lock = threading.Lock()
 _installed = False
 _replaced: list[tuple[Any, str, Any, Any]] = []  # owner, attribute, original, replacement
 _hooks: list[Any] = []
+_LOGGER = logging.getLogger("gradguard")
 
 
 def install(*more: Callable[[Callable[..., None]], None]) -> None:
@@ -79,9 +81,19 @@ def _replace(owner: Any, name: str, make: Callable[[Any], Any], as_classmethod: 
     original = vars(owner).get(name)
     if original is None:  # this torch keeps it elsewhere: do without
         return
-    replacement = classmethod(make(original.__func__)) if as_classmethod else make(original)
-    setattr(owner, name, replacement)
+    try:
+        replacement = classmethod(make(_unbound(original))) if as_classmethod else make(original)
+        setattr(owner, name, replacement)
+    except Exception as fault:  # a torch that is built otherwise: what hangs on this one is not seen, and the rest is
+        _LOGGER.error("gradguard cannot watch %s in this PyTorch; what else it watches goes on (%s)", name, fault)
+        return
     _replaced.append((owner, name, original, replacement))
+
+
+def _unbound(method: Any) -> Callable[..., Any]:
+    """A class method as a function that is given the class; in torch 2.14 and later `Function.apply` is one of C's."""
+    plain: Callable[..., Any] | None = getattr(method, "__func__", None)
+    return plain if plain is not None else lambda cls, *args, **kwargs: method.__get__(None, cls)(*args, **kwargs)
 
 
 def _backward(kind: str) -> Callable[[Any], Any]:

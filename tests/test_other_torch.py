@@ -1,0 +1,70 @@
+"""A torch that is built otherwise than the one at hand: what can be watched there is watched, and the rest is said once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gradguard import GradGuardError, gradguard
+from gradguard.probes import patches
+
+
+@pytest.fixture
+def anew() -> Iterator[None]:
+    patches.uninstall()
+    yield
+    patches.uninstall()
+
+
+def a_failing_step() -> None:
+    hidden = nn.Linear(3, 2)(torch.ones(2, 3)).sigmoid()
+    hidden += 1
+    hidden.sum().backward()
+
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * 2
+
+
+def test_what_cannot_be_replaced_is_done_without(anew: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def unfit(original: Any) -> Any:
+        raise AttributeError("no __func__")
+
+    monkeypatch.setattr(patches, "_apply", unfit)
+    with caplog.at_level(logging.ERROR, "gradguard"):
+        for _ in range(2):
+            with pytest.raises(GradGuardError, match="GG101"), gradguard():
+                a_failing_step()
+    assert ["cannot watch apply" in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_a_class_method_of_c(anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `Function.apply` is one in torch 2.14: a descriptor without the plain function in it."""
+
+    class InC:
+        def __init__(self, method: Any) -> None:
+            self.method = method
+
+        def __get__(self, instance: Any, owner: Any) -> Any:
+            return self.method.__get__(instance, owner)
+
+    original = vars(torch.autograd.Function)["apply"]
+    monkeypatch.setattr(torch.autograd.Function, "apply", InC(original))
+    x = torch.ones(2, requires_grad=True)
+    with gradguard(level="strict") as guard:
+        Double.apply(x).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [2.0, 2.0] and guard.diagnoses == []
+    assert type(vars(torch.autograd.Function)["apply"]) is classmethod
+    patches.uninstall()
+    assert type(vars(torch.autograd.Function)["apply"]) is InC
