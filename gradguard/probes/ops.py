@@ -34,6 +34,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from gradguard.callsite import USER_FILES, CallSite, user_frame
+from gradguard.fingerprints import fingerprint
 from gradguard.journal import Journal, ModeFact, WriteFact
 from gradguard.probes.arguments import any_requires_grad, call_name, region_written, versions_of
 from gradguard.probes.contents import Contents
@@ -115,9 +116,11 @@ class OpProbe(TorchFunctionMode):
         if kind & FLAG:
             kind = kind & ~FLAG | WRITE if asked_in_place(args, kwargs) else kind & ~FLAG
         before = sequence_number()
-        watched = None
+        watched: list[tuple[Any, Any]] | None = None
         if kind & WRITE or (kwargs and "out" in kwargs):
             watched = versions_of(args, kwargs)
+            if watched and self.journal.data_aliases:
+                watched = self._with_marks(watched)
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
         except Exception as error:
@@ -179,7 +182,7 @@ class OpProbe(TorchFunctionMode):
     # -- calls that made no node --------------------------------------------------------------------------------------
 
     def _gradless(
-        self, kind: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, watched: list[tuple[Any, int]] | None
+        self, kind: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, watched: list[tuple[Any, Any]] | None
     ) -> None:
         if watched is not None:
             self._writes(func, args, watched)
@@ -242,14 +245,26 @@ class OpProbe(TorchFunctionMode):
 
     # -- writes and contents ------------------------------------------------------------------------------------------
 
-    def _writes(self, func: Any, args: tuple[Any, ...], watched: list[tuple[Any, int]]) -> None:
+    def _with_marks(self, watched: list[tuple[Any, int]]) -> list[tuple[Any, Any]]:
+        """With the contents of what shares its memory through `.data`: a write that changes nothing there spoils nothing."""
+        with quiet():
+            return [(tensor, (version, fingerprint(tensor)) if self._is_data_alias(tensor) else version) for tensor, version in watched]
+
+    def _writes(self, func: Any, args: tuple[Any, ...], watched: list[tuple[Any, Any]]) -> None:
         for tensor, version in watched:
+            mark = None
+            if type(version) is tuple:
+                version, mark = version
             now = tensor._version
             if now == version:
                 continue
             storage = storage_key(tensor)
             if storage is None:
                 continue
+            if mark is not None:
+                with quiet():
+                    if fingerprint(tensor) == mark:
+                        continue
             frame: FrameType | None = sys._getframe(2)
             module: weakref.ref[Any] | None = None
             while frame is not None and not USER_FILES[frame.f_code.co_filename]:

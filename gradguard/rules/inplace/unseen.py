@@ -13,7 +13,7 @@ import torch
 
 from gradguard.evidence.graph import Mismatch, nodes_from
 from gradguard.fingerprints import fingerprint
-from gradguard.journal import Prints, WriteFact, current_journal
+from gradguard.journal import Journal, Prints, WriteFact, current_journal
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace.regions import meet, region_of
 from gradguard.rules.inplace.story import Story, from_fact
@@ -77,20 +77,29 @@ def _find(incident: Incident) -> list[Unseen]:
     for node, seq in nodes:
         if seq >= newest:
             continue
+        saved_at = _saved_at(node, journal)
         for name, slot in saved_slots(node):
             tensor = saved_data(slot)
             storage = None if tensor is None else storage_key(tensor)
             if tensor is None or storage is None or (storage not in writes and storage not in marks) or _is_unread(node, name):
                 continue
-            later = [fact for fact in writes.get(storage, ()) if fact.seq > seq and _reaches(fact, tensor)]
+            later = [fact for fact in writes.get(storage, ()) if fact.seq > seq and fact.clock > saved_at and _reaches(fact, tensor)]
             if later:
                 found.append(Unseen(node, name, tensor, later, None))
                 continue
-            concerning = (item for item in reversed(marks.get(storage, ())) if _concerns(item, seq))
+            concerning = (item for item in reversed(marks.get(storage, ())) if item.clock > saved_at and _concerns(item, seq))
             mark = next((item for item in concerning if _differs(item, tensor, verdicts)), None)
             if mark is not None:
                 found.append(Unseen(node, name, tensor, [], mark))
     return sorted(found, key=lambda item: -node_sequence(item.node))  # in the order backward meets them
+
+
+def _saved_at(node: Any, journal: Journal) -> int:
+    """When a Function of the user's saved its tensors: once its forward had returned, long after its node got its number."""
+    if not hasattr(node, "_forward_cls"):
+        return 0
+    call = journal.op_at(node_sequence(node))
+    return 0 if call is None else call.clock
 
 
 def _reaches(fact: WriteFact, saved: torch.Tensor) -> bool:
