@@ -36,6 +36,7 @@ from torch import nn
 
 from gradguard.callsite import is_torch_or_own
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
+from gradguard.evidence.bindings import targets_of
 from gradguard.evidence.graph import op_name
 from gradguard.evidence.source import ResolvedSite, dotted, resolve
 from gradguard.fixes.edits import replaced
@@ -47,6 +48,8 @@ from gradguard.rules.contract.search import called_name
 from gradguard.rules.incident import Incident
 
 _GROWING = {"append", "add", "insert", "extend", "appendleft", "update", "setdefault"}
+
+_AVOID = "A custom `__deepcopy__` that skips the attribute: the graph of the last step would still be kept alive."
 
 
 class _Found:
@@ -79,11 +82,15 @@ def recognise(incident: Incident) -> Diagnosis | None:
         culprit = spot.span(label, "culprit")
         patch = _patch(spot)
     related: list[SourceSpan] = []
+    copying = place if place is not None and place.call is not None and found.attribute and norm is None and _is_data(copied) else None
+    if copying is not None:  # a record of what is being computed: the copy is at fault, and detaching where it is filled would cut it off
+        related = [] if culprit is None else [culprit.model_copy(update={"role": "made"})]
+        culprit, patch = copying.span(f"deepcopy meets `{found.path}` here, with its graph", "culprit"), None
     if found.tensor.grad_fn is not None:
         made = incident.place_of_node(int(found.tensor.grad_fn._sequence_nr()))
-        if made is not None and (spot is None or (made.file, made.line) != (spot.file, spot.line)):
+        if made is not None and (spot is None or not _covers(spot, made)):
             related.append(made.span(f"the tensor was made here (`{op}`)", "made"))
-    if place is not None:
+    if place is not None and copying is None:
         related.append(place.span(f"deepcopy meets `{found.path}` here", "context"))
     holder = type(found.owner).__name__
     where = f", an attribute of `{holder}`," if found.attribute and not isinstance(found.owner, (dict, list, tuple)) else ""
@@ -99,6 +106,14 @@ def recognise(incident: Incident) -> Diagnosis | None:
         fixes = [
             Fix(title="use `torch.nn.utils.parametrizations.weight_norm` / `spectral_norm`, which can be deep-copied", safety="manual"),
             Fix(title="build a second model and `load_state_dict` it instead of deep-copying", safety="manual"),
+        ]
+    elif copying is not None:
+        fixes = [
+            Fix(
+                title=f"fill the copy from detached values (`{found.path}.detach().clone()`), and leave the original as it is",
+                safety="manual",
+                detail="`dataclasses.replace`, or a new object of the same class, takes them",
+            )
         ]
     elif found.attribute:
         fixes.append(Fix(title=f"set `{found.path}` to None before the copy, or copy by `load_state_dict`", safety="manual"))
@@ -116,13 +131,37 @@ def recognise(incident: Incident) -> Diagnosis | None:
         + (
             "The old weight_norm recomputes the weight in each forward, so it is never a leaf."
             if norm
+            else f"`{found.path}` is as it was computed, and leads back into the graph of that computation."
+            if copying is not None
             else "Whatever forward stores on an object stays there with its whole graph, also after the step."
         ),
-        notes=[] if norm else ["PyTorch's text suspects weight_norm; this model does not owe the error to it."],
+        notes=[] if norm else ["PyTorch's text suspects weight_norm; the error is not owed to it."],
         fixes=fixes,
-        avoid=[] if norm else ["A custom `__deepcopy__` that skips the attribute: the graph of the last step would still be kept alive."],
-        confidence="certain" if spot is not None else "likely",
+        avoid=[]
+        if norm or copying is not None
+        else ["A custom `__deepcopy__` that skips the attribute: the graph of the last step would still be kept alive."],
+        confidence="certain" if culprit is not None else "likely",
     )
+
+
+def _is_data(copied: Any) -> bool:
+    """Whether the copied object is a record of values: no module, nor one that holds modules or optimizers (an agent, a trainer)."""
+    if isinstance(copied, nn.Module) or not isinstance(getattr(copied, "__dict__", None), dict):
+        return False
+    queue, seen = deque([copied]), set[int]()
+    while queue and len(seen) < 1000:
+        item = queue.popleft()
+        if isinstance(item, (nn.Module, torch.optim.Optimizer)):
+            return False
+        if id(item) not in seen and not isinstance(item, (torch.Tensor, type, str, bytes)):
+            seen.add(id(item))
+            queue.extend(child for child, _, _ in _children(item))
+    return True
+
+
+def _covers(spot: Spot, made: ResolvedSite) -> bool:
+    end = getattr(spot.node, "end_lineno", None) or spot.line
+    return spot.file == made.file and spot.line <= made.line <= end
 
 
 def _copied(incident: Incident) -> tuple[Any, str | None, ResolvedSite | None]:
@@ -274,7 +313,7 @@ def _outside(incident: Incident, attribute: str) -> list[Spot]:
     spots = []
     for source in incident.sources:
         for node in ast.walk(source.tree) if source.tree is not None else ():
-            if isinstance(node, ast.Assign) and any(isinstance(t, ast.Attribute) and t.attr == attribute for t in node.targets):
+            if isinstance(node, ast.Assign) and any(isinstance(t, ast.Attribute) and t.attr == attribute for t in targets_of(node)):
                 if not isinstance(node.value, ast.Constant):
                     spots.append(Spot(Scope(source, source.tree or ast.Module([], [])), node, attribute))
             elif (
