@@ -73,3 +73,17 @@ def test_what_holds_a_module_is_blamed_where_it_keeps_the_tensor(tmp_path: Path)
     diagnosis = said(tmp_path, KEEPER)[0]
     assert diagnosis.code == "GG410"
     assert diagnosis.culprit is not None and diagnosis.culprit.text == "self.best, count = self.net(x).pow(2).mean(), len(x)"
+
+
+def test_a_record_of_one_result_is_blamed_where_it_keeps_the_tensor(tmp_path: Path) -> None:
+    source = """
+import copy
+class Best:
+    pass
+best, net = Best(), nn.Linear(3, 1)
+best.loss = net(torch.randn(4, 3)).pow(2).mean()
+best.loss.backward()
+copy.deepcopy(best)
+"""
+    diagnosis = said(tmp_path, source)[0]
+    assert diagnosis.culprit is not None and diagnosis.culprit.text == "best.loss = net(torch.randn(4, 3)).pow(2).mean()"

@@ -43,6 +43,7 @@ from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.dataflow import Spot, bound_value, stores_of
 from gradguard.rules.contract.hooks import all_frames
+from gradguard.rules.contract.records import children_of, continues, is_data
 from gradguard.rules.contract.scopes import UNKNOWN, Scope, class_scopes, frame_scopes, peek
 from gradguard.rules.contract.search import called_name
 from gradguard.rules.incident import Incident
@@ -82,7 +83,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
         culprit = spot.span(label, "culprit")
         patch = _patch(spot)
     related: list[SourceSpan] = []
-    copying = place if place is not None and place.call is not None and found.attribute and norm is None and _is_data(copied) else None
+    continued = not found.inside and norm is None and spot is not None and continues(spot, found.attribute) and is_data(copied)
+    copying = place if place is not None and place.call is not None and continued else None
     if copying is not None:  # a record of what is being computed: the copy is at fault, and detaching where it is filled would cut it off
         related = [] if culprit is None else [culprit.model_copy(update={"role": "made"})]
         culprit, patch = copying.span(f"deepcopy meets `{found.path}` here, with its graph", "culprit"), None
@@ -144,21 +146,6 @@ def recognise(incident: Incident) -> Diagnosis | None:
     )
 
 
-def _is_data(copied: Any) -> bool:
-    """Whether the copied object is a record of values: no module, nor one that holds modules or optimizers (an agent, a trainer)."""
-    if isinstance(copied, nn.Module) or not isinstance(getattr(copied, "__dict__", None), dict):
-        return False
-    queue, seen = deque([copied]), set[int]()
-    while queue and len(seen) < 1000:
-        item = queue.popleft()
-        if isinstance(item, (nn.Module, torch.optim.Optimizer)):
-            return False
-        if id(item) not in seen and not isinstance(item, (torch.Tensor, type, str, bytes)):
-            seen.add(id(item))
-            queue.extend(child for child, _, _ in _children(item))
-    return True
-
-
 def _covers(spot: Spot, made: ResolvedSite) -> bool:
     end = getattr(spot.node, "end_lineno", None) or spot.line
     return spot.file == made.file and spot.line <= made.line <= end
@@ -207,7 +194,7 @@ def _search(root: Any, name: str) -> _Found | None:
         if id(item) in seen or isinstance(item, (type, str, bytes)) or item is None:
             continue
         seen.add(id(item))
-        for child, step, key in _children(item):
+        for child, step, key in children_of(item):
             child_owner, child_attribute = (item, key) if key is not None else (owner, attribute)
             if _computed(child):
                 return _Found(child, path + step, child_owner, child_attribute, key is None)
@@ -215,21 +202,6 @@ def _search(root: Any, name: str) -> _Found | None:
                 continue
             queue.append((child, path + step, child_owner, child_attribute))
     return None
-
-
-def _children(item: Any) -> list[tuple[Any, str, str | None]]:
-    """(child, how it is written after the parent, the attribute's name where it is one)."""
-    if isinstance(item, dict):
-        return [(value, f"[{key!r}]", None) for key, value in list(item.items())[:10_000]]
-    if isinstance(item, (list, tuple, set, frozenset, deque)):
-        return [(value, f"[{i}]", None) for i, value in enumerate(list(item)[:10_000])]
-    attributes = dict(getattr(item, "__dict__", {}))
-    found: list[tuple[Any, str, str | None]] = []
-    if isinstance(item, nn.Module):
-        for store in ("_modules", "_parameters", "_buffers"):
-            for key, value in attributes.pop(store, {}).items():
-                found.append((value, f"[{key}]" if key.isdigit() else f".{key}", key))
-    return [(value, f".{key}", key) for key, value in attributes.items()] + found
 
 
 def _from_traceback(incident: Incident) -> _Found | None:
