@@ -44,6 +44,28 @@ def test_a_forward_hook_is_to_return_the_new_output(tmp_path: Path) -> None:
     assert said(tmp_path, source) == []  # the program asserts that the cap still works
 
 
+CALLED = """
+class Cap:
+    def __init__(self, top):
+        self.top = top
+    def __call__(self, module, args, out):
+        out.clamp_(max=self.top)
+
+net = nn.Sequential(nn.Linear(4, 8), nn.Sigmoid(), nn.Linear(8, 1))
+net[1].register_forward_hook(Cap(0.5))
+net(torch.randn(16, 4)).pow(2).mean().backward()
+"""
+
+
+@pytest.mark.parametrize(("source", "line"), [(HOOKED, "out.clamp_(max=top)"), (CALLED, "out.clamp_(max=self.top)")])
+@pytest.mark.parametrize("level", ["standard", "watch"])
+def test_a_hook_that_is_a_partial_or_an_object_is_found(tmp_path: Path, level: str, source: str, line: str) -> None:
+    diagnosis = said(tmp_path, source, level)[0]
+    assert diagnosis.code == "GG101"
+    assert diagnosis.culprit is not None and diagnosis.culprit.text == line
+    assert f"return {line.replace('_', '', 1)}" in repaired(source, diagnosis)
+
+
 HELPED = """
 def sharpen(probs, power):
     probs.pow_(power)

@@ -67,11 +67,13 @@ def _is_forward_hook(place: ResolvedSite, name: str) -> bool:
     positional = [*function.args.posonlyargs, *function.args.args]
     if not positional or positional[-1].arg != name or _returns_something(function):
         return False
+    owner = next((above for above in source.ancestors(function) if isinstance(above, ast.ClassDef)), None)
+    known = owner.name if owner is not None and function.name == "__call__" else function.name
     for node in ast.walk(source.tree or ast.Module([], [])):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _FORWARD_HOOKS:
             kept = any(keyword.arg in ("with_kwargs", "always_call") for keyword in node.keywords)
             if not kept and any(
-                (dotted(inner) or "").rpartition(".")[2] == function.name for argument in node.args[:1] for inner in ast.walk(argument)
+                (dotted(inner) or "").rpartition(".")[2] == known for argument in node.args[:1] for inner in ast.walk(argument)
             ):
                 return True
     return False
