@@ -269,7 +269,10 @@ class Carriers:
             for holding in holdings(tensor, self.frames, self.ignore):
                 if holding.frame is not None and holding.owner is None and not view_of(holding.frame, self.frames):
                     continue
-                kept = [store for store in self._stores(holding)[1] if self._outlives_a_turn(store, holding)]
+                stores = self._stores(holding)[1]
+                if holding.owner is None and any(store.relation == "fresh" and not _reads_itself(store, holding.name) for store in stores):
+                    continue  # begun anew in each turn, such as a sum
+                kept = [store for store in stores if self._outlives_a_turn(store, holding)]
                 if kept:
                     carrier.names, carrier.holding, carrier.tensor = [holding.name], holding, tensor
                     carrier.how = "container" if holding.through else "attribute" if holding.owner is not None else "variable"
@@ -285,8 +288,8 @@ class Carriers:
         function = store.function
         if store.relation not in ("method", "fresh") or function is None:
             return False
-        name = f"self.{holding.attribute}"
-        if any(read.lineno <= store.statement.lineno for read in reads_of(function, name)):
+        names = {f"self.{holding.attribute}", *store.filled(holding.attribute)}  # another object's method has its own name for the owner
+        if any(read.lineno <= store.statement.lineno for name in names for read in reads_of(function, name)):
             return True
         return isinstance(function, ast.FunctionDef) and self._called_behind(function.name)
 

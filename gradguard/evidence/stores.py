@@ -13,6 +13,7 @@ from typing import Any, Literal
 from gradguard.callsite import USER_FILES
 from gradguard.diagnosis import Role, SourceSpan
 from gradguard.evidence.bindings import assignments_to, dotted, targets_of
+from gradguard.evidence.filling import stores_through_names, without_graph
 from gradguard.evidence.flow import contains, guards_a_cache, position_before, stores_into
 from gradguard.evidence.frames import FrameView
 from gradguard.evidence.holders import Holding
@@ -62,6 +63,11 @@ class Store:
         if isinstance(self.statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
             return self.statement.value
         return self.statement.value if isinstance(self.statement, (ast.Expr, ast.Return)) else None
+
+    def filled(self, attribute: str | None) -> list[str]:
+        """What the statement calls the attribute that it fills: `body.speed` outside of the owner's class."""
+        names = [dotted(target) or "" for target in targets_of(self.statement)]
+        return [name for name in names if name.endswith(f".{attribute}")]
 
     def covers(self, place: ResolvedSite | None) -> bool:
         """Whether a place lies in this statement."""
@@ -138,6 +144,8 @@ def stores_of_attribute(holding: Holding, frames: Sequence[FrameView]) -> list[S
     for source, definition in classes_of(holding.owner):
         name = f"self.{holding.attribute}"
         inserting = stores_into(definition, name)  # also for a tensor: `self.table[ids] = values`
+        if container:
+            inserting = [*inserting, *stores_through_names(definition, name)]
         puts.update(inserting)
         for statement in [*inserting, *assignments_to(definition, name)]:
             found.setdefault(statement, Store(source, statement, _attribute_relation(source, statement, name, frames)))
@@ -178,17 +186,8 @@ def returns_of(function: ast.AST) -> list[ast.Return]:
 
 
 def _stores_nothing(store: Store) -> bool:
-    """`self.state = None` and empty containers hold no graph."""
-    value = store.value if isinstance(store.statement, (ast.Assign, ast.AnnAssign)) else None
-    if value is None:
-        return False
-    if isinstance(value, ast.Constant) or (isinstance(value, (ast.List, ast.Tuple, ast.Dict)) and not ast.unparse(value).strip("[](){},")):
-        return True
-    return (
-        isinstance(value, ast.Call)
-        and not value.args
-        and (dotted(value.func) or "").rpartition(".")[2] in ("list", "dict", "deque", "set", "OrderedDict")
-    )
+    """`self.state = None`, empty containers and fresh tensors hold no graph."""
+    return isinstance(store.statement, (ast.Assign, ast.AnnAssign)) and without_graph(store.value)
 
 
 def _foreign_stores(source: Source, attribute: str) -> Iterator[tuple[ast.stmt, str]]:

@@ -157,9 +157,9 @@ def returns_of(scope: Scope) -> list[ast.expr]:
     return sorted(found, key=lambda node: (node.lineno, node.col_offset))
 
 
-def trace(scope: Scope, expr: ast.expr, judge: Judge, maker: Maker) -> Trace:
-    """Follows `expr` back to where its value was made."""
-    return _Tracer(judge, maker).follow(scope, expr, (), 0)
+def trace(scope: Scope, expr: ast.expr, judge: Judge, maker: Maker, path: Path = ()) -> Trace:
+    """Follows `expr` (or the item of it that the path names) back to where its value was made."""
+    return _Tracer(judge, maker).follow(scope, expr, path, 0)
 
 
 class _Tracer:

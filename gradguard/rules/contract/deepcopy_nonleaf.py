@@ -36,17 +36,21 @@ from torch import nn
 
 from gradguard.callsite import is_torch_or_own
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
+from gradguard.evidence.bindings import targets_of
 from gradguard.evidence.graph import op_name
 from gradguard.evidence.source import ResolvedSite, dotted, resolve
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.dataflow import Spot, bound_value, stores_of
 from gradguard.rules.contract.hooks import all_frames
+from gradguard.rules.contract.records import children_of, continues, is_data
 from gradguard.rules.contract.scopes import UNKNOWN, Scope, class_scopes, frame_scopes, peek
 from gradguard.rules.contract.search import called_name
 from gradguard.rules.incident import Incident
 
 _GROWING = {"append", "add", "insert", "extend", "appendleft", "update", "setdefault"}
+
+_AVOID = "A custom `__deepcopy__` that skips the attribute: the graph of the last step would still be kept alive."
 
 
 class _Found:
@@ -79,11 +83,16 @@ def recognise(incident: Incident) -> Diagnosis | None:
         culprit = spot.span(label, "culprit")
         patch = _patch(spot)
     related: list[SourceSpan] = []
+    continued = not found.inside and norm is None and spot is not None and continues(spot, found.attribute) and is_data(copied)
+    copying = place if place is not None and place.call is not None and continued else None
+    if copying is not None:  # a record of what is being computed: the copy is at fault, and detaching where it is filled would cut it off
+        related = [] if culprit is None else [culprit.model_copy(update={"role": "made"})]
+        culprit, patch = copying.span(f"deepcopy meets `{found.path}` here, with its graph", "culprit"), None
     if found.tensor.grad_fn is not None:
         made = incident.place_of_node(int(found.tensor.grad_fn._sequence_nr()))
-        if made is not None and (spot is None or (made.file, made.line) != (spot.file, spot.line)):
+        if made is not None and (spot is None or not _covers(spot, made)):
             related.append(made.span(f"the tensor was made here (`{op}`)", "made"))
-    if place is not None:
+    if place is not None and copying is None:
         related.append(place.span(f"deepcopy meets `{found.path}` here", "context"))
     holder = type(found.owner).__name__
     where = f", an attribute of `{holder}`," if found.attribute and not isinstance(found.owner, (dict, list, tuple)) else ""
@@ -99,6 +108,14 @@ def recognise(incident: Incident) -> Diagnosis | None:
         fixes = [
             Fix(title="use `torch.nn.utils.parametrizations.weight_norm` / `spectral_norm`, which can be deep-copied", safety="manual"),
             Fix(title="build a second model and `load_state_dict` it instead of deep-copying", safety="manual"),
+        ]
+    elif copying is not None:
+        fixes = [
+            Fix(
+                title=f"fill the copy from detached values (`{found.path}.detach().clone()`), and leave the original as it is",
+                safety="manual",
+                detail="`dataclasses.replace`, or a new object of the same class, takes them",
+            )
         ]
     elif found.attribute:
         fixes.append(Fix(title=f"set `{found.path}` to None before the copy, or copy by `load_state_dict`", safety="manual"))
@@ -116,13 +133,22 @@ def recognise(incident: Incident) -> Diagnosis | None:
         + (
             "The old weight_norm recomputes the weight in each forward, so it is never a leaf."
             if norm
+            else f"`{found.path}` is as it was computed, and leads back into the graph of that computation."
+            if copying is not None
             else "Whatever forward stores on an object stays there with its whole graph, also after the step."
         ),
-        notes=[] if norm else ["PyTorch's text suspects weight_norm; this model does not owe the error to it."],
+        notes=[] if norm else ["PyTorch's text suspects weight_norm; the error is not owed to it."],
         fixes=fixes,
-        avoid=[] if norm else ["A custom `__deepcopy__` that skips the attribute: the graph of the last step would still be kept alive."],
-        confidence="certain" if spot is not None else "likely",
+        avoid=[]
+        if norm or copying is not None
+        else ["A custom `__deepcopy__` that skips the attribute: the graph of the last step would still be kept alive."],
+        confidence="certain" if culprit is not None else "likely",
     )
+
+
+def _covers(spot: Spot, made: ResolvedSite) -> bool:
+    end = getattr(spot.node, "end_lineno", None) or spot.line
+    return spot.file == made.file and spot.line <= made.line <= end
 
 
 def _copied(incident: Incident) -> tuple[Any, str | None, ResolvedSite | None]:
@@ -168,7 +194,7 @@ def _search(root: Any, name: str) -> _Found | None:
         if id(item) in seen or isinstance(item, (type, str, bytes)) or item is None:
             continue
         seen.add(id(item))
-        for child, step, key in _children(item):
+        for child, step, key in children_of(item):
             child_owner, child_attribute = (item, key) if key is not None else (owner, attribute)
             if _computed(child):
                 return _Found(child, path + step, child_owner, child_attribute, key is None)
@@ -176,21 +202,6 @@ def _search(root: Any, name: str) -> _Found | None:
                 continue
             queue.append((child, path + step, child_owner, child_attribute))
     return None
-
-
-def _children(item: Any) -> list[tuple[Any, str, str | None]]:
-    """(child, how it is written after the parent, the attribute's name where it is one)."""
-    if isinstance(item, dict):
-        return [(value, f"[{key!r}]", None) for key, value in list(item.items())[:10_000]]
-    if isinstance(item, (list, tuple, set, frozenset, deque)):
-        return [(value, f"[{i}]", None) for i, value in enumerate(list(item)[:10_000])]
-    attributes = dict(getattr(item, "__dict__", {}))
-    found: list[tuple[Any, str, str | None]] = []
-    if isinstance(item, nn.Module):
-        for store in ("_modules", "_parameters", "_buffers"):
-            for key, value in attributes.pop(store, {}).items():
-                found.append((value, f"[{key}]" if key.isdigit() else f".{key}", key))
-    return [(value, f".{key}", key) for key, value in attributes.items()] + found
 
 
 def _from_traceback(incident: Incident) -> _Found | None:
@@ -274,7 +285,7 @@ def _outside(incident: Incident, attribute: str) -> list[Spot]:
     spots = []
     for source in incident.sources:
         for node in ast.walk(source.tree) if source.tree is not None else ():
-            if isinstance(node, ast.Assign) and any(isinstance(t, ast.Attribute) and t.attr == attribute for t in node.targets):
+            if isinstance(node, ast.Assign) and any(isinstance(t, ast.Attribute) and t.attr == attribute for t in targets_of(node)):
                 if not isinstance(node.value, ast.Constant):
                     spots.append(Spot(Scope(source, source.tree or ast.Module([], [])), node, attribute))
             elif (

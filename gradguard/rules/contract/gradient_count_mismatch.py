@@ -36,10 +36,15 @@ from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.dataflow import Spot
 from gradguard.rules.contract.functions import FunctionView, classes_in_graph, def_span, find_function, needs_none
+from gradguard.rules.contract.scopes import Scope
 from gradguard.rules.contract.words import count_word
 from gradguard.rules.incident import Incident
 
 _COUNT = re.compile(r"function (\w+?)(?:Backward)? returned an incorrect number of gradients \(expected (\d+), got (\d+)\)")
+_WHY_SHORT = (
+    "Here a gradient is added only where `needs_input_grad` says that it is wanted: an input that needs none (a frozen parameter, "
+    "data) then leaves no place, and the values behind it move up."
+)
 _ARITY = re.compile(
     r"(?:[\w.<>]*\.)?(\w+)\.backward\(\) (?:takes (\d+) positional arguments? but (\d+) were given"
     r"|missing (\d+) required positional arguments?: (.+))"
@@ -64,7 +69,10 @@ def _returned(incident: Incident, view: FunctionView, expected: int, got: int) -
     value = view.returned(got)
     culprit = None
     patch = None
-    missing = inputs[got:expected] if got < expected else []
+    written = isinstance(value, (ast.Tuple, ast.List))
+    conditions = [] if written or view.backward is None else _conditional(view.backward)
+    positions = value is not None and not conditions and _by_position(value, got)
+    missing = inputs[got:expected] if got < expected and positions else []
     surplus = got - expected
     if value is not None and view.backward is not None:
         label = f"{count_word(got, 'gradient')} for {count_word(expected, 'input')}" + (
@@ -74,9 +82,16 @@ def _returned(incident: Incident, view: FunctionView, expected: int, got: int) -
         if missing and all(needs_none(view, name) for name in missing):
             patch = _padded(view, value, len(missing))
     related = [span for span in (view.header("forward", f"forward has {count_word(expected, 'input')} beside ctx"),) if span is not None]
+    related += [Spot(view.backward, node).span("only where this holds", "context") for node in conditions if view.backward is not None]
     related += _call_spans(incident)
     names = ", ".join(f"`{name}`" for name in missing)
-    if got < expected:
+    if conditions:
+        title = "put a value for each input at its place, `None` where the condition does not hold: " + (
+            f"start from `[None] * {expected}` and fill in by index"
+        )
+    elif got < expected and not positions:
+        title = f"return {expected} values, one for each input of forward, in order; `None` for those that need no gradient"
+    elif got < expected:
         none = all(needs_none(view, name) for name in missing) and bool(missing)
         title = f"return a value for {names or count_word(expected - got, 'more input')} too" + (
             ": `None`, as it needs no gradient" if none else "; `None` where no gradient is needed"
@@ -91,10 +106,41 @@ def _returned(incident: Incident, view: FunctionView, expected: int, got: int) -
         culprit=culprit,
         related=related,
         explanation=f"Backward returns one value for each input of `{view.signature()}` (ctx not counted), in the same order, "
-        "with `None` for those that need no gradient.",
+        "with `None` for those that need no gradient." + (f" {_WHY_SHORT}" if conditions and got < expected else ""),
         notes=[f"{count_word(surplus, 'surplus value')} would be accepted if it were `None`."] if surplus == 1 else [],
         fixes=[Fix(title=title, safety="safe" if patch else "manual", patch=patch)],
     )
+
+
+def _by_position(value: ast.expr, got: int) -> bool:
+    """Whether the source shows which value stands for which input: a written tuple, or one value alone."""
+    if isinstance(value, (ast.Tuple, ast.List)):
+        return not any(isinstance(element, ast.Starred) for element in value.elts)
+    collected = isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in ("tuple", "list")
+    return got == 1 and not collected
+
+
+def _conditional(backward: Scope) -> list[ast.expr]:
+    """The conditions on `ctx.needs_input_grad` under which backward adds to the list that it returns."""
+    found: list[ast.expr] = []
+    for node in ast.walk(backward.tree):
+        grows = isinstance(node, ast.If) and not node.orelse and any(_adds(inner) for inner in node.body)
+        if grows and isinstance(node, ast.If) and _asks_for_need(node.test):
+            found.append(node.test)
+        elif isinstance(node, ast.comprehension):
+            found += [test for test in node.ifs if _asks_for_need(test)]
+    return found
+
+
+def _adds(node: ast.stmt) -> bool:
+    if isinstance(node, ast.AugAssign):
+        return isinstance(node.op, ast.Add) and isinstance(node.value, (ast.Tuple, ast.List))
+    call = node.value if isinstance(node, ast.Expr) else None
+    return isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in ("append", "extend")
+
+
+def _asks_for_need(test: ast.expr) -> bool:
+    return any(isinstance(node, ast.Attribute) and node.attr == "needs_input_grad" for node in ast.walk(test))
 
 
 def _padded(view: FunctionView, value: ast.expr, missing: int) -> str | None:

@@ -35,7 +35,7 @@ from gradguard.evidence.graph import op_name, walk
 from gradguard.evidence.source import ResolvedSite, assignments_to, dotted
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
-from gradguard.rules.contract.dataflow import Spot, bound_value, stores_of
+from gradguard.rules.contract.dataflow import Path, Spot, bound_value, stores_of, trace
 from gradguard.rules.contract.scopes import UNKNOWN, Scope, frame_scopes
 from gradguard.rules.contract.words import untraced_note
 from gradguard.rules.incident import Incident
@@ -145,6 +145,9 @@ def maker(
             bound = bound_value(statement, name)
             node = bound[0] if bound is not None else statement
             found.append(Spot(scopes[0], node, name))
+            deeper = None if bound is None or tensor is None else _in_callee(scopes[0], *bound, tensor)
+            if deeper is not None:
+                found[-1] = deeper
     found = [spot for spot in found if not isinstance(spot.node, ast.Constant)]
     if tensor is not None and tensor.grad_fn is not None:
         op = re.sub(r"[^a-z]", "", op_name(tensor.grad_fn))
@@ -153,6 +156,21 @@ def maker(
     loops = place.enclosing_loops
     inside = [spot for spot in found if any(loop in spot.scope.source.ancestors(spot.node) for loop in loops)]
     return ((inside or found)[-1] if found else None), False
+
+
+def _in_callee(scope: Scope, value: ast.expr, path: Path, tensor: torch.Tensor) -> Spot | None:
+    """For what a function of the user's returns: the line in it that evidently does the tensor's last operation."""
+    if not isinstance(value, ast.Call) or tensor.grad_fn is None:
+        return None
+    op = re.sub(r"[^a-z]", "", op_name(tensor.grad_fn))
+    way = trace(
+        scope,
+        value,
+        lambda item: item.grad_fn is not None if isinstance(item, torch.Tensor) else None,
+        lambda expr, _: True if _mentions(expr, op) else None,
+        path,
+    )
+    return way.origin if way.certain and way.origin is not None and way.origin.node is not value else None
 
 
 _SIGNS = {"add": ast.Add, "sub": ast.Sub, "mul": ast.Mult, "div": ast.Div, "matmul": ast.MatMult, "pow": ast.Pow, "neg": ast.USub}

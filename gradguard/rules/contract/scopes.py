@@ -11,7 +11,7 @@ import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -104,6 +104,8 @@ def peek(owner: Any, name: str) -> Any:
         for store in ("_parameters", "_buffers", "_modules"):
             if name in owner.__dict__.get(store, {}):
                 return owner.__dict__[store][name]
+    if isinstance(owner, tuple) and name in (fields := getattr(type(owner), "_fields", ())):
+        return tuple.__getitem__(owner, fields.index(name)) if len(owner) == len(fields) else UNKNOWN
     own = getattr(owner, "__dict__", {})
     if name in own and not isinstance(owner, type):
         return own[name]
@@ -117,6 +119,11 @@ def peek(owner: Any, name: str) -> Any:
         return MethodType(found.__func__, owner if isinstance(owner, type) else type(owner))
     if isinstance(found, FunctionType):
         return found if isinstance(owner, type) else MethodType(found, owner)
+    if isinstance(found, MemberDescriptorType) and not isinstance(owner, type):  # a slot
+        try:
+            return found.__get__(owner)
+        except AttributeError:
+            return UNKNOWN
     return UNKNOWN if hasattr(type(found), "__get__") else found
 
 

@@ -169,6 +169,27 @@ def written_name(place: ResolvedSite | None, by_module: bool = False) -> str | N
     return None if node is None else dotted(peel(node)[0])
 
 
+def list_item(place: ResolvedSite | None) -> ast.Subscript | None:
+    """The item of a list or dict, as far as the source shows, that a place writes into: `rows[i]` of `rows[i][0] = x`."""
+    if place is None or place.source is None:
+        return None
+    augmented = place.node if isinstance(place.node, ast.AugAssign) else None
+    node, scope = written_expression(place) if augmented is None else augmented.target, scope_node(place)
+    inner = None
+    while isinstance(node, (ast.Subscript, ast.Call, ast.Attribute)):
+        if isinstance(node, ast.Subscript):
+            inner = node
+            node = node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            inner, node = None, node.func.value
+        elif isinstance(node, ast.Attribute) and dotted(node) is None:
+            inner, node = None, node.value
+        else:
+            break
+    name = None if node is None else dotted(node)
+    return inner if inner is not None and name is not None and scope is not None and _is_list(scope, name, place) else None
+
+
 def aliases(place: ResolvedSite | None, caller: ResolvedSite | None = None, by_module: bool = False, limit: int = 5) -> list[Alias]:
     """The chain from the written variable to the one whose memory it is; empty when it is no alias as far as the source shows."""
     if place is None or place.source is None:
@@ -220,8 +241,11 @@ def _assigned(place: ResolvedSite, name: str) -> Alias | None:
 
 
 def _is_list(scope: ast.AST, name: str, place: ResolvedSite) -> bool:
-    """Whether a variable was last filled with a list, tuple or comprehension written out."""
-    return isinstance(getattr(_last_before(scope, name, place), "value", None), (ast.List, ast.Tuple, ast.ListComp, ast.GeneratorExp))
+    """Whether a variable was last filled with a list, tuple, dict or comprehension written out."""
+    return isinstance(
+        getattr(_last_before(scope, name, place), "value", None),
+        (ast.List, ast.Tuple, ast.ListComp, ast.GeneratorExp, ast.Dict, ast.DictComp),
+    )
 
 
 def _last_before(scope: ast.AST, name: str, place: ResolvedSite) -> ast.stmt | None:

@@ -50,6 +50,7 @@ from gradguard.rules.inplace.classify import kind_of
 from gradguard.rules.inplace.detached import detached
 from gradguard.rules.inplace.flags import Flag, flag_argument, flag_of, holder_of
 from gradguard.rules.inplace.numpy_write import numpy_written, told
+from gradguard.rules.inplace.rebinding import reaches_nobody, returned_instead
 from gradguard.rules.inplace.renormed import renormed
 from gradguard.rules.inplace.repairs import drop_argument, out_of_place
 from gradguard.rules.inplace.story import DETACHED, MODIFIED, Story, Write, story_of
@@ -286,7 +287,9 @@ def _new_tensor(place: ResolvedSite, target: Target) -> list[Fix]:
         text, diff = made
         if is_loop_target(place, target.written):
             return [Fix(title="build a new list of the changed tensors, in place of writing into each in a loop", safety="manual")]
-        local = target.written is not None and not target.chain and "." not in target.written and not is_view(place, target.written)
+        if target.written is not None and reaches_nobody(place, target.written):
+            return [returned_instead(place, target.written, text)]
+        local = target.written is not None and not target.chain and target.written.isidentifier() and not is_view(place, target.written)
         return [
             Fix(
                 title=f"make a new tensor instead: `{short(text, 90)}`",

@@ -130,11 +130,16 @@ def _explanation(story: Story, write: Write, carried: Carried | None, subject: s
 def _notes(story: Story, write: Write) -> list[str]:
     notes = []
     storages = {item.storage for item in story.incident.mismatches}
-    names = [
-        state.path for storage in storages if storage is not None and (state := story.incident.names.state(storage=storage)) is not None
-    ]
-    if len(names) > 1:
-        notes.append(f"the same update changed {len(names)} parameters that this backward needs: {short_list(sorted(names))}")
+    states = [state for storage in storages if storage is not None and (state := story.incident.names.state(storage=storage)) is not None]
+    if len(states) > 1:  # by whole names where they are of several networks, and so of several updates
+        several = len({state.variable for state in states}) > 1
+        names = sorted(state.full if several else state.path for state in states)
+        whose = (
+            f"{len(names)} parameters that this backward needs have been changed since"
+            if several
+            else (f"the same update changed {len(names)} parameters that this backward needs")
+        )
+        notes.append(f"{whose}: {short_list(names)}")
     later = [item for item in story.writes[1:] if item.place is not None and item.place.line != (write.place.line if write.place else None)]
     for item in later[:2]:
         assert item.place is not None  # filtered above

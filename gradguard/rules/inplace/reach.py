@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from inspect import getattr_static
 from types import CodeType
 from typing import Any
 
@@ -109,10 +111,20 @@ def _hooks(modules: list[nn.Module]) -> list[CodeType]:
     found: dict[CodeType, None] = {}
     for module in modules:
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
-            code = getattr(getattr(hook, "__func__", hook), "__code__", None)
-            if isinstance(code, CodeType) and USER_FILES[code.co_filename]:
+            code = _code_of(hook)
+            if code is not None and USER_FILES[code.co_filename]:
                 found.setdefault(code)
     return list(found)
+
+
+def _code_of(hook: object) -> CodeType | None:
+    """The code that a hook runs: of a function, a method, a `partial` of one, an object that can be called."""
+    while isinstance(hook, partial):
+        hook = hook.func
+    if not hasattr(hook, "__code__") and not hasattr(hook, "__func__"):
+        hook = getattr_static(type(hook), "__call__", None)
+    code = getattr(getattr(hook, "__func__", hook), "__code__", None)
+    return code if isinstance(code, CodeType) else None
 
 
 def _class_of(source: Source, node: ast.AST) -> ast.ClassDef | None:

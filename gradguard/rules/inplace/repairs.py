@@ -10,6 +10,7 @@ from gradguard.evidence.bindings import call_arguments, dotted
 from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.syntax import Source, range_of
 from gradguard.fixes.edits import Edit, patched
+from gradguard.rules.inplace.aliases import list_item, peel
 
 _OPERATORS = {
     ast.Add: "+",
@@ -38,14 +39,16 @@ def out_of_place(place: ResolvedSite) -> tuple[str, str | None] | None:
     if source is None:
         return None
     if isinstance(node, ast.AugAssign):
-        return _augmented(source, node)
+        return _augmented(source, node, place)
     if isinstance(node, ast.Call):
         return _flag_off(source, node) or _method(source, node)
     return None
 
 
-def _augmented(source: Source, node: ast.AugAssign) -> tuple[str, str | None] | None:
-    name, operator, whole = dotted(node.target), _OPERATORS.get(type(node.op)), range_of(node)
+def _augmented(source: Source, node: ast.AugAssign, place: ResolvedSite) -> tuple[str, str | None] | None:
+    item = list_item(place)  # `rows[i] += x` of a list puts a new tensor in its place; of a tensor it writes into it
+    name = source.flat(item) if item is not None and item is node.target else dotted(node.target)
+    operator, whole = _OPERATORS.get(type(node.op)), range_of(node)
     if name is None or operator is None or whole is None:
         return None
     value = source.segment(node.value) or ""
@@ -148,7 +151,8 @@ def under_no_grad(place: ResolvedSite) -> str | None:
         statement = loop  # the whole loop, where it does nothing else
     elif isinstance(statement, (ast.If, ast.For, ast.While, ast.With, ast.FunctionDef)):
         return None
-    first, last = statement.lineno, statement.end_lineno or statement.lineno
+    run = [statement, *_same_writes_below(source, statement)]
+    first, last = statement.lineno, run[-1].end_lineno or run[-1].lineno
     line = source.lines[first - 1]
     indent = line[: len(line) - len(line.lstrip())]
     if line[: statement.col_offset].strip() or "torch" not in source.imports:
@@ -156,6 +160,31 @@ def under_no_grad(place: ResolvedSite) -> str | None:
     body = "".join(f"    {text}" if text.strip() else text for text in source.lines[first - 1 : last])
     end = len(source.lines[last - 1].encode())
     return patched(source, [((first, 0, last, end), f"{indent}with {source_name(source, 'torch')}.no_grad():\n{body}")])
+
+
+def _same_writes_below(source: Source, statement: ast.stmt) -> list[ast.stmt]:
+    """The statements right below that write into the same variable: they would be refused next."""
+    written = _base_of_write(statement)
+    above = source.parents.get(statement)
+    block = next((body for _, body in ast.iter_fields(above) if isinstance(body, list) and statement in body), []) if above else []
+    found: list[ast.stmt] = []
+    for below in block[block.index(statement) + 1 :] if written is not None and block else []:
+        if _base_of_write(below) != written:
+            break
+        found.append(below)
+    return found
+
+
+def _base_of_write(statement: ast.stmt) -> str | None:
+    """The variable that a statement alone writes into in place: of `b[:, 4] += 1`, `b[0] = x`, `b.mul_(2)`."""
+    node: ast.expr | None = None
+    if isinstance(statement, ast.AugAssign):
+        node = statement.target
+    elif isinstance(statement, ast.Assign) and len(statement.targets) == 1 and isinstance(statement.targets[0], ast.Subscript):
+        node = statement.targets[0]
+    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) and _in_place_left(statement.value):
+        node = statement.value
+    return None if node is None else dotted(peel(node)[0])
 
 
 def source_name(source: Source, module: str) -> str:

@@ -11,7 +11,7 @@ from gradguard.diagnosis import Confidence, Diagnosis, SourceSpan, TensorFacts
 from gradguard.evidence.names import StateName
 from gradguard.evidence.source import ResolvedSite
 from gradguard.rules.incident import Incident
-from gradguard.rules.inplace.aliases import Alias, aliases, is_view, written_name
+from gradguard.rules.inplace.aliases import Alias, aliases, is_view, list_item, written_name
 from gradguard.rules.inplace.story import Story, Write
 from gradguard.rules.inplace.words import times, why_needed
 
@@ -49,6 +49,9 @@ class Target:
         by_module = write.module is not None
         self.written = written_name(write.place, by_module)
         self.chain: list[Alias] = aliases(write.place, write.caller, by_module) if write.place is not None else []
+        item = None if by_module else list_item(write.place)
+        if item is not None and write.place is not None and write.place.source is not None:
+            self.written, self.chain = write.place.source.flat(item), []
         self.state: StateName | None = story.state
         incident = story.incident
         storage = story.mismatch.storage

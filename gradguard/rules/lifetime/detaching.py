@@ -82,6 +82,8 @@ def _in_method(carrier: Carrier, name: str) -> Fix:
     unknown = Fix(title=f"detach {name} before the next step uses it", safety="unsafe", detail=IN_METHOD)
     if store is None or store.function is None or not isinstance(store.statement, (ast.Assign, ast.AnnAssign)):
         return unknown
+    if carrier.holding is not None:  # another object's method has its own name for the owner
+        written = next(iter(store.filled(carrier.holding.attribute)), written)
     value, line = store.value, detached(carrier, written)
     plain = line == f"{written} = {written}.detach()"
     if plain and isinstance(value, (ast.Name, ast.Attribute)) and isinstance(store.statement, ast.Assign):
@@ -98,14 +100,14 @@ def _in_method(carrier: Carrier, name: str) -> Fix:
     reads = reads_of(value, written) if value is not None else []
     if plain and len(reads) == 1:
         title = f"read the earlier value as `{written}.detach()` where the new one is made from it"
-        change = None if _may_be_none(carrier) else patched(store.source, edit_of(reads[0], f"{written}.detach()"))
+        change = None if _may_be_none(carrier, written) else patched(store.source, edit_of(reads[0], f"{written}.detach()"))
         return Fix(title=title, safety="unsafe", detail=IN_METHOD, patch=change)
     return unknown
 
 
-def _may_be_none(carrier: Carrier) -> bool:
+def _may_be_none(carrier: Carrier, written: str) -> bool:
     """Whether the attribute may hold no tensor where the store reads it: it is set to a constant somewhere, and nothing asks first."""
-    store, written = carrier.store, carrier.name or ""
+    store = carrier.store
     assert store is not None
     asked = any(
         isinstance(above, (ast.If, ast.IfExp)) and bool(reads_of(above.test, written)) for above in store.source.ancestors(store.statement)

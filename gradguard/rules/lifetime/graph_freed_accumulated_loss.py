@@ -44,6 +44,7 @@ from gradguard.fixes.edits import after, edit_of, patched
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.lifetime import tell
+from gradguard.rules.lifetime.restarting import new_sum
 from gradguard.rules.lifetime.study import MESSAGES, Study, study
 
 AVOID = (
@@ -146,6 +147,12 @@ def _fixes(facts: Study, carrier: Carrier, name: str) -> list[Fix]:
         if carrier.how == "container"
         else f"add its number to {name}: `{plain} += loss.item()`"
     )
+    window = None if carrier.how == "container" else new_sum(facts, carrier, plain)
+    if window is not None:
+        return [
+            window,
+            Fix(title=f"call backward() on each loss as it is made, and {keep}", safety="unsafe"),
+        ]
     return [
         Fix(
             title=f"call backward() on this step's own loss, and {keep}",

@@ -38,7 +38,7 @@ import ast
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.alive import node_of
-from gradguard.evidence.bindings import dotted
+from gradguard.evidence.bindings import dotted, targets_of
 from gradguard.evidence.carried import Carrier, called_in
 from gradguard.evidence.source import resolve
 from gradguard.fixes.edits import edit_of, patched
@@ -126,6 +126,9 @@ def _range(node: ast.AST) -> tuple[int, int, int, int] | None:
 
 def _fixes(facts: Study, carrier: Carrier, name: str) -> list[Fix]:
     if carrier.how == "container":
+        continued = _continued(carrier)
+        if continued is not None:
+            return [continued]
         stored = _stored_names(carrier)
         what = f"`{stored[0]}.detach()`" if stored else "the detached tensor"
         return [
@@ -144,6 +147,25 @@ def _fixes(facts: Study, carrier: Carrier, name: str) -> list[Fix]:
         )
     )
     return fixes
+
+
+def _continued(carrier: Carrier) -> Fix | None:
+    """An item made from the one before in its place (`mean[c] = 0.9 * mean[c] + 0.1 * x`): the old one is to be detached where it is
+    read; what is stored may be needed by this step's own loss."""
+    store = carrier.store
+    if store is None or store.value is None or not isinstance(store.statement, ast.Assign):
+        return None
+    items = [ast.unparse(target) for target in targets_of(store.statement) if isinstance(target, ast.Subscript)]
+    reads = [node for node in ast.walk(store.value) if isinstance(node, ast.Subscript) and ast.unparse(node) in items]
+    if len(reads) != 1 or isinstance(store.source.parents.get(reads[0]), ast.Attribute):
+        return None
+    text = store.source.flat(reads[0])
+    return Fix(
+        title=f"detach the item of the step before where it is read: `{text}.detach()`",
+        safety="unsafe",
+        detail="the value goes on, its history ends there, and this step's own part keeps its gradient",
+        patch=patched(store.source, edit_of(reads[0], f"{text}.detach()")),
+    )
 
 
 def _stored_names(carrier: Carrier) -> list[str]:

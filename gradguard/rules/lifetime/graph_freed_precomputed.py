@@ -37,6 +37,7 @@ from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.carried import Carrier, called_in
 from gradguard.evidence.graph import leaves, walk
 from gradguard.evidence.names import short_list
+from gradguard.evidence.optimizers import trained_by
 from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.stores import Store
 from gradguard.evidence.syntax import FUNCTIONS
@@ -197,6 +198,15 @@ def _fixes(facts: Study, carrier: Carrier, block: CachedBlock | None, name: str)
             ),
             Fix(title=title, safety="manual"),
         ]
+    if _untrained(facts, carrier):
+        return [
+            Fix(
+                title=f"compute {name} under `torch.no_grad()`, or `.detach()` it: no optimizer trains what is behind it",
+                safety="unsafe",
+                detail="a constant can be used in as many losses as wanted",
+            ),
+            Fix(title=title, safety="manual"),
+        ]
     return [
         Fix(title=title, safety="manual"),
         Fix(
@@ -204,6 +214,13 @@ def _fixes(facts: Study, carrier: Carrier, block: CachedBlock | None, name: str)
             safety="unsafe",
         ),
     ]
+
+
+def _untrained(facts: Study, carrier: Carrier) -> bool:
+    """Whether optimizers are known, and none of them trains a parameter that the value was computed from: target networks, a teacher."""
+    behind = {id(leaf) for leaf in leaves([carrier.link.source])}
+    optimizers = facts.incident.names.optimizers()
+    return bool(behind) and bool(optimizers) and not any(behind & trained_by(optimizer) for optimizer in optimizers)
 
 
 def _is_old_probability(facts: Study, carrier: Carrier) -> bool:
