@@ -25,8 +25,8 @@ Unsafe: updates become half as large, which is right.
 
 ## When it speaks, what silences it
 At the second step in which every gradient is the very one an earlier step has used, unchanged; at the third step in a row
-without any gradient and without any backward (`autograd.grad` returns gradients and fills none); or at the tenth step in a row of an optimizer whose parameters no backward has ever
-given a gradient, though backward ran. Steps with a closure (LBFGS), gradients set by hand and parameters that are
+without any gradient and without any backward (`autograd.grad` returns gradients and fills none); or at the tenth step in a row
+of an optimizer whose parameters no backward has ever given a gradient, though backward ran. Steps with a closure (LBFGS), gradients set by hand and parameters that are
 frozen do not count.
 """
 
@@ -142,18 +142,16 @@ def _returned(incident: Incident, book: Book) -> ResolvedSite | None:
 def _unassigned(taken: ResolvedSite, step: ResolvedSite | None, book: Book, name: str, number: int) -> Diagnosis:
     """The gradients were computed and returned, and the step looks for them in `.grad`."""
     into = taken.targets[0] if len(taken.targets) == 1 and taken.targets[0].isidentifier() else None
-    called = f"`{into}`" if into is not None else "its result"
     return Diagnosis(
         code=CODE,
         name=NAME,
         severity="warning",
         headline=f"`{name}.step()` does nothing: `autograd.grad` returns the gradients, and no parameter has one in `.grad`",
         culprit=None if step is None else step.span("no gradient to apply: `.grad` of every parameter is None", "culprit"),
-        related=[
-            taken.span(f"returns the gradients (as {called}) and leaves `.grad` alone" if into else "leaves `.grad` alone", "backward")
-        ],
-        explanation=f"`torch.autograd.grad` gives gradients to its caller; only `backward()` puts them into `.grad`, where an optimizer looks. "
-        f"All {number} parameters of `{name}` have `.grad` None at {book.empty} steps in a row. Optimizers skip such parameters silently.",
+        related=[taken.span(f"returns the gradients{f', which end in `{into}`,' if into else ''} and leaves `.grad` alone", "backward")],
+        explanation="`torch.autograd.grad` gives gradients to its caller; only `backward()` puts them into `.grad`, where an optimizer "
+        f"looks. All {number} parameters of `{name}` have `.grad` None at {book.empty} steps in a row. Optimizers skip such parameters "
+        "silently.",
         fixes=[
             Fix(
                 title=f"Put them in place before the step: `for p, g in zip(parameters, {into or 'grads'}): p.grad = g`",
