@@ -26,8 +26,8 @@ Unsafe: updates become half as large, which is right.
 ## When it speaks, what silences it
 At the second step in which every gradient is the very one an earlier step has used, unchanged; at the third step in a row
 without any gradient and without any backward (`autograd.grad` returns gradients and fills none); or at the tenth step in a row
-of an optimizer whose parameters no backward has ever given a gradient, though backward ran. Steps with a closure (LBFGS), gradients set by hand and parameters that are
-frozen do not count.
+of an optimizer whose parameters no backward has ever given a gradient, though backward ran. Steps with a closure (LBFGS),
+gradients set by hand and parameters that are frozen do not count.
 """
 
 from __future__ import annotations
