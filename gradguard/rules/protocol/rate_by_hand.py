@@ -50,9 +50,9 @@ def _cuts(sources: list[Source]) -> Iterator[tuple[Source, ast.stmt]]:
     """`group["lr"] *= ...`, `/=`, and `group["lr"] = ... group["lr"] ...`."""
     for source in sources:
         for node in ast.walk(source.tree or ast.Module([], [])):
-            if isinstance(node, ast.AugAssign) and isinstance(node.op, (ast.Mult, ast.Div)) and _is_rate(node.target):
-                yield source, node
-            elif isinstance(node, ast.Assign) and any(map(_is_rate, node.targets)) and any(map(_is_rate, ast.walk(node.value))):
+            multiplied = isinstance(node, ast.AugAssign) and isinstance(node.op, (ast.Mult, ast.Div)) and _is_rate(node.target)
+            made = isinstance(node, ast.Assign) and any(map(_is_rate, node.targets)) and any(map(_is_rate, ast.walk(node.value)))
+            if isinstance(node, ast.stmt) and (multiplied or made):
                 yield source, node
 
 
