@@ -23,7 +23,9 @@ Unsafe: more is trained than before; saved checkpoints get new entries.
 When the optimizer or the guard comes to its end (or after 1,000 steps), if leaves that were seen in three or more graphs are
 in no optimizer and have exactly the values they had at first. It is silent about leaves that are no module's (inputs,
 latent codes), about modules in eval mode or loaded with `load_state_dict` (a pretrained network through which gradients only
-flow), about anything an optimizer made later takes up, and about values that change by hand.
+flow), about anything an optimizer made later takes up, and about values that change by hand. And at the
+fourth look in a row at which the parameters of the look before are gone and others of the same shapes get gradients, where one place
+makes a layer and calls it at once (`nn.Linear(8, 2)(x)`).
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import orphans, tell
 from gradguard.rules.protocol.books import Book, Prepared
 from gradguard.rules.protocol.joined import adding_place, joined_later
+from gradguard.rules.protocol.made_anew import made_anew
 from gradguard.rules.protocol.owners import Owner, Owners, is_record
 from gradguard.rules.protocol.places import attribute_set
 from gradguard.rules.protocol.survey import Stranger
@@ -52,6 +55,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
         return data["prepared"]  # type: ignore[no-any-return]
     if book is None:
         return None
+    if "anew" in data:
+        return made_anew(incident, book, data["anew"], CODE, NAME)
     strangers: list[Stranger] = data["prepare"]
     owners = Owners(incident.names)
     left = [(leaf, owner) for s in strangers if (leaf := s.ref()) is not None and (owner := owners.of(leaf)) is not None]

@@ -40,9 +40,13 @@ def spans(*found: SourceSpan | None) -> list[SourceSpan]:
 
 
 def made_name(site: CallSite | None) -> str | None:
-    """What the object constructed at a place is assigned to."""
+    """What the object constructed at a place is assigned to; not what it is put into, such as a dict of several."""
     place = resolve(site)
-    return place.targets[0] if place is not None and place.targets else None
+    if place is None or not place.targets:
+        return None
+    within = () if place.source is None or place.node is None else place.source.ancestors(place.node)
+    held = any(isinstance(above, (ast.Dict, ast.List, ast.Set, ast.comprehension, ast.DictComp, ast.ListComp)) for above in within)
+    return None if held else place.targets[0]
 
 
 def optimizer_name(book: Book, incident: Incident) -> str:
