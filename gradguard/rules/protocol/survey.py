@@ -134,6 +134,8 @@ class Survey:
                 ledger.wake(2)
         if book.steps < 12:
             return
+        if book.steps in (12, 24):
+            ledger.found.append(Suspicion("GG611", book, {"kind": "copy"}))
         again, self.again = self.again == ledger.steps, 0 if self.again == ledger.steps else self.again
         if book.steps in (12, 24, 60, 400):
             idle = [
