@@ -22,7 +22,7 @@ Manual.
 When the optimizer or the guard comes to its end (or after 400 steps of the optimizer), about parameters that no step has
 ever changed and no backward filled, while the others were. Only if the module was called (at steps 13 and 14 calls are
 looked at), or nothing in its class's source ever reads the attribute it is kept in. Heads that this run does not use and
-that the source does use are silent.
+that the source does use are silent, and so is what drops out of a loss made of derivatives (`autograd.grad(..., create_graph=True)`).
 """
 
 from __future__ import annotations
@@ -170,6 +170,8 @@ def _called(incident: Incident, book: Book, idle: Idle, called: dict[int, Any]) 
         bare = _bare(incident, book, [each for each, _ in hit])
         if bare is not None:
             return bare
+        if not found and any(call.kind == "grad" and call.create_graph for call in incident.journal.backwards):
+            return None  # a loss of derivatives: what only adds a constant (a last bias) is in none of them
         related = [spot.span("cut off here", "context") for origin in found[:3] if (spot := origin.place) is not None]
         fix = Fix(title="Find where its result is detached, dropped or turned into a number", safety="manual")
         return _told(incident, book, headline, None, [at, *related], fix, parameters, shown)
