@@ -256,3 +256,36 @@ def test_bad_values_in_some_rows_only_do_not_blame_a_division(tmp_path: Path) ->
     diagnosis = said(tmp_path, source)[0]
     assert diagnosis.code == "GG501" and diagnosis.culprit is not None
     assert "self.sd" not in diagnosis.culprit.text and "all of column" not in diagnosis.headline
+
+
+ROOTED = """
+class Scale(nn.Module):
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS)
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.scale, self.out = nn.Embedding(9, 6, padding_idx=0), Scale(), nn.Linear(6, 2)
+
+    def forward(self, t):
+        return self.out(self.scale(self.table(t)).mean(1))
+
+net = Words().KIND()
+opt = torch.optim.SGD(net.parameters(), lr=0.01)
+for it in range(3):
+    opt.zero_grad()
+    F.cross_entropy(net(torch.tensor([[1, 2, 0], [3, 0, 0]])).float(), torch.tensor([0, 1])).backward()
+    opt.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "eps", "loud"), [("half", "1e-8", True), ("float", "0.0", True), ("half", "1e-5", False), ("float", "1e-8", False)]
+)
+def test_an_inverse_root_of_zero_is_not_told_as_one_of_a_negative_number(tmp_path: Path, kind: str, eps: str, loud: bool) -> None:
+    found = said(tmp_path, ROOTED.replace("KIND", kind).replace("EPS", eps))
+    assert bool(found) == loud
+    if loud:
+        assert "inverse square root of 0" in found[0].headline and "negative" not in found[0].explanation
+        assert ("float16" in found[0].explanation) == (kind == "half") and "1e-5" in found[0].fixes[0].title
