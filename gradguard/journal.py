@@ -211,12 +211,13 @@ class EscapeFact(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """A difference of an [n, 1] and an [n] tensor: broadcasting makes it [n, n]."""
+    """A difference or product of an [n, 1] and an [n] tensor: broadcasting makes it [n, n]."""
 
     seq: int  # the node's
     step: int
     size: int  # n
     column: int  # which operand is the column, as written: 0 is the left one
+    product: bool = False
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ TOGGLE = 256  # sets requires_grad of a leaf
 GRAD = 512  # `.grad` is read
 SET_DATA = 2048  # `.data` is given another tensor's memory
 GATHER = 4096  # copies values between ranks
+FACTOR = 8192  # multiplies two tensors
 FLAG = 1024  # works in place if its `inplace` argument says so
 
 _ESCAPES = {"item", "tolist", "numpy", "__float__", "__int__", "__index__", "__array__", "__complex__", "__bool__"}
@@ -55,6 +56,7 @@ _ADDENDS = {
     "concatenate",
     "addcmul",
 }
+_FACTORS = {"mul", "multiply", "__mul__", "__rmul__"}
 _QUERIES = {
     "size",
     "dim",
@@ -144,6 +146,8 @@ def classify(func: Any) -> int:
         flags |= REWRAP
     if name in _ADDENDS:
         flags |= ADDEND
+    if name in _FACTORS:
+        flags |= FACTOR
     if isinstance(func, FunctionType) and func.__module__ == "torch.nn.functional":  # no other of these write their first argument
         code = func.__code__
         if "inplace" in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:

@@ -43,6 +43,7 @@ from gradguard.probes.op_kinds import (
     ADDEND,
     DATA,
     ESCAPE,
+    FACTOR,
     FLAG,
     GATHER,
     GRAD,
@@ -149,7 +150,7 @@ class OpProbe(TorchFunctionMode):
                     if isinstance(arg, _Tensor):
                         if not arg.requires_grad:
                             self.lost.operand(kind, before, after, arg)
-                            if kind & ADDEND and len(args) == 2:
+                            if kind & (ADDEND | FACTOR) and len(args) == 2:
                                 note_spread(self.journal, func, args, result, before)
                         elif numpy_storages and storage_key(arg) in numpy_storages:
                             self.prints.note_quietly(arg, before, after)
@@ -166,7 +167,7 @@ class OpProbe(TorchFunctionMode):
                     self.prints.note_saved(args, result, before, after)
                 if type(result) is not _Tensor and isinstance(result, tuple):
                     self.lost.side_results(before, func, result)
-            elif kind == PLAIN and not self.journal.has_cuts and _grad_enabled():
+            elif kind & ~FACTOR == PLAIN and not self.journal.has_cuts and _grad_enabled():
                 # the bulk of gradless calls (data preparation, metrics) has nothing to remember
                 if any_requires_grad(args):
                     self.lost.cut(kind, func, args, kwargs, result)

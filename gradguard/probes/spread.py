@@ -1,4 +1,4 @@
-"""Differences of an [n, 1] and an [n] tensor, which broadcasting makes an [n, n] table."""
+"""Differences and products of an [n, 1] and an [n] tensor, which broadcasting makes an [n, n] table."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from gradguard.probes.arguments import call_name
 
 _Tensor = torch.Tensor
 _DIFFERENCES = frozenset({"sub", "subtract", "rsub", "__sub__", "__rsub__"})
+_PRODUCTS = frozenset({"mul", "multiply", "__mul__", "__rmul__"})
 # a column that one of these made is meant to be one
 _MADE_COLUMNS = (
     "Unsqueeze",
@@ -30,7 +31,7 @@ _MADE_COLUMNS = (
 
 
 def note_spread(journal: Journal, func: Any, args: tuple[Any, ...], result: Any, seq: int) -> None:
-    """Notes such a difference, of a tensor with a gradient and one without.
+    """Notes such a difference or product, of a tensor with a gradient and one without.
 
     Args:
         args: the two operands, as the function got them.
@@ -44,10 +45,11 @@ def note_spread(journal: Journal, func: Any, args: tuple[Any, ...], result: Any,
         return
     name = call_name(func)
     column, row = (one, other) if one.dim() == 2 else (other, one)
-    if name not in _DIFFERENCES or column.shape[1] != 1 or row.shape[0] != size:
+    product = name in _PRODUCTS
+    if (name not in _DIFFERENCES and not product) or column.shape[1] != 1 or row.shape[0] != size:
         return
     node = column.grad_fn
     if node is not None and node.name().startswith(_MADE_COLUMNS):
         return
     position = 0 if column is one else 1
-    journal.spread.append(Spread(seq, journal.step, size, 1 - position if name in ("rsub", "__rsub__") else position))
+    journal.spread.append(Spread(seq, journal.step, size, 1 - position if name in ("rsub", "__rsub__", "__rmul__") else position, product))

@@ -173,3 +173,119 @@ table(torch.arange(12)).pow(2).mean().backward()
     assert bool(found) == loud
     if loud:
         assert "1e-8" in found[0].fixes[0].title and "float16" not in found[0].fixes[0].title
+
+
+SUMMED = """
+near = (torch.rand(40, 40) < 0.5).float()
+near = NEAR
+
+class Hop(nn.Module):
+    def __init__(self, a, b):
+        super().__init__()
+        self.mix = nn.Linear(a, b)
+
+    def forward(self, x):
+        return self.mix(near @ x)
+
+net = nn.Sequential(Hop(6, 16), nn.ReLU(), Hop(16, 16), nn.ReLU(), Hop(16, 1))
+opt = torch.optim.SGD(net.parameters(), lr=LR)
+x, y = torch.randn(40, 6) + 1, torch.randn(40, 1)
+for it in range(12):
+    opt.zero_grad()
+    F.mse_loss(net(x), y).backward()
+    opt.step()
+assert all(p.isfinite().all() for p in net.parameters()) or "near / " not in "NEAR"
+"""
+
+
+def test_weights_thrown_out_of_range_in_one_step_are_a_divergence(tmp_path: Path) -> None:
+    """The overflow comes in the third forward already; a smaller rate would only put it off."""
+    diagnosis = said(tmp_path, SUMMED.replace("NEAR", "near").replace("LR", "1e-2"))[0]
+    assert diagnosis.code == "GG503" and diagnosis.culprit is not None
+    assert diagnosis.culprit.text == "torch.optim.SGD(net.parameters(), lr=1e-2)"
+    assert "in the last step" in diagnosis.headline and "sums over many terms to means" in diagnosis.fixes[0].title
+
+
+def test_what_is_advised_for_sums_over_many_terms_repairs(tmp_path: Path) -> None:
+    assert said(tmp_path, SUMMED.replace("NEAR", "near / near.sum(1, keepdim=True)").replace("LR", "1e-2")) == []
+
+
+TABULAR = """
+import numpy as np
+
+class Scaler:
+    def fit(self, rows):
+        self.mu, self.sd = rows.mean(axis=0), rows.std(axis=0)
+        return self
+
+    def __call__(self, rows):
+        return (rows - self.mu) / self.sd
+
+np.seterr(all="ignore")
+rows = np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32)
+rows[COLUMN] = BAD
+table = torch.from_numpy(Scaler().fit(rows)(rows))
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(table, torch.arange(32) % 2), batch_size=8)
+net = nn.Linear(4, 2)
+opt = torch.optim.SGD(net.parameters(), lr=0.01)
+
+def fit():
+    for x, y in data:
+        opt.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        opt.step()
+
+fit()
+"""
+
+
+def test_a_constant_column_leads_to_the_division_by_its_deviation(tmp_path: Path) -> None:
+    diagnosis = said(tmp_path, TABULAR.replace("COLUMN", ":, 1").replace("BAD", "7.0"))[0]
+    assert diagnosis.code == "GG501" and diagnosis.culprit is not None and diagnosis.confidence == "likely"
+    assert diagnosis.culprit.text == "return (rows - self.mu) / self.sd" and "all of column 1" in diagnosis.headline
+    repaired = TABULAR.replace("COLUMN", ":, 1").replace("BAD", "7.0").replace("/ self.sd", "/ self.sd.clip(min=1e-6)")
+    assert said(tmp_path, repaired) == []
+
+
+def test_bad_values_in_some_rows_only_do_not_blame_a_division(tmp_path: Path) -> None:
+    source = (
+        TABULAR.replace("COLUMN", "3")
+        .replace("BAD", "7.0")
+        .replace("table =", "table = torch.from_numpy(rows); table[3, 2] = float('nan'); _ =")
+    )
+    diagnosis = said(tmp_path, source)[0]
+    assert diagnosis.code == "GG501" and diagnosis.culprit is not None
+    assert "self.sd" not in diagnosis.culprit.text and "all of column" not in diagnosis.headline
+
+
+ROOTED = """
+class Scale(nn.Module):
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS)
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.scale, self.out = nn.Embedding(9, 6, padding_idx=0), Scale(), nn.Linear(6, 2)
+
+    def forward(self, t):
+        return self.out(self.scale(self.table(t)).mean(1))
+
+net = Words().KIND()
+opt = torch.optim.SGD(net.parameters(), lr=0.01)
+for it in range(3):
+    opt.zero_grad()
+    F.cross_entropy(net(torch.tensor([[1, 2, 0], [3, 0, 0]])).float(), torch.tensor([0, 1])).backward()
+    opt.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "eps", "loud"), [("half", "1e-8", True), ("float", "0.0", True), ("half", "1e-5", False), ("float", "1e-8", False)]
+)
+def test_an_inverse_root_of_zero_is_not_told_as_one_of_a_negative_number(tmp_path: Path, kind: str, eps: str, loud: bool) -> None:
+    found = said(tmp_path, ROOTED.replace("KIND", kind).replace("EPS", eps))
+    assert bool(found) == loud
+    if loud:
+        assert "inverse square root of 0" in found[0].headline and "negative" not in found[0].explanation
+        assert ("float16" in found[0].explanation) == (kind == "half") and "1e-5" in found[0].fixes[0].title

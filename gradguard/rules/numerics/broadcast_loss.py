@@ -2,7 +2,8 @@
 
 ## What it is
 A prediction of shape [n, 1] meets a target of shape [n] (or the other way round) in a loss written by hand: broadcasting makes an
-[n, n] table of each prediction against each target, and the mean over it is taken for the loss.
+[n, n] table of each prediction against each target, and the mean over it is taken for the loss. Or losses of shape [n, 1] are
+multiplied by weights of shape [n].
 
 ## Why it is wrong
 Nothing raises, and the number looks like a loss. What it trains every prediction towards is the mean of all targets.
@@ -20,7 +21,8 @@ Unsafe: the loss becomes another one, which is the purpose.
 
 ## When it speaks, what silences it
 In traced steps, where a difference of an [n, 1] and an [n] tensor, one of them with a gradient and the other without, goes into the
-loss through nothing but elementwise functions and a mean or sum, and the column is what a layer gives or a plain variable. Pairwise
+loss through nothing but elementwise functions and a mean or sum, and the column is what a layer gives or a plain variable; or where
+the product of two such tensors is summed or averaged as a whole at once. Pairwise
 tables that are made on purpose (`x[:, None] - y`, `keepdim=True`, both sides computed by the model) are silent.
 """
 
@@ -61,6 +63,7 @@ _PLAIN = frozenset(
         "Max",
     }
 )
+_WHOLE = ("MeanBackward0", "SumBackward0")  # over all elements
 _ON_PURPOSE = ("unsqueeze", "keepdim", "None", "newaxis", "view", "reshape", "expand", "cdist")
 _MOST_NODES = 256
 
@@ -75,24 +78,26 @@ def recognise(incident: Incident) -> Diagnosis | None:
     """The difference, and what has which shape."""
     journal = incident.journal
     made = {fact.seq: fact for fact in journal.spread if fact.step == journal.step}
-    for node in _near(incident.root_nodes):
+    for node, parent in _near(incident.root_nodes):
         fact = made.get(node_sequence(node))
+        if fact is not None and fact.product and (parent is None or parent.name() not in _WHOLE):
+            continue  # a table of products may be meant; of one that is summed up at once, only the two sums are left
         place = None if fact is None else incident.place_of_node(fact.seq)
         if fact is not None and place is not None and (operands := _operands(place)) is not None and not _on_purpose(place, operands, fact):
             return _told(incident, fact, place, operands)
     return None
 
 
-def _near(roots: list[Any]) -> list[Any]:
-    """The nodes that a loss leads to through elementwise functions and means only."""
-    order = list(roots)
-    seen = set(order)
-    for node in order:  # grows while it is read
+def _near(roots: list[Any]) -> list[tuple[Any, Any]]:
+    """The nodes that a loss leads to through elementwise functions and means only, each with the node that it was reached from."""
+    order: list[tuple[Any, Any]] = [(root, None) for root in roots]
+    seen = set(roots)
+    for node, _ in order:  # grows while it is read
         if node_kind(node) in _PLAIN and len(order) < _MOST_NODES:
             for source, _ in node.next_functions:
                 if source is not None and source not in seen:
                     seen.add(source)
-                    order.append(source)
+                    order.append((source, node))
     return order
 
 
@@ -118,12 +123,16 @@ def _told(incident: Incident, fact: Spread, place: ResolvedSite, operands: tuple
     patch = None
     if isinstance(operands[fact.column], (ast.Name, ast.Attribute, ast.Call, ast.Subscript)):
         patch = replaced(place.source, [(operands[fact.column], f"{column}.squeeze(-1)")])
+    made = "product" if fact.product else "difference"
     backward = [] if incident.place is None else [incident.place.span("the loss is a mean over all pairs", "backward")]
+    why = "A loss over it trains every prediction towards the mean of all targets, not towards its own."
+    if fact.product:
+        why = f"Its sum is the sum of `{column}` times the sum of `{row}`: no element is weighted by its own factor."
     return Diagnosis(
         code=CODE,
         name=NAME,
         severity="warning",
-        headline=f"`{column}` is [{fact.size}, 1] and `{row}` is [{fact.size}]: their difference is a table of all pairs, "
+        headline=f"`{column}` is [{fact.size}, 1] and `{row}` is [{fact.size}]: their {made} is a table of all pairs, "
         f"[{fact.size}, {fact.size}]",
         culprit=place.span(f"broadcasts to [{fact.size}, {fact.size}]: each of one against each of the other", "culprit"),
         related=backward,
@@ -131,8 +140,7 @@ def _told(incident: Incident, fact: Spread, place: ResolvedSite, operands: tuple
             TensorFacts(name=column, shape=[fact.size, 1]),
             TensorFacts(name=row, shape=[fact.size]),
         ],
-        explanation="Broadcasting stretches a column and a row to a table. A loss over it trains every prediction towards the mean of all "
-        "targets, not towards its own.",
+        explanation=f"Broadcasting stretches a column and a row to a table. {why}",
         fixes=[Fix(title=f"give both one shape: `{column}.squeeze(-1)`, or `{row}.unsqueeze(-1)`", safety="unsafe", patch=patch)],
         confidence="likely",
     )

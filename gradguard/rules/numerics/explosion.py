@@ -20,7 +20,8 @@ from gradguard.rules.numerics.watching import Numbers
 
 _RUN = 4  # steps in a row in which the loss grew
 _GROWTH = 1e6  # over such a run
-_FAST, _HUGE = 1e4, 1e4  # over two steps or more, with weights of such a size
+_FAST, _HUGE = 1e4, 1e4  # over two steps or more (over one, where the weights are out of range), with weights of such a size
+_AT_ONCE = 1e6  # growth of the loss in each step
 _OUT_OF_RANGE = 1e6  # no trained weight is as large
 _JUMP = 50.0  # gradient norm of the last step against the median before
 _OVERFLOWING = frozenset(
@@ -89,8 +90,9 @@ def diverged(
     jump = norms[-1] / usual if usual > 0 else 0.0
     leaves = [leaf for node in values.nodes if (leaf := getattr(node, "variable", None)) is not None]
     largest = _largest(incident, leaves)
-    huge = bool(largest) and largest[0][1] >= _HUGE and steps >= 2 and factor >= _FAST
-    if not memory.loss_bad and incident.error is None and (not largest or largest[0][1] < _OUT_OF_RANGE):
+    wild = bool(largest) and largest[0][1] >= _OUT_OF_RANGE  # then one step is enough: the second one may overflow already
+    huge = bool(largest) and largest[0][1] >= _HUGE and steps >= (1 if wild else 2) and factor >= _FAST
+    if not memory.loss_bad and incident.error is None and not wild:
         return None  # a loss that is still finite may be large for its own reasons; weights of such a size have none
     slow = huge or (steps >= _RUN and factor >= _GROWTH)
     if not slow and (jump < _JUMP or (origin is not None and origin.kind == "op" and not _weights_made_it(incident, values))):
@@ -123,10 +125,8 @@ def diverged(
     trail = ", ".join(number(value) for value in losses[-6:])
     if slow:
         now = "and goes on growing" if math.isfinite(losses[-1]) and not memory.loss_bad else "and is no longer finite"
-        headline = (
-            f"Training diverges: the loss grew {number(factor)} times over the last {steps} steps {now}; `{name}` steps too far"
-            f" ({rate(optimizer)})."
-        )
+        over = f"over the last {steps} steps" if steps > 1 else "in the last step"
+        headline = f"Training diverges: the loss grew {number(factor)} times {over} {now}; `{name}` steps too far ({rate(optimizer)})."
         why = (
             f"The last losses were {trail}: every step of `{name}` ({rate(optimizer)}) overshoots by more than it corrects, so the weights"
             " grow without bound until they leave what the dtype can hold. The op that overflowed first is not to blame."
@@ -139,6 +139,18 @@ def diverged(
             ),
             Fix(title="clip the gradient before the step: `torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)`"),
         ]
+        if factor ** (1 / steps) >= _AT_ONCE:  # a smaller rate only puts it off
+            fixes = [
+                fixes[1].model_copy(
+                    update={
+                        "title": "bring the values to a common scale: inputs to zero mean and unit variance, sums over many terms to means",
+                        "detail": f"the loss was {number(losses[-1 - steps])} before it grew; the largest stable step shrinks with the "
+                        "square of the largest feature, once for every layer",
+                    }
+                ),
+                fixes[2],
+                fixes[0],
+            ]
         label = f"{rate(optimizer)} is far too large here" if culprit is made else "each step overshoots"
     else:
         headline = (

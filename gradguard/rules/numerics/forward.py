@@ -11,6 +11,7 @@ from gradguard.evidence.recompute import node_kind
 from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.values import GraphValues, health
 from gradguard.rules.incident import Incident
+from gradguard.rules.numerics import derived
 from gradguard.rules.numerics.origin import Origin, find_origin
 from gradguard.rules.numerics.places import Places, expression, module_at, operands_at
 from gradguard.rules.numerics.ranges import kinds, value_range
@@ -48,8 +49,9 @@ def describe(
     place = places.of(origin.node, search=True)
     trap = explain(values, origin)
     found = health(root)
-    text = expression(place, origin.node)
-    where = _where(place)
+    slope = derived.differentiated(incident.journal, origin.node) if place is None and node_kind(origin.node) == "Div" else None
+    text = f"`{expression(place, origin.node)}`" if slope is None else f"the derivative of `{expression(slope, origin.node)}`"
+    where = _where(place or slope)
     related = _related(incident, places, values, origin, place, trap.underflowed)
     facts = _facts(incident, values, origin, place)
     notes = places.notes + _inputs(incident, values, origin)
@@ -62,13 +64,19 @@ def describe(
         code="GG501",
         name="nonfinite-forward",
         severity=severity,
-        headline=f"{subject[0].upper()}{subject[1:]} is {kinds(found)}: `{text}` {trap.what}{where}.",
-        culprit=None if place is None else place.span(f"first {kinds(origin.health)}: {trap.what}", "culprit"),
+        headline=f"{subject[0].upper()}{subject[1:]} is {kinds(found)}: {text} {trap.what}{where}.",
+        culprit=(
+            place.span(f"first {kinds(origin.health)}: {trap.what}", "culprit")
+            if place is not None
+            else None
+            if slope is None
+            else slope.span("its slope is infinite at 0, and this slope is differentiated again", "culprit")
+        ),
         related=related,
         tensors=facts,
         explanation=_why(trap.why, origin, values, place, incident),
         notes=notes,
-        fixes=trap.fixes,
+        fixes=trap.fixes if slope is None else [derived.repair()],
         avoid=trap.avoid,
         confidence="certain" if place is not None and origin.sure and not places.notes else "likely",
     )

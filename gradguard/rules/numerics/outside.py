@@ -14,6 +14,7 @@ from gradguard.evidence.source import ResolvedSite, at_line, dotted, function_de
 from gradguard.evidence.values import GraphValues, health, plain
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.births import birthplace
+from gradguard.rules.numerics.columns import bad_columns, listed, standardised
 from gradguard.rules.numerics.optimizers import last_step, made_at, rate
 from gradguard.rules.numerics.origin import Origin
 from gradguard.rules.numerics.places import Places, expression
@@ -140,6 +141,7 @@ def _data(
     culprit, label, notes = used, "it enters the graph here", list[str]()
     related: list[SourceSpan] = []
     search = Search(_lookup_table(incident))
+    columns = bad_columns(origin.tensor)
     seen = incident.journal.nonfinite.get(storage_key(origin.tensor) or 0)
     seen_at = None if seen is None else resolve(seen.site)
     if seen is not None and seen_at is not None:
@@ -152,7 +154,13 @@ def _data(
             (f"`{made[1]}` is delivered with {made[2]} in it" if delivered else f"`{made[1]}` becomes {made[2]} here, of finite values"),
         )
         inner = search.statement(made[0])
-        if inner is not None and inner.line != made[0].line:
+        divides = standardised(incident) if columns and (inner is None or inner.line == made[0].line) else None
+        divides = None if divides is not None and divides.line == made[0].line and divides.file == made[0].file else divides
+        if divides is not None:
+            related.append(made[0].span(label, "made"))
+            culprit, label = divides, "a column that is constant has a deviation of 0 here, and 0/0 is NaN"
+            notes.append("the division was found in the source: it is the only one around by a bare standard deviation")
+        elif inner is not None and inner.line != made[0].line:
             related.append(made[0].span(label, "made"))
             culprit, label = inner, "this can divide by zero or leave its domain"
             notes.append(
@@ -191,13 +199,14 @@ def _data(
         label = "the deviation of a single element is NaN: there are no degrees of freedom"
         fix = Fix(title="leave out what is a single element (`drop_last=True` in the DataLoader), or take `std(unbiased=False)`")
     found = origin.health
+    those = f" (all of {listed(columns)})" if columns else ""
     return Diagnosis(
         code="GG501",
         name="nonfinite-forward",
         severity=severity,
         headline=(
             f"{subject[0].upper()}{subject[1:]} is {kinds(health(root))} because {what} is: {kinds(found)} in"
-            f" {elements(found.bad, found.total)}, before the model computes anything of it."
+            f" {elements(found.bad, found.total)}{those}, before the model computes anything of it."
         ),
         culprit=None if culprit is None else culprit.span(label, "culprit"),
         related=related,
@@ -207,7 +216,7 @@ def _data(
             " computed without gradient."
         ),
         notes=notes,
-        confidence="likely" if made is None else "certain",
+        confidence="likely" if made is None or culprit is not made[0] else "certain",
         fixes=[fix],
     )
 

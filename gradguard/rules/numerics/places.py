@@ -13,6 +13,8 @@ from gradguard.evidence.recompute import node_kind
 from gradguard.evidence.source import ResolvedSite, at_line, resolve
 from gradguard.evidence.syntax import Source, load, range_of
 from gradguard.rules.incident import Incident
+from gradguard.rules.numerics import derived
+from gradguard.rules.numerics.derived import derived_by
 from gradguard.rules.numerics.watching import Numbers
 
 UNSEEN = (
@@ -71,6 +73,10 @@ class Places:
         place = resolve(self.memory.footprints.site(self.incident.journal, node, self.nodes))
         if place is not None or not search:
             return place
+        call = derived_by(self.incident.journal, node)
+        if call is not None:  # no line of the program made it: what fits in the source would be another op
+            self.notes.append(derived.note(call))
+            return None
         place = self._only_fit(node)
         self.notes.append(NOT_FOUND if place is None else UNSEEN)
         return place

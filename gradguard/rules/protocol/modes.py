@@ -50,6 +50,7 @@ class Modes:
         self.off = False
         self.norms: dict[int, tuple[Any, ...]] = {}  # frozen batch norms, for the rule
         self._kinds: set[type] = set()  # that ran in eval mode
+        self._strays: set[tuple[Any, int]] = set()  # places that were looked at
         self.looks = 0  # at single module calls, in all
 
     def switched(self, module: nn.Module, mode: bool, was: bool, site: CallSite | None) -> None:
@@ -92,7 +93,7 @@ class Modes:
             self._evaluated(module)
         known = self._counts.get(id(module))
         if known is not None and known.ref() is module:
-            if module.training:
+            if module.training or known.bare:
                 self._again(known, arguments, frame)
         elif module.training and isinstance(module, ACTING):
             self._first(module, frame)
@@ -118,11 +119,30 @@ class Modes:
         ledger = self._ledger()
         root, argument, caller = outermost(frame)
         root, argument, caller = (module, None, frame) if root is None else (root, argument, caller)
-        if ledger is None or caller is None or id(root) in self._counts:
+        if ledger is None or caller is None:
+            return
+        mixed = not root.training  # the whole is in eval mode, and this part of it is not
+        if mixed:
+            self._stray(root, module, frame)
+        if id(root) in self._counts:
             return
         if len(self._counts) > 64:
             self._counts.clear()
-        self._counts[id(root)] = Forwards(root, module, ledger.backwards, _mark(argument))
+        known = self._counts[id(root)] = Forwards(root, module, ledger.backwards, _mark(argument))
+        known.bare = mixed and not any(not switch.mode and _holds(switch.ref(), root) for switch in self.switches)
+
+    def _stray(self, root: nn.Module, module: nn.Module, frame: FrameType | None) -> None:
+        """A dropout or batch norm acts in train mode inside a module in eval mode: does eval() reach it?"""
+        while frame is not None and not USER_FILES[frame.f_code.co_filename]:
+            frame = frame.f_back
+        ledger = self._ledger()
+        if frame is None or ledger is None or (place := (frame.f_code, frame.f_lasti)) in self._strays or len(self._strays) > 256:
+            return
+        self._strays.add(place)
+        ids = ledger.survey.known()
+        if not _holds(root, module) and any(id(p) in ids for p in root.parameters()):
+            data = {"root": weakref.ref(root), "module": weakref.ref(module), "type": type(module).__name__, "site": CallSite(*place)}
+            ledger.found.append(Suspicion("GG609", None, {"kind": "out of reach", **data}))
 
     def _again(self, known: Forwards, arguments: Any, frame: FrameType | None) -> None:
         ledger = self._ledger()
@@ -153,7 +173,7 @@ class Modes:
                     "GG609",
                     None,
                     {
-                        "kind": "train mode without grad",
+                        "kind": "train mode without grad" if root.training else "bare flag",
                         "root": known.ref,
                         "module": known.module,
                         "site": CallSite(caller.f_code, caller.f_lasti),
@@ -165,7 +185,7 @@ class Modes:
 class Forwards:
     """Forwards of one root module without grad, in train mode, since the last backward."""
 
-    __slots__ = ("argument", "backwards", "module", "number", "ref", "said")
+    __slots__ = ("argument", "backwards", "bare", "module", "number", "ref", "said")
 
     def __init__(self, root: nn.Module, module: nn.Module, backwards: int, argument: Any) -> None:
         self.ref = weakref.ref(root)
@@ -174,6 +194,11 @@ class Forwards:
         self.argument = argument
         self.number = 1
         self.said = False
+        self.bare = False  # its flag says eval mode, and nobody has called eval()
+
+
+def _holds(module: nn.Module | None, part: nn.Module) -> bool:
+    return module is not None and any(each is part for each in module.modules())
 
 
 def _mark(argument: Any) -> Any:

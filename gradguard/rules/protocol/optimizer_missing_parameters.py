@@ -5,8 +5,8 @@ Parameters of a trained model get gradients at every backward, but no optimizer 
 
 ## Why it is wrong
 The optimizer updates what it was given when it was made. Modules kept in a plain list or dict, and tensors that are not
-`nn.Parameter`, are not part of `model.parameters()`; a module left out of the optimizer's arguments is not either. The loss
-falls all the same, because the rest of the model adapts to the random part.
+`nn.Parameter` (or were computed from one: `nn.Parameter(...).unsqueeze(0)`), are not part of `model.parameters()`; a module left
+out of the optimizer's arguments is not either. The loss falls all the same, because the rest of the model adapts to the random part.
 
 ## Example
     self.convs = [nn.Conv1d(16, 8, k) for k in (2, 3, 4)]     # a plain list: unknown to self.parameters()
@@ -23,7 +23,9 @@ Unsafe: more is trained than before; saved checkpoints get new entries.
 When the optimizer or the guard comes to its end (or after 1,000 steps), if leaves that were seen in three or more graphs are
 in no optimizer and have exactly the values they had at first. It is silent about leaves that are no module's (inputs,
 latent codes), about modules in eval mode or loaded with `load_state_dict` (a pretrained network through which gradients only
-flow), about anything an optimizer made later takes up, and about values that change by hand.
+flow), about anything an optimizer made later takes up, and about values that change by hand. And at the
+fourth look in a row at which the parameters of the look before are gone and others of the same shapes get gradients, where one place
+makes a layer and calls it at once (`nn.Linear(8, 2)(x)`).
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import orphans, tell
 from gradguard.rules.protocol.books import Book, Prepared
 from gradguard.rules.protocol.joined import adding_place, joined_later
+from gradguard.rules.protocol.made_anew import made_anew
 from gradguard.rules.protocol.owners import Owner, Owners, is_record
 from gradguard.rules.protocol.places import attribute_set
 from gradguard.rules.protocol.survey import Stranger
@@ -52,6 +55,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
         return data["prepared"]  # type: ignore[no-any-return]
     if book is None:
         return None
+    if "anew" in data:
+        return made_anew(incident, book, data["anew"], CODE, NAME)
     strangers: list[Stranger] = data["prepare"]
     owners = Owners(incident.names)
     left = [(leaf, owner) for s in strangers if (leaf := s.ref()) is not None and (owner := owners.of(leaf)) is not None]
@@ -104,10 +109,18 @@ def _told(incident: Incident, book: Book, left: Found) -> Diagnosis:
     if unregistered:
         attributes = list(dict.fromkeys(each.attribute for _, each in shown if each.module is owner.module))
         place = attribute_set(type(owner.module), owner.attribute)
-        plain = leaf is getattr(owner.module, owner.attribute, None)
+        plain = owner.computed or leaf is getattr(owner.module, owner.attribute, None)
         held = vars(owner.module).get(owner.attribute)
         kind = type(held).__name__
-        what = "a plain tensor" if plain else f"kept in a `{kind}`, which is no module" if is_record(held) else f"kept in a plain {kind}"
+        what = (
+            "computed from an `nn.Parameter`, and so a plain tensor"
+            if owner.computed
+            else "a plain tensor"
+            if plain
+            else f"kept in a `{kind}`, which is no module"
+            if is_record(held)
+            else f"kept in a plain {kind}"
+        )
         culprit = None if place is None else place.statement_span(f"{what}: not part of `{holder}.parameters()`", "culprit")
         others = [attribute_set(type(owner.module), each) for each in attributes[1:4]]
         related = tell.spans(
@@ -120,6 +133,8 @@ def _told(incident: Incident, book: Book, left: Found) -> Diagnosis:
         container = "ModuleDict" if isinstance(held, dict) or is_record(held) else "ModuleList"
         them = "them" if len(attributes) > 1 else "it"
         title = f"Make {them} `nn.Parameter`" if plain else f"Use `nn.{container}` for `self.{owner.attribute}`"
+        if owner.computed:
+            title = f"Make the `nn.Parameter` last: `self.{owner.attribute} = nn.Parameter(...)` around the computed values"
         detail = f" Or make `{kind}` an `nn.Module` that has them as attributes." if is_record(held) else ""
         fix = Fix(title=title, safety="unsafe", detail=f"Before the optimizer is made.{detail}")
     elif joined_later(book, shown):

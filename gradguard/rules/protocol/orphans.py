@@ -161,6 +161,8 @@ def _replaced(incident: Incident, book: Book, owner: Owner, everything: bool) ->
         if found:
             place = at_line(*found)
             what = f"`{owner.variable}`" if found == rebound else f"`{'.'.join(inner) or owner.path}`"
+            if place is not None and any(target.endswith(f".{owner.path.rpartition('.')[2]}") for target in place.targets):
+                what = f"`{owner.path}`"
             label = f"puts a new {what} in place; the optimizer keeps the old one's parameters"
             return None if place is None else place.statement_span(label, "culprit"), whole
     return None, whole
@@ -187,7 +189,7 @@ def _parts_replaced(source: Source, owner: Owner) -> Iterator[ast.stmt]:
     if len(parts) - (parts[0] == owner.variable) < 2:
         return
     for node in ast.walk(source.tree or ast.Module([], [])):
-        if isinstance(node, ast.Assign) and any(dotted(target) == f"self.{parts[-2]}" for target in node.targets):
+        if isinstance(node, ast.Assign) and any(dotted(t) in (f"self.{parts[-2]}", f"self.{parts[-2]}.{parts[-1]}") for t in node.targets):
             around = function_around(source, node)
             if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)) and around.name != "__init__":
                 yield node

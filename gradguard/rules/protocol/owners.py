@@ -11,6 +11,8 @@ from torch import nn
 
 from gradguard.evidence.names import Names
 
+_SHORT = 5  # operations between a parameter and the attribute computed from it
+
 
 @dataclass(frozen=True)
 class Owner:
@@ -23,6 +25,7 @@ class Owner:
         root: the outermost module.
         registered: whether `root.parameters()` gives it.
         variable: what the root is called, where known.
+        computed: whether the attribute is what was computed from the parameter, which nothing else holds.
     """
 
     path: str
@@ -31,6 +34,7 @@ class Owner:
     root: nn.Module
     registered: bool
     variable: str | None
+    computed: bool = False
 
 
 class Owners:
@@ -40,6 +44,7 @@ class Owners:
         self._names = names
         self._plain: dict[int, tuple[str, nn.Module, nn.Module, str | None, str]] = {}
         self._modules: dict[int, tuple[str, nn.Module, nn.Module, str | None, str]] = {}
+        self._behind: dict[int, tuple[str, nn.Module, nn.Module, str | None, str]] = {}
         for variable, root in names.modules:
             for path, module in root.named_modules():
                 for key, value in vars(module).items():
@@ -49,6 +54,9 @@ class Owners:
                         full = ".".join(part for part in (variable, path, name) if part)
                         table = self._modules if isinstance(item, nn.Module) else self._plain
                         table.setdefault(id(item), (full, module, root, variable, key))
+                        parameter = None if isinstance(item, nn.Module) else _behind(item)
+                        if parameter is not None:
+                            self._behind.setdefault(id(parameter), (full, module, root, variable, key))
 
     def of(self, parameter: torch.Tensor) -> Owner | None:
         """The owner; None for tensors that are no module's."""
@@ -58,7 +66,11 @@ class Owners:
             return Owner(full, module, key, root, False, variable)
         state = self._names.state(parameter)
         if state is None:
-            return None
+            behind = self._behind.get(id(parameter))
+            if behind is None:
+                return None
+            full, module, root, variable, key = behind
+            return Owner(full, module, key, root, False, variable, computed=True)
         held = self._modules.get(id(state.root))
         if held is not None and held[1] is not state.root:
             full, module, root, variable, key = held
@@ -77,6 +89,19 @@ def _items(key: str, value: Any) -> list[tuple[str, Any]]:
     if is_record(value):
         return [found for name, item in vars(value).items() for found in _items(f"{key}.{name}", item)]
     return []
+
+
+def _behind(tensor: torch.Tensor) -> nn.Parameter | None:
+    """The one parameter that an attribute was made from, by an operation or two: `nn.Parameter(...).unsqueeze(0)`."""
+    nodes = [tensor.grad_fn] if tensor.grad_fn is not None else []
+    for _ in range(_SHORT):
+        if len(nodes) != 1 or nodes[0] is None:
+            return None
+        leaf = getattr(nodes[0], "variable", None)
+        if leaf is not None:
+            return leaf if isinstance(leaf, nn.Parameter) else None
+        nodes = [node for node, _ in nodes[0].next_functions if node is not None]
+    return None
 
 
 def is_record(value: Any) -> bool:

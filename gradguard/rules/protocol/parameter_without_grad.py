@@ -22,7 +22,7 @@ Manual.
 When the optimizer or the guard comes to its end (or after 400 steps of the optimizer), about parameters that no step has
 ever changed and no backward filled, while the others were. Only if the module was called (at steps 13 and 14 calls are
 looked at), or nothing in its class's source ever reads the attribute it is kept in. Heads that this run does not use and
-that the source does use are silent.
+that the source does use are silent, and so is what drops out of a loss made of derivatives (`autograd.grad(..., create_graph=True)`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import torch
 from torch import nn
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.evidence.source import ResolvedSite, at_line, dotted, resolve
+from gradguard.evidence.source import ResolvedSite, at_line, resolve
 from gradguard.rules.base import Rule
 from gradguard.rules.gradient_path import origins
 from gradguard.rules.incident import Incident
@@ -44,6 +44,7 @@ from gradguard.rules.protocol.books import Book, Prepared
 from gradguard.rules.protocol.cut_off import the_cut
 from gradguard.rules.protocol.fixed_index import fixed_index
 from gradguard.rules.protocol.places import attribute_set, class_node
+from gradguard.rules.protocol.reads import bare_read, reads_of
 from gradguard.rules.protocol.severed import LoneLoss
 from gradguard.rules.protocol.suspicion import version_of
 
@@ -166,6 +167,11 @@ def _called(incident: Incident, book: Book, idle: Idle, called: dict[int, Any]) 
             if alone
             else "what it computes does not reach any loss"
         )
+        bare = _bare(incident, book, [each for each, _ in hit])
+        if bare is not None:
+            return bare
+        if not found and any(call.kind == "grad" and call.create_graph for call in incident.journal.backwards):
+            return None  # a loss of derivatives: what only adds a constant (a last bias) is in none of them
         related = [spot.span("cut off here", "context") for origin in found[:3] if (spot := origin.place) is not None]
         fix = Fix(title="Find where its result is detached, dropped or turned into a number", safety="manual")
         return _told(incident, book, headline, None, [at, *related], fix, parameters, shown)
@@ -238,27 +244,19 @@ def _unused(incident: Incident, book: Book, idle: Idle) -> Diagnosis | None:
 
 
 def _bare(incident: Incident, book: Book, idle: Idle) -> Diagnosis | None:
-    """Their module is read in one place, and only for the bare values: `self.embedding.weight.data[index]`."""
-    for parameter, path, _, parent, attribute in idle:
-        reads = (_reads(type(parent)) or {}).get(attribute, []) if parent is not None else []
-        found = None if parent is None or len(reads) != 1 else class_node(type(parent))
-        if found is None:
-            continue
-        source, node, cut = found[0], reads[0], None
-        for above in source.ancestors(node):
-            if not isinstance(above, (ast.Attribute, ast.Call)):
-                break
-            if isinstance(above, ast.Attribute) and above.attr in ("data", "detach"):
-                cut = above
-                break
-        place = at_line(source.filename, node.lineno) if cut is not None else None
-        if cut is None or place is None:
+    """They, or their module, are only read for the bare values: `self.embedding.weight.data[index]`, `self.scale.exp().item()`."""
+    for parameter, path, owner, parent, attribute in idle:
+        own = path.rpartition(".")[2]
+        read = (None if parent is None else bare_read(type(parent), attribute)) or bare_read(type(owner), own)
+        if read is None:
             continue
         name = tell.optimizer_name(book, incident)
-        culprit = place.statement_span(f"`.{cut.attr}` gives the bare values, without a path", "culprit")
-        headline = f"`{path}` is in `{name}` and never gets a gradient: it is only read through `.{cut.attr}`"
-        fix = Fix(title=f"Read `self.{attribute}` with its graph: call it, or drop `.{cut.attr}`", safety="unsafe")
-        return _told(incident, book, headline, culprit, [], fix, [parameter], f"`{path}`")
+        culprit = read.place.statement_span(f"`{read.how}` gives the bare values, without a path", "culprit")
+        headline = f"`{path}` is in `{name}` and never gets a gradient: it is only read through `{read.how}`"
+        title = f"Read `self.{read.attribute}` with its graph: call it, or drop `{read.how}`"
+        if read.number:
+            title = f"Use `self.{read.attribute}` as a tensor: without `{read.how}`"
+        return _told(incident, book, headline, culprit, [], Fix(title=title, safety="unsafe", detail=read.detail), [parameter], f"`{path}`")
     return None
 
 
@@ -300,33 +298,8 @@ def _told(
     )
 
 
-def _reads(kind: type) -> dict[str, list[ast.Attribute]] | None:
-    """Reads of `self.<name>` in a class outside `__init__`; None where the class reads attributes by computed names."""
-    found = class_node(kind)
-    if found is None:
-        return None
-    reads: dict[str, list[ast.Attribute]] = {}
-    for method in found[1].body:
-        if not isinstance(method, (ast.FunctionDef, ast.AsyncFunctionDef)) or method.name == "__init__":
-            continue
-        for node in ast.walk(method):
-            if isinstance(node, ast.Call) and dotted(node.func) in (
-                "getattr",
-                "self.children",
-                "self.named_children",
-                "self.modules",
-                "self.named_modules",
-                "self.get_submodule",
-                "self._modules.values",
-            ):
-                return None
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and dotted(node) == f"self.{node.attr}":
-                reads.setdefault(node.attr, []).append(node)
-    return reads
-
-
 def _never_read(kind: type, attribute: str) -> bool:
-    reads = _reads(kind)
+    reads = reads_of(kind)
     if reads is None or attribute.isdigit() or attribute in reads or len(reads) < 2:
         return False
     found = class_node(kind)
@@ -343,7 +316,7 @@ def _never_read(kind: type, attribute: str) -> bool:
 
 def _used_twice(parent: nn.Module, dead: list[str]) -> tuple[ResolvedSite, list[str]] | None:
     """The statement that uses layers of the same shape for a second time, where the unused ones were meant."""
-    reads = _reads(type(parent))
+    reads = reads_of(type(parent))
     found = class_node(type(parent))
     if reads is None or found is None:
         return None

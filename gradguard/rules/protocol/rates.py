@@ -20,17 +20,20 @@ _NEARLY, _PER_EPOCH = 0.1, 5  # a scheduler made for as many steps as the optimi
 _SWINGS = 8  # half periods of a cosine stepped with every optimizer step: there and back four times
 _CALLS_WITHOUT_STEP = 3  # of a scheduler whose optimizer has not stepped in between, while another one has
 _SAMPLED = 64
+_A_LOT = 0.2  # of the rate at the look before
 
 
 class Rates:
     """The learning rate of one optimizer over its steps, and a sample of low-precision parameters' values."""
 
-    __slots__ = ("highest", "said", "said_beside", "sample", "swung", "tiny", "zero")
+    __slots__ = ("falling", "falls", "highest", "last", "said", "said_beside", "sample", "swung", "tiny", "zero")
 
     def __init__(self) -> None:
         self.highest = 0.0
         self.zero = 0
         self.tiny = 0
+        self.last: float = 0.0  # at the look before
+        self.falling = self.falls = 0  # looks in a row at which it had fallen a lot: now, and at most
         self.said = self.said_beside = self.swung = False
         self.sample: list[tuple[weakref.ref[Any], list[float], list[float]]] = []
 
@@ -44,6 +47,12 @@ class Rates:
         if type(rate) is float or type(rate) is int:  # a tensor's value would have to be fetched from its device
             if rate > self.highest:
                 self.highest = rate
+            if rate < _A_LOT * self.last:
+                self.falling += 1
+                self.falls = max(self.falls, self.falling)
+            else:
+                self.falling = 0
+            self.last = rate
             if rate == 0:
                 before, self.zero = self.zero, self.zero + weight
                 if before < ledger.options("GG611").steps <= self.zero and _all_zero(optimizer):
@@ -62,6 +71,8 @@ class Rates:
                     schedule = ledger.schedules.of(optimizer)
                     if schedule is not None and schedule.calls >= 0.9 * book.steps:
                         ledger.found.append(Suspicion("GG612", book, {"kind": "vanished", "schedule": schedule, "rate": rate}))
+                    elif schedule is None and self.falls > 1:  # once may be a rate set anew: after a range test, for fine-tuning
+                        ledger.found.append(Suspicion("GG612", book, {"kind": "by hand", "rate": rate}))
         if book.steps == 1:
             self._take(book)
         elif self.sample and book.steps >= 1 + _COMPARE_AFTER:

@@ -93,7 +93,7 @@ def _rebinding(sources: list[Source]) -> Iterator[tuple[Source, ast.stmt]]:
             for node in ast.walk(loop):
                 if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
                     name = node.targets[0].id
-                    if name in bound and _reads_grad(node.value, name) and not _read_later(source, loop, node, name):
+                    if name in bound and _reads_grad(node.value, name) and not read_later(source, loop, node, name):
                         yield source, node
 
 
@@ -101,7 +101,7 @@ def _reads_grad(value: ast.expr, name: str) -> bool:
     return any(isinstance(node, ast.Attribute) and node.attr == "grad" and dotted(node.value) == name for node in ast.walk(value))
 
 
-def _read_later(source: Source, loop: ast.For, statement: ast.stmt, name: str) -> bool:
+def read_later(source: Source, loop: ast.For, statement: ast.stmt, name: str) -> bool:
     """Whether the variable is read below the statement, or anywhere in a loop inside this one that holds it."""
     around = function_around(source, loop) or source.tree
     inner = [above for above in source.ancestors(statement) if isinstance(above, (ast.For, ast.While))]

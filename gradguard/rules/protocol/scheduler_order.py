@@ -2,7 +2,7 @@
 
 ## What it is
 A learning-rate scheduler is stepped at the wrong rhythm (after every batch, when its numbers mean epochs), or for an
-optimizer that is no longer the one that steps.
+optimizer that is no longer the one that steps. Or a decay written by hand (`group["lr"] *= 0.1`) runs at that rhythm.
 
 ## Why it is wrong
 The rate falls by orders of magnitude within the first epochs and nothing is learnt any more; or the schedule has no effect.
@@ -25,7 +25,8 @@ At the end of a run of thirty steps or more: about a scheduler that was made for
 fifth of them or fewer; about a CosineAnnealingLR that was stepped with each optimizer step eight times as often as its T_max, or more;
 about a LambdaLR whose function's highest value was the initial rate itself. And while it runs:
 When the rate has fallen below 1/10,000 of its highest value, the scheduler is stepped with (nearly) every optimizer step, and
-at least half of all steps so far (30 at least) ran at such a rate. Or when five calls of a scheduler in a row find that its
+at least half of all steps so far (30 at least) ran at such a rate; or no scheduler is there, and the rate was cut at several looks in
+a row by the program itself. Or when five calls of a scheduler in a row find that its
 own optimizer has not stepped while another one over the same parameters has.
 """
 
@@ -37,7 +38,7 @@ from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.source import resolve
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
-from gradguard.rules.protocol import tell
+from gradguard.rules.protocol import rate_by_hand, tell
 from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.rates import Schedule
 
@@ -57,6 +58,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     """The scheduler's step, and what became of the learning rate."""
     book, data = incident.suspicion.book, incident.suspicion.data
     schedule = data.get("schedule")
+    if book is not None and data["kind"] == "by hand":
+        return rate_by_hand.told(incident, book, data["rate"], CODE, NAME)
     if book is None or schedule is None:
         return None
     place = resolve(schedule.site)
@@ -120,7 +123,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
         code=CODE,
         name=NAME,
         severity="warning",
-        headline=f"`{scheduler}.step()` runs with every optimizer step and has driven the learning rate from {rates.highest:g} to "
+        headline=f"`{scheduler}.step()` runs with every optimizer step and has driven the learning rate (lr) from {rates.highest:g} to "
         f"{data['rate']:.2g} in {book.steps} steps",
         culprit=None if place is None else place.span(f"called {schedule.calls} times in {book.steps} steps", "culprit"),
         related=tell.spans(made, tell.span(book.step_site, f"`{name}` steps at a rate of {data['rate']:.2g}", "context")),

@@ -25,9 +25,9 @@ Unsafe: updates become half as large, which is right.
 
 ## When it speaks, what silences it
 At the second step in which every gradient is the very one an earlier step has used, unchanged; at the third step in a row
-without any gradient and without any backward; or at the tenth step in a row of an optimizer whose parameters no backward has ever
-given a gradient, though backward ran. Steps with a closure (LBFGS), gradients set by hand and parameters that are
-frozen do not count.
+without any gradient and without any backward (`autograd.grad` returns gradients and fills none); or at the tenth step in a row
+of an optimizer whose parameters no backward has ever given a gradient, though backward ran. Steps with a closure (LBFGS),
+gradients set by hand and parameters that are frozen do not count.
 """
 
 from __future__ import annotations
@@ -72,6 +72,9 @@ def recognise(incident: Incident) -> Diagnosis | None:
             book.prepared.append(Prepared(told.code, told, lambda: (alive := ledger()) is not None and not alive.backwards))
             return None
         bare = _bare_backward(step)
+        taken = None if bare is not None else _returned(incident, book)
+        if taken is not None:
+            return _unassigned(taken, step, book, name, len(parameters))
         return Diagnosis(
             code=CODE,
             name=NAME,
@@ -113,6 +116,49 @@ def recognise(incident: Incident) -> Diagnosis | None:
             "twice."
         ),
         fixes=[Fix(title="Remove this second `step()`", safety="unsafe", detail="One step for each set of gradients.")],
+    )
+
+
+def _returned(incident: Incident, book: Book) -> ResolvedSite | None:
+    """The autograd.grad call before this step whose result is the gradients of what the optimizer holds, by its argument's name."""
+    calls = [call for call in incident.journal.backwards if call.kind == "grad" and not call.nested and call.site is not None]
+    if not calls or calls[-1].create_graph:
+        return None
+    place = resolve(calls[-1].site)
+    inputs = None if place is None or place.call is None else [*place.call.args[1:2]]
+    if place is None or place.call is None or inputs is None:
+        return None
+    inputs += [keyword.value for keyword in place.call.keywords if keyword.arg == "inputs"]
+    held = {id(p) for p in book.parameters()}
+    text = None if len(inputs) != 1 else dotted(inputs[0])
+    if text is not None:
+        values = [value for name, value in incident.names.bindings if name == text and isinstance(value, (list, tuple))]
+        return place if any(value and all(id(item) in held for item in value) for value in values) else None
+    # `list(model.parameters())`: a call about parameters
+    about = inputs[0] if len(inputs) == 1 else None
+    return place if about is not None and any(isinstance(n, ast.Attribute) and n.attr == "parameters" for n in ast.walk(about)) else None
+
+
+def _unassigned(taken: ResolvedSite, step: ResolvedSite | None, book: Book, name: str, number: int) -> Diagnosis:
+    """The gradients were computed and returned, and the step looks for them in `.grad`."""
+    into = taken.targets[0] if len(taken.targets) == 1 and taken.targets[0].isidentifier() else None
+    return Diagnosis(
+        code=CODE,
+        name=NAME,
+        severity="warning",
+        headline=f"`{name}.step()` does nothing: `autograd.grad` returns the gradients, and no parameter has one in `.grad`",
+        culprit=None if step is None else step.span("no gradient to apply: `.grad` of every parameter is None", "culprit"),
+        related=[taken.span(f"returns the gradients{f', which end in `{into}`,' if into else ''} and leaves `.grad` alone", "backward")],
+        explanation="`torch.autograd.grad` gives gradients to its caller; only `backward()` puts them into `.grad`, where an optimizer "
+        f"looks. All {number} parameters of `{name}` have `.grad` None at {book.empty} steps in a row. Optimizers skip such parameters "
+        "silently.",
+        fixes=[
+            Fix(
+                title=f"Put them in place before the step: `for p, g in zip(parameters, {into or 'grads'}): p.grad = g`",
+                safety="unsafe",
+                detail="Or call `backward()` on the loss, and clip with `clip_grad_norm_`.",
+            )
+        ],
     )
 
 

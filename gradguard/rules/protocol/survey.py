@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 SURVEYS = frozenset({3, 12, 24, 60, 150, 400, 1000, 4000})  # an optimizer's steps after which everything is looked at
 _MOST_NODES = 20_000
 _MOST_STRANGERS = 2_000
+_ANEW = 4  # looks
 _LATE, _SOON = 12, 8  # steps: a parameter that is unfrozen, or added, after the first look is looked for again so soon
 
 
@@ -53,6 +54,7 @@ class Survey:
         self.unheld = Unheld()
         self.stale_ids = True
         self._known: set[int] = set()
+        self.anew = 0  # looks in a row at which other parameters were there in the place of those of the look before
         self.again = 0  # steps at which everything is looked at once more
         self._resets = 3
 
@@ -97,12 +99,25 @@ class Survey:
                 found[id(leaf)] = stranger
                 if len(found) >= _MOST_STRANGERS:
                     break
+            self._replaced(ledger, [s for s in found.values() if s.is_parameter and s.first_backward == now])
         else:
             self.unheld.look(ledger, leaves(roots))
         for key, stranger in self.strangers.items():  # another backward's may fill them
             if key not in found and key not in known and stranger.ref() is not None and len(found) < _MOST_STRANGERS:
                 found[key] = stranger
         self.strangers = found
+
+    def _replaced(self, ledger: Ledger, fresh: list[Stranger]) -> None:
+        """Whether parameters that no optimizer knows come and go: a layer that is made where it is called."""
+        gone = {s.shape for s in self.strangers.values() if s.is_parameter and s.seen == 1 and s.ref() is None}
+        shapes = [s.shape for s in fresh if s.shape in gone]
+        self.anew = self.anew + 1 if shapes else 0
+        book = next((book for book in ledger.books.values() if book.filled and book.steps and book.last_part is not None), None)
+        if self.anew != _ANEW or book is None:
+            return
+        ours = {tuple(p.shape) for each in ledger.books.values() for p in each.parameters()}
+        if any(shape not in ours for shape in shapes):  # else they may be copies, fitted by hand
+            ledger.found.append(Suspicion("GG603", book, {"anew": shapes}))
 
     def after_step(self, book: Book) -> None:
         """One of the steps at which everything of an optimizer is looked at."""
@@ -119,6 +134,8 @@ class Survey:
                 ledger.wake(2)
         if book.steps < 12:
             return
+        if book.steps in (12, 24):
+            ledger.found.append(Suspicion("GG611", book, {"kind": "copy"}))
         again, self.again = self.again == ledger.steps, 0 if self.again == ledger.steps else self.again
         if book.steps in (12, 24, 60, 400):
             idle = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable
 from typing import Any
 
@@ -39,18 +40,37 @@ def spans(*found: SourceSpan | None) -> list[SourceSpan]:
 
 
 def made_name(site: CallSite | None) -> str | None:
-    """What the object constructed at a place is assigned to."""
+    """What the object constructed at a place is assigned to; not what it is put into, such as a dict of several."""
     place = resolve(site)
-    return place.targets[0] if place is not None and place.targets else None
+    if place is None or not place.targets:
+        return None
+    within = () if place.source is None or place.node is None else place.source.ancestors(place.node)
+    held = any(isinstance(above, (ast.Dict, ast.List, ast.Set, ast.comprehension, ast.DictComp, ast.ListComp)) for above in within)
+    return None if held else place.targets[0]
 
 
 def optimizer_name(book: Book, incident: Incident) -> str:
     """The optimizer's variable: around the incident, at its construction, as the receiver of a recorded call; or its type."""
     optimizer = book.ref()
     name = incident.names.optimizer_variable(optimizer) if optimizer is not None else None
+    if name is not None and _loops_over(incident, name):  # this one's name in this round only
+        others = [other for other, value in incident.names.bindings if value is optimizer and "[" not in other]
+        named = [*others, call_receiver(book.step_site, "step"), made_name(book.made)]
+        name = next((other for other in named if other is not None and not _loops_over(incident, other)), name)
     if name is None or "[" in name:
         name = call_receiver(book.step_site, "step") or made_name(book.made) or name
     return name or book.type_name
+
+
+def _loops_over(incident: Incident, name: str) -> bool:
+    """Whether a name is the variable of a loop in the files that take part."""
+    return name.isidentifier() and any(
+        isinstance(node, ast.Name) and node.id == name
+        for source in incident.sources
+        for loop in ast.walk(source.tree or ast.Module([], []))
+        if isinstance(loop, (ast.For, ast.comprehension))
+        for node in ast.walk(loop.target)
+    )
 
 
 def call_receiver(site: CallSite | None, method: str) -> str | None:
@@ -138,7 +158,6 @@ def inserted_before(place: ResolvedSite | None, text: str) -> str | None:
     """The diff that puts a statement before the one at a place; None where that cannot be done for certain."""
     if place is None or place.statement is None or place.source is None or place.source.filename.startswith("<"):
         return None
-    import ast
     import difflib
     import os
 

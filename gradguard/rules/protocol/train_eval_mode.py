@@ -3,7 +3,8 @@
 ## What it is
 A module with dropout or batch normalisation runs in the wrong mode: validation in train mode, training left in eval mode
 after a validation, or the batch norms of a frozen network still in train mode. Or dropout is called as a function
-(`F.dropout(x, 0.5)`) that does not ask for the mode.
+(`F.dropout(x, 0.5)`) that does not ask for the mode, or as a module that `eval()` does not reach (`nn.Dropout(0.5)(x)` in
+`forward`); or `net.training = False` was to do what only `net.eval()` does.
 
 ## Why it is wrong
 In train mode dropout throws values away at random, and batch norm both normalises with the batch at hand and moves its
@@ -29,6 +30,9 @@ silent, and so are modules in no optimizer (targets, teachers). At the fifth opt
 in eval mode since a call of `eval()` that was followed by forwards without grad. At the 24th step of an optimizer, about
 batch norms in train mode whose own parameters are frozen and have not changed since its 12th. At the first forward without grad in
 eval mode of a trained module whose class calls a dropout function without saying what `training` is; `training=True` says so.
+There too when a dropout or batch norm in train mode, which is no part of the module, was made in the call or is kept in a plain list
+or dict. And at the third such forward on different inputs of a module whose own flag is False while its parts are in train mode,
+if `eval()` was not called and one statement sets a `training` to False.
 """
 
 from __future__ import annotations
@@ -44,9 +48,11 @@ from gradguard.evidence.source import resolve
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
+from gradguard.rules.protocol.bare_flag import bare_flag
 from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.functional_dropout import functional_dropout
 from gradguard.rules.protocol.modes import ACTING
+from gradguard.rules.protocol.out_of_reach import out_of_reach
 from gradguard.rules.protocol.places import not_called
 from gradguard.rules.protocol.suspicion import few_values, version_of
 
@@ -65,6 +71,11 @@ def recognise(incident: Incident) -> Diagnosis | None:
         return _left(incident, data["switch"])
     if data.get("kind") == "train mode without grad":
         return _validating(incident, data)
+    if data.get("kind") == "bare flag":
+        root = data["root"]()
+        return None if root is None else bare_flag(incident, root, data["site"], _what(root), CODE, NAME)
+    if data.get("kind") == "out of reach":
+        return out_of_reach(incident, data, CODE, NAME)
     return None
 
 

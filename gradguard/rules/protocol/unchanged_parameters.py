@@ -26,7 +26,8 @@ For the rate: after 30 steps in a row at exactly zero after it was positive (war
 run that never had another. For rounding: at step 41, when at least half of the sampled elements with a gradient are bit for
 bit what they were 40 steps before, in parameters of 16-bit type. For updates by hand: in a run without any optimizer, when twelve
 backward calls have gone by and no parameter has changed, where one statement alone binds a loop's variable to what it computes of
-that variable's gradient, and nothing reads it.
+that variable's gradient, and nothing reads it. The same for an average over two networks (`k = k * m + q * (1 - m)`), at an
+optimizer's 24th step, when the parameters that it should move have not changed since the 12th.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import rate_attribute, rebound, tell
 from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.rates import Schedule
+from gradguard.rules.protocol.rebound_copy import rebound_copy
 
 CODE, NAME = "GG611", "unchanged-parameters"
 
@@ -60,6 +62,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
         return rebound.told(incident, CODE, NAME)
     if book is None:
         return None
+    if data["kind"] == "copy":
+        return rebound_copy(incident, book, CODE, NAME)
     name = tell.optimizer_name(book, incident)
     step = tell.span(book.step_site, f"`{name}` steps here", "context")
     if data["kind"] == "rounding":

@@ -1,0 +1,57 @@
+"""A moving average of a network that binds a loop's variable instead of writing into the parameter; and the ways that write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.running import HEAD, applied, run_source
+
+AVERAGED = """
+import copy
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fast = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+        self.slow = copy.deepcopy(self.fast)
+        for weight in self.slow.parameters():
+            weight.requires_grad = FLAG
+
+    def follow(self, m=0.9):
+        for a, b in zip(self.fast.parameters(), self.slow.parameters()):
+            UPDATE
+
+pair = Pair()
+opt = torch.optim.SGD(pair.fast.parameters(), lr=0.1)
+for it in range(30):
+    x = torch.randn(8, 4)
+    with torch.no_grad():
+        goal = pair.slow(x)
+    opt.zero_grad()
+    (F.mse_loss(pair.fast(x), goal) + F.cross_entropy(pair.fast(x), torch.arange(8) % 2)).backward()
+    opt.step()
+    with torch.no_grad():
+        pair.follow()
+"""
+
+
+@pytest.mark.parametrize("flag", ["False", "True"])
+def test_an_average_that_is_dropped_is_named(tmp_path: Path, flag: str) -> None:
+    source = HEAD + AVERAGED.replace("UPDATE", "b = m * b + (1 - m) * a").replace("FLAG", flag)
+    (diagnosis,) = [each for each, _ in run_source(tmp_path, source)]
+    assert diagnosis.code == "GG611" and diagnosis.culprit is not None
+    assert diagnosis.culprit.text == "b = m * b + (1 - m) * a" and "`pair.slow`" in diagnosis.headline
+    assert not run_source(tmp_path, applied(source, diagnosis.fixes[0].patch or ""))
+
+
+@pytest.mark.parametrize(
+    "update", ["b.mul_(m).add_(a, alpha=1 - m)", "b.data = m * b + (1 - m) * a", "new = m * b + (1 - m) * a; b.copy_(new)"]
+)
+def test_an_average_that_is_written_is_silent(tmp_path: Path, update: str) -> None:
+    assert not run_source(tmp_path, HEAD + AVERAGED.replace("UPDATE", update).replace("FLAG", "False"))
+
+
+def test_a_network_that_stays_as_it_is_on_purpose_is_silent(tmp_path: Path) -> None:
+    assert not run_source(tmp_path, HEAD + AVERAGED.replace("UPDATE", "gap = (a - b).norm()").replace("FLAG", "False"))
