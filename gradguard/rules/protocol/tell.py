@@ -49,8 +49,17 @@ def optimizer_name(book: Book, incident: Incident) -> str:
     optimizer = book.ref()
     name = incident.names.optimizer_variable(optimizer) if optimizer is not None else None
     if name is None or "[" in name:
-        name = call_receiver(book.step_site, "step") or made_name(book.made) or name
+        name = call_receiver(book.step_site, "step") or _constructed(book) or name
     return name or book.type_name
+
+
+def _constructed(book: Book) -> str | None:
+    """What the optimizer was assigned to, where the recorded statement makes an optimizer: not `result = trainer.train()`."""
+    place = resolve(book.made)
+    callee = "" if place is None or place.callee is None else place.callee
+    last = callee.rpartition(".")[2]
+    makes = last == book.type_name or any(word in callee.lower() for word in ("optim", "prepare"))
+    return made_name(book.made) if makes else None
 
 
 def call_receiver(site: CallSite | None, method: str) -> str | None:
