@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -120,3 +121,108 @@ for it in range(30):
 def test_parameters_cut_off_by_a_checkpoint_are_told_of_once(tmp_path: Path) -> None:
     assert {diagnosis.code for diagnosis in said(tmp_path, REENTRANT.format(how=True))} == {"GG711"}
     assert said(tmp_path, REENTRANT.format(how=False)) == []
+
+
+MIXED = """
+gen = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))
+critic = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+
+def optimizers():
+    return torch.optim.SGD(gen.parameters(), lr=0.01), torch.optim.SGD(critic.parameters(), lr=0.01)
+
+def update(optimizer, loss):
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+def main():
+    {targets} = optimizers()
+    for _ in range(8):
+        fake = gen(torch.randn(8, 2))
+        update(opt_d, critic(fake.detach()).mean() - critic(torch.randn(8, 2)).mean())
+        update(opt_g, -critic(fake).mean())
+
+main()
+"""
+
+
+def test_two_optimizers_taken_for_each_other(tmp_path: Path) -> None:
+    found = said(tmp_path, MIXED.format(targets="opt_d, opt_g"))
+    assert found and found[0].code == "GG602", [diagnosis.headline for diagnosis in found]
+    assert found[0].culprit is not None and found[0].culprit.text == "opt_d, opt_g = optimizers()"
+    assert "`opt_g, opt_d`" in found[0].fixes[0].title and "Remove" not in found[0].fixes[0].title
+    assert said(tmp_path, MIXED.format(targets="opt_g, opt_d")) == []
+
+
+def test_zeroed_too_early_by_one_optimizer_is_no_mix_up(tmp_path: Path) -> None:
+    source = """
+a, b = nn.Linear(4, 4), nn.Linear(4, 1)
+opt_a, opt_b = torch.optim.SGD(a.parameters(), lr=0.01), torch.optim.SGD(b.parameters(), lr=0.01)
+for _ in range(8):
+    loss = b(a(torch.randn(8, 4))).pow(2).mean()
+    loss.backward()
+    opt_a.step()
+    opt_a.zero_grad()
+    opt_b.zero_grad()
+    opt_b.step()
+"""
+    found = said(tmp_path, source)
+    assert all("optimizer of" not in diagnosis.headline for diagnosis in found)
+
+
+COPY = """
+import copy
+
+net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+opt = torch.optim.SGD(net.parameters(), lr=0.01)
+fast = torch.compile({what}, backend="eager")
+for _ in range(30):
+    x = torch.randn(8, 4)
+    opt.zero_grad()
+    (fast(x) - x.sum(1, keepdim=True)).pow(2).mean().backward()
+    opt.step()
+"""
+
+
+def test_compiled_copy_of_what_the_optimizer_holds(tmp_path: Path) -> None:
+    found = said(tmp_path, COPY.format(what="copy.deepcopy(net)"))
+    assert [diagnosis.code for diagnosis in found] == ["GG604"], [diagnosis.headline for diagnosis in found]
+    assert found[0].culprit is not None and "copy.deepcopy(net)" in (found[0].culprit.text or "")
+    assert said(tmp_path, COPY.format(what="net")) == []
+
+
+ACCELERATE = """
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState, PartialState
+
+for state in (AcceleratorState, GradientState, PartialState):
+    state._reset_state()
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps={steps})
+net = nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.01)
+loader = torch.utils.data.DataLoader(torch.randn(48, 4), batch_size=4)
+{prepared}
+for x in loader:
+    with accelerator.accumulate(net):
+        accelerator.backward(net(x).pow(2).mean())
+        opt.step()
+        opt.zero_grad()
+"""
+
+
+@pytest.fixture
+def fresh_accelerate() -> Iterator[None]:
+    state = pytest.importorskip("accelerate.state")
+    yield
+    for kind in (state.AcceleratorState, state.GradientState, state.PartialState):
+        kind._reset_state()
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_optimizer_that_accelerate_was_not_given(tmp_path: Path) -> None:
+    without = "net, loader = accelerator.prepare(net, loader)"
+    found = said(tmp_path, ACCELERATE.format(steps=4, prepared=without))
+    assert [diagnosis.code for diagnosis in found] == ["GG752"], [diagnosis.headline for diagnosis in found]
+    assert found[0].culprit is not None and found[0].culprit.text == "accelerator.prepare(net, loader)"
+    assert said(tmp_path, ACCELERATE.format(steps=1, prepared=without)) == []
+    assert said(tmp_path, ACCELERATE.format(steps=4, prepared="net, opt, loader = accelerator.prepare(net, opt, loader)")) == []

@@ -178,3 +178,21 @@ def test_parameter_that_only_leaves_as_a_number_or_is_written_in_without_grad(tm
 def test_a_number_that_is_only_logged_is_no_culprit(tmp_path: Path) -> None:
     found = said(tmp_path, PART.format(body="        return h.detach() + 0 * self.lin.weight.sum() + self.token"))
     assert [(diagnosis.code, diagnosis.culprit) for diagnosis in found if "extra" in diagnosis.headline] in ([], [("GG605", None)])
+
+
+SPELT = """
+net = nn.Linear(4, 1)
+x = torch.randn(3, 4)
+x.{name} = True
+torch.autograd.grad(net(x).sum(), x)
+"""
+
+
+@pytest.mark.parametrize("level", ["standard", "watch"])
+def test_misspelt_switch(tmp_path: Path, level: str) -> None:
+    found = only(tmp_path, SPELT.format(name="require_grad"), "GG309", "x.require_grad = True", level)
+    patch = found.fixes[0].patch
+    assert patch is not None and "+x.requires_grad = True" in patch
+    assert said(tmp_path, SPELT.format(name="requires_grad"), level) == []
+    other = said(tmp_path, SPELT.format(name="note"), level)
+    assert [diagnosis.code for diagnosis in other] == ["GG309"] and "switch" not in other[0].headline

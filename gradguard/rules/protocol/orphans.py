@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import weakref
 from collections.abc import Iterator
 
 import torch
@@ -97,10 +98,13 @@ def _another(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owne
     """The optimizer's model is there all right, and another one is trained: a copy, in most cases."""
     name = tell.optimizer_name(book, incident)
     owner = left[0][1]
+    # GG603 need not tell of the same parameters again
+    incident.memory.setdefault("trained elsewhere", {}).update((id(leaf), weakref.ref(leaf)) for leaf, _ in left)
     model = owner.variable or type(owner.root).__name__
     known = next(((variable, root) for variable, root in incident.names.modules if any(m is still for m in root.modules())), None)
     theirs = f"`{known[0]}`" if known is not None and known[0] else "another model"
-    alike = known is not None and type(known[1]) is type(owner.root)
+    root = getattr(owner.root, "_orig_mod", owner.root)  # what torch.compile has wrapped
+    alike = known is not None and type(known[1]) in (type(root), type(owner.root))
     place = the_one(incident, lambda sources: ((source, node) for source in sources for node in _copies(source))) if alike else None
     paths = [each.path for _, each in left]
     culprit = None if place is None else place.statement_span("a copy has parameters of its own, which no optimizer holds", "culprit")
