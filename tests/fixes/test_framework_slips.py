@@ -226,3 +226,21 @@ def test_optimizer_that_accelerate_was_not_given(tmp_path: Path) -> None:
     assert found[0].culprit is not None and found[0].culprit.text == "accelerator.prepare(net, loader)"
     assert said(tmp_path, ACCELERATE.format(steps=1, prepared=without)) == []
     assert said(tmp_path, ACCELERATE.format(steps=4, prepared="net, opt, loader = accelerator.prepare(net, opt, loader)")) == []
+
+
+def test_what_is_kept_in_a_dict_is_named(tmp_path: Path) -> None:
+    source = """
+net, kept = nn.Linear(4, 1), []
+opt = torch.optim.SGD(net.parameters(), lr=0.01)
+for it in range(80):
+    out = net(torch.randn(8, 4))
+    loss = out.pow(2).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    kept.append({{"loss": loss{how}, "size": out.abs(){how}, "it": it}})
+"""
+    found = said(tmp_path, source.format(how=""))
+    assert [diagnosis.code for diagnosis in found] == ["GG608"]
+    assert found[0].fixes[0].title.startswith("Keep `loss` and `out.abs()`")
+    assert said(tmp_path, source.format(how=".detach()")) == []
