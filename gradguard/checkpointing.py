@@ -34,6 +34,8 @@ def reentrant(session: Session, args: tuple[Any, ...], frame: FrameType) -> None
         return
     names = ", ".join(f"`{name}`" for name, _ in trained[:3]) + (f" and {len(trained) - 3} more" if len(trained) > 3 else "")
     data = {"site": step_protocol.site_of(frame), "parameters": len(trained), "names": names, "module": type(modules[0]).__name__}
+    # the rule about parameters without a gradient need not tell of these again
+    session.run.memory.setdefault("cut off by checkpoints", {}).update((id(p), weakref.ref(p)) for _, p in trained)
     step_protocol.suspect(session, Suspicion("GG711", None, data), frame)
 
 

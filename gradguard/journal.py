@@ -145,6 +145,7 @@ class Cut:
         "drawn",
         "func",
         "guess",
+        "into_graph",
         "kind",
         "leaves",
         "mode",
@@ -190,6 +191,7 @@ class Cut:
         self.around = around  # for inference mode, which no probe sees being entered: the user frames further out
         self.guess = guess  # the origins are only what left shortly before (numpy arrays carry no memory): to be verified
         self.output = 0  # which of several results
+        self.into_graph = False  # written, with grad mode off, into a tensor that has a graph of its own
         self.scored = False  # of a random sample: its probability was taken, as score-function estimators do
 
     def roots(self) -> tuple[Cut, ...]:

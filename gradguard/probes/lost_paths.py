@@ -6,7 +6,6 @@ it inherits that memory. Nothing is kept alive by it.
 
 from __future__ import annotations
 
-import os
 import sys
 import weakref
 from itertools import islice
@@ -19,7 +18,8 @@ from gradguard.callsite import CallSite, user_frame, user_stack
 from gradguard.journal import Cut, EscapeFact, Journal
 from gradguard.probes.arguments import call_name, is_flat, is_one_of, numbers_in, tensors_in, tensors_within
 from gradguard.probes.contents import Contents
-from gradguard.probes.op_kinds import ADDEND, DETACH, FRESH, GATHER, REWRAP, REWRAPS, WRITE
+from gradguard.probes.distributions import is_scoring, sampled_distribution
+from gradguard.probes.op_kinds import ADDEND, ALIKE, DETACH, FRESH, GATHER, REWRAP, REWRAPS, WRITE
 from gradguard.torch_internals import is_a_loss, leaves_behind, numpy_reachable, only_leaf, sequence_number, storage_key
 
 _grad_enabled = torch.is_grad_enabled
@@ -27,8 +27,6 @@ _Tensor = torch.Tensor
 _MOST_AT_ONE_LINE, _MOST_SEARCHED = 8, 64
 _MOST_SEVERED, _MOST_BEHIND = 64, 4_096  # cuts noted, graph nodes searched for each
 _ESCAPES_SEARCHED = 256  # for the number a new tensor is made of; all 4,096 would take milliseconds
-_DISTRIBUTIONS = os.sep + os.path.join("torch", "distributions") + os.sep
-_PROBES = os.path.dirname(__file__) + os.sep
 
 
 class LostPaths:
@@ -60,7 +58,11 @@ class LostPaths:
         if kind & WRITE and result is None and args and isinstance(args[0], _Tensor) and not args[0].requires_grad:
             tensors = [args[0]]  # `buffer[i] = value` gives nothing back
         if not tensors:
+            if kind & WRITE and self.journal.wanted and not _grad_enabled():
+                self._written(name, args, kwargs)
             return
+        if name in ALIKE:
+            args, kwargs = args[:1], None
         attached, origins, leaves, guess = self._inputs(args, kwargs)
         journal = self.journal
         if guess and attached:
@@ -75,7 +77,7 @@ class LostPaths:
             live = _grad_enabled()
             cause = _cut_kind(kind, live)
             mode = journal.modes[-1] if cause in ("no_grad", "inference") and journal.modes else None
-            drawn_from = _sampled_distribution(sys._getframe(1)) if cause in ("no_grad", "nondiff") else None
+            drawn_from = sampled_distribution(sys._getframe(1)) if cause in ("no_grad", "nondiff") else None
             if cause == "no_grad" and getattr(drawn_from, "has_rsample", False):
                 cause = "sample"
             outer = user_frame(frame.f_back) if frame is not None else None
@@ -101,6 +103,21 @@ class LostPaths:
             cut = Cut("rewrap", self.journal.tick(), site, name, sequence_number(), (), None, _merge(origins), guess=guess)
         for out in tensors:
             journal.remember_cut(out, cut)
+
+    def _written(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        """With grad mode off a value is written into a tensor that has a graph: no gradient comes back to the value."""
+        if not args or not isinstance(args[0], _Tensor) or args[0].grad_fn is None:  # updates of parameters are written so
+            return
+        attached, _, leaves, _ = self._inputs(args[1:], kwargs)
+        if not attached:
+            return
+        journal = self.journal
+        frame = user_frame(sys._getframe(1))
+        site = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
+        mode = journal.modes[-1] if journal.modes else None
+        cut = Cut("no_grad", journal.tick(), site, name, sequence_number(), tuple(attached), mode, leaves=tuple(leaves))
+        cut.into_graph = True
+        self._sever(cut, tensors_in(args[1:], kwargs))
 
     def mapped(self, frame: FrameType, given: Any, result: Any) -> None:
         """What `vmap` gives without a graph inherits from what it was given, as of one operation."""
@@ -283,7 +300,7 @@ class LostPaths:
         else:
             journal.remember_fed(seq, _merge([journal.fed.get(seq, ()), roots]))
         for origin in roots:
-            if origin.kind == "sample" and not origin.scored and _is_scoring(sys._getframe(1)):
+            if origin.kind == "sample" and not origin.scored and is_scoring(sys._getframe(1)):
                 origin.scored = True
 
     def _inputs(
@@ -332,37 +349,6 @@ class LostPaths:
         elif not numbers and type(args[0]).__module__ != "numpy":
             return [], False
         return [fact.cut.roots() for fact in list(escapes)[-8:] if fact.cut is not None and fact.step == self.journal.step], True
-
-
-def _sampled_distribution(frame: FrameType | None) -> Any:
-    """The torch distribution whose `sample()` the call comes from, if it does."""
-    frame = _out_of_here(frame)
-    for _ in range(4):
-        if frame is None or _DISTRIBUTIONS not in frame.f_code.co_filename:
-            return None
-        if frame.f_code.co_name == "sample":
-            return frame.f_locals.get("self")
-        frame = frame.f_back
-    return None
-
-
-def _out_of_here(frame: FrameType | None) -> FrameType | None:
-    """The frame that made the torch call: below it stand the probes' own."""
-    while frame is not None and frame.f_code.co_filename.startswith(_PROBES):
-        frame = frame.f_back
-    return frame
-
-
-def _is_scoring(frame: FrameType | None) -> bool:
-    """Whether the call comes from a distribution's `log_prob`, or the like."""
-    frame = _out_of_here(frame)
-    for _ in range(6):
-        if frame is None or _DISTRIBUTIONS not in frame.f_code.co_filename:
-            return False
-        if frame.f_code.co_name in ("log_prob", "cdf", "icdf"):
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _cut_kind(kind: int, live: bool) -> Any:

@@ -33,6 +33,8 @@ FRESH = frozenset({
     "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like", "randint_like", "new_zeros", "new_ones", "new_full",
     "new_empty",
 })  # fmt: skip
+# given another tensor for its shape, dtype or device only: their result is made of the first one
+ALIKE = frozenset({"expand_as", "view_as", "reshape_as", "type_as", "to"})
 # collective calls that copy values between ranks (seen where torch hands them to function modes); the first argument is filled
 _GATHERING = {"all_gather", "all_gather_into_tensor", "all_gather_single"}
 _ADDENDS = {

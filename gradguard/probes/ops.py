@@ -165,7 +165,10 @@ class OpProbe(TorchFunctionMode):
                     self._writes(func, args, watched)
                 if self.prints.whose == "all":
                     self.prints.note_saved(args, result, before, after)
-                if type(result) is not _Tensor and isinstance(result, tuple):
+                if type(result) is _Tensor:
+                    if not result.requires_grad:  # `x.argsort()`: sorted inside, and only the indices come out
+                        self.lost.side_results(before, func, (result,))
+                elif isinstance(result, tuple):
                     self.lost.side_results(before, func, result)
             elif kind & ~FACTOR == PLAIN and not self.journal.has_cuts and _grad_enabled():
                 # the bulk of gradless calls (data preparation, metrics) has nothing to remember

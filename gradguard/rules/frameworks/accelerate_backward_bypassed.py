@@ -1,7 +1,8 @@
 """# GG752 accelerate-backward-bypassed
 
 ## What it is
-`loss.backward()` is called in a program that accelerate drives, in place of `accelerator.backward(loss)`.
+`loss.backward()` is called in a program that accelerate drives, in place of `accelerator.backward(loss)`; or an optimizer that
+`accelerator.prepare()` was not given steps in the middle of an accumulation.
 
 ## Why it is wrong
 `accelerator.backward` divides the loss by the number of accumulation steps and scales it for mixed precision. Called directly,
@@ -22,7 +23,8 @@ Unsafe: gradients shrink by the number of accumulation steps, which is the purpo
 
 ## When it speaks, what silences it
 At the second direct backward call at one line while gradient accumulation over more than one step, or a gradient scaler, is
-configured. Without either the two calls do the same, and it is silent.
+configured. Without either the two calls do the same, and it is silent. And at the second step of an optimizer while accelerate
+says that gradients are still being accumulated, if the last backward was accelerate's.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from typing import Any
 from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.source import resolve
 from gradguard.rules.base import Rule
+from gradguard.rules.frameworks import unprepared
 from gradguard.rules.incident import Incident
 
 CODE, NAME = "GG752", "accelerate-backward-bypassed"
@@ -41,6 +44,8 @@ CODE, NAME = "GG752", "accelerate-backward-bypassed"
 def recognise(incident: Incident) -> Diagnosis | None:
     """A backward call with no accelerate in its stack, under an accelerate that would have changed the loss."""
     state = sys.modules.get("accelerate.state")
+    if state is not None and incident.moment == "before_step":
+        return unprepared.recognise(incident, CODE, NAME, _accumulation(state))
     if state is None or incident.where != "backward" or incident.call is None or incident.call.nested:
         return None
     seen = incident.memory.setdefault(CODE, {})
@@ -85,8 +90,10 @@ RULE = Rule(
     name=NAME,
     summary="loss.backward() in place of accelerator.backward(loss)",
     recognise=recognise,
-    moments=frozenset({"before_backward"}),
-    screen=lambda memory, moment, facts, traced: "accelerate.state" in sys.modules,
+    moments=frozenset({"before_backward", "before_step"}),
+    screen=lambda memory, moment, facts, traced: (
+        "accelerate.state" in sys.modules and (moment != "before_step" or unprepared.screen(memory, facts.get("optimizer")))
+    ),
     idle=lambda memory: (state := sys.modules.get("accelerate.state")) is None or _accumulation(state) <= 1,
     severity="warning",
 )

@@ -31,13 +31,16 @@ Where the optimizer has no gradients because a path is cut, the rule for the cut
 from __future__ import annotations
 
 from gradguard.diagnosis import Diagnosis, Fix
+from gradguard.evidence.source import ResolvedSite
 from gradguard.rules.base import Rule
+from gradguard.rules.frameworks import missing_update
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 
 CODE, NAME = "GG722", "amp-scaler-misuse"
+_AGAIN, _LATE = "step() has already been called since the last update()", "unscale_() is being called after step()"
 _CASES = {
-    "step() has already been called since the last update()": (
+    _AGAIN: (
         "is called twice before `{scaler}.update()`",
         "Between two updates an optimizer steps once; the second step would use gradients whose infinities were not looked for again.",
         "Call `{scaler}.update()` once, after all optimizers have stepped",
@@ -77,6 +80,10 @@ def recognise(incident: Incident) -> Diagnosis | None:
         return _past_the_scaler(incident)
     place = incident.place
     text = incident.message.lower()
+    if _AGAIN in text or _LATE in text:
+        diagnosis = _not_updated(incident, place)
+        if diagnosis is not None or _LATE in text:
+            return diagnosis
     found = next((case for piece, case in _CASES.items() if piece in text), None)
     if found is None or place is None:
         return None
@@ -89,6 +96,31 @@ def recognise(incident: Incident) -> Diagnosis | None:
         culprit=place.span("the scaler refuses here", "culprit"),
         explanation=why,
         fixes=[Fix(title=fix, safety="manual")],
+    )
+
+
+def _not_updated(incident: Incident, place: ResolvedSite | None) -> Diagnosis | None:
+    """New gradients have come since the optimizer's last step, and no update() in between."""
+    step = None if place is None else missing_update.step_before(incident, place)
+    if place is None or step is None:
+        return None
+    scaler = (place.callee or "scaler.step").rpartition(".")[0] or "scaler"
+    found = missing_update.spans(incident, step, scaler)
+    return Diagnosis(
+        code=CODE,
+        name=NAME,
+        headline=f"`{scaler}.update()` was not called between the last step and this `{place.callee or 'call'}`",
+        culprit=found[0] if found else None,
+        related=[*found[1:], place.span("the scaler refuses here: it takes the last step for this one", "backward")],
+        explanation=f"`{scaler}` keeps what it knows of an optimizer's gradients (unscaled, stepped, infinities found) until `update()`. "
+        "A new backward has run since, whose gradients it takes for those of the step before.",
+        fixes=[
+            Fix(
+                title=f"Call `{scaler}.update()` once after each step, on every way through the loop",
+                safety="manual",
+                detail="Where several optimizers step in one turn: once, after the last of them.",
+            )
+        ],
     )
 
 
@@ -127,6 +159,6 @@ RULE = Rule(
     summary="the calls on a GradScaler come in an order it does not allow",
     recognise=recognise,
     moments=frozenset({"error", "suspicion"}),
-    messages=tuple(_CASES),
+    messages=(*_CASES, _LATE),
     priority=-5,
 )

@@ -32,6 +32,7 @@ from __future__ import annotations
 from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.source import resolve
 from gradguard.rules.base import Rule
+from gradguard.rules.frameworks import missing_update
 from gradguard.rules.incident import Incident
 
 CODE, NAME = "GG721", "amp-unscale"
@@ -49,6 +50,8 @@ def _refused(incident: Incident) -> Diagnosis | None:
     if place is None:
         return None
     late = _LATE in incident.message
+    if late and missing_update.step_before(incident, place) is not None:
+        return None  # GG722: these are new gradients, and it is the update after the step before them that is missing
     receiver = (place.callee or "scaler.unscale_").rpartition(".")[0] or "scaler"
     what = (
         f"`{receiver}.unscale_` comes after `{receiver}.step()`"
@@ -76,7 +79,7 @@ def _refused(incident: Incident) -> Diagnosis | None:
                 safety="unsafe",
             )
         ],
-        avoid=[f"calling `{receiver}.update()` in between: the micro-batches of one update would be scaled differently"],
+        avoid=[] if late else [f"calling `{receiver}.update()` in between: the micro-batches of one update would be scaled differently"],
     )
 
 

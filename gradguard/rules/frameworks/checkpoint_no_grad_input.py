@@ -24,9 +24,12 @@ input does. Under no_grad, in eval mode and for frozen modules it is silent.
 
 from __future__ import annotations
 
+import ast
+
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.evidence.source import resolve
+from gradguard.evidence.source import module_ast, resolve, span_of
 from gradguard.rules.base import Rule
+from gradguard.rules.frameworks.calls import user_files
 from gradguard.rules.incident import Incident
 
 CODE, NAME = "GG711", "checkpoint-no-grad-input"
@@ -52,24 +55,58 @@ def recognise(incident: Incident) -> Diagnosis | None:
     inner = f" (`{_iterated(loops, what)}`)" if loops and _iterated(loops, what) else ""
     arguments = [argument for argument in place.arguments if "=" not in argument]
     first = arguments[0] if arguments else what
-    spoken = "use_reentrant=True" if place.keywords.get("use_reentrant") == "True" else "use_reentrant left at True"
+    given = place.keywords.get("use_reentrant")
+    own = "checkpoint" in (place.callee or "").rpartition(".")[2]  # else a framework's code calls it, as it was configured to
+    if not own:
+        first = what
+    spoken = "`use_reentrant` left at True" if own and given is None else "`use_reentrant=True`"
+    setting = None if own else _setting(incident)
+    fix = Fix(title="Pass `use_reentrant=False`", safety="safe")
+    if not own:
+        fix = Fix(
+            title=f"Set `use_reentrant` to False where checkpointing is switched on{f' (line {setting.line})' if setting else ''}",
+            safety="safe",
+            detail="With transformers: `gradient_checkpointing_kwargs={'use_reentrant': False}`.",
+        )
     return Diagnosis(
         code=CODE,
         name=NAME,
         severity="error" if incident.error is not None else "warning",
-        headline=f"the parameters of `{first}`{inner} get no gradient: it is checkpointed with `{spoken}`, and no input requires grad",
+        headline=f"the parameters of `{first}`{inner} get no gradient: it is checkpointed with {spoken}, and no input requires grad",
         culprit=target,
         explanation="Reentrant checkpointing runs the module inside a custom autograd Function, "
         "whose output requires grad only if an input does. "
         f"The {data['parameters']} parameters inside ({data['names']}) do not count, so they are cut off.",
-        fixes=[Fix(title="Pass `use_reentrant=False`", safety="safe")],
+        related=[] if setting is None else [setting],
+        fixes=[fix],
         avoid=["setting `requires_grad_()` on the input data: it works, at the price of a gradient for the data that nobody uses"],
     )
 
 
-def _iterated(loops: object, name: str) -> str | None:
-    import ast
+def _setting(incident: Incident) -> SourceSpan | None:
+    """Where the user's own code switches checkpointing on: the one argument or call that speaks of it."""
+    found: dict[tuple[str, int], SourceSpan] = {}
+    for file in user_files(incident):
+        tree = module_ast(file)
+        for node in ast.walk(tree) if tree is not None else ():
+            at: ast.expr | None = None
+            named: str | None = None
+            if isinstance(node, ast.keyword) and not _is_off(node.value):
+                named, at = node.arg, node.value
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                named, at = node.func.attr, node
+            if at is not None and "checkpointing" in (named or ""):
+                found.setdefault((file, at.lineno), span_of(file, at, label=f"`{named}` is set here", role="declared"))
+    spans = list(found.values())
+    reentrant = [span for span in spans if "use_reentrant" in (span.text or "")]
+    return spans[0] if len(spans) == 1 else reentrant[0] if len(reentrant) == 1 else None
 
+
+def _is_off(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and not value.value
+
+
+def _iterated(loops: object, name: str) -> str | None:
     for loop in loops if isinstance(loops, list) else []:
         node = getattr(loop, "node", loop)
         if isinstance(node, ast.For):

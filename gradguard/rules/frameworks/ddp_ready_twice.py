@@ -27,6 +27,8 @@ When PyTorch raises.
 from __future__ import annotations
 
 import ast
+import sys
+from types import FrameType
 from typing import Any
 
 import torch.utils.checkpoint
@@ -112,14 +114,23 @@ def _checkpointed(incident: Incident, ddp: Any, twice: list[str]) -> list[tuple[
 
 
 def _reentrant(error: BaseException | None) -> bool:
-    """Whether the exception passed a backward that a checkpoint ran inside of backward."""
+    """Whether the exception comes from a backward that a checkpoint runs inside of backward.
+
+    It is caught around the inner of the two calls: then the checkpoint's frame is not in the traceback yet, but among the callers.
+    """
     tb = None if error is None else error.__traceback__
     while tb is not None:
-        code = tb.tb_frame.f_code
-        if code.co_name == "backward" and code.co_filename == torch.utils.checkpoint.__file__:
+        if _is_checkpoints(tb.tb_frame):
             return True
         tb = tb.tb_next
-    return False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not _is_checkpoints(frame):
+        frame = frame.f_back
+    return frame is not None
+
+
+def _is_checkpoints(frame: FrameType) -> bool:
+    return frame.f_code.co_name == "backward" and frame.f_code.co_filename == torch.utils.checkpoint.__file__
 
 
 def _outside(incident: Incident, ddp: Any) -> list[tuple[str, ast.AST, str]]:

@@ -38,7 +38,7 @@ from gradguard.evidence.source import module_ast, segment, span_of
 from gradguard.replicas import Drift
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import ddp as shared
-from gradguard.rules.frameworks import drifting
+from gradguard.rules.frameworks import drifting, thaw
 from gradguard.rules.frameworks.calls import calls, last_part, user_files
 from gradguard.rules.incident import Incident
 
@@ -74,7 +74,17 @@ def recognise(incident: Incident) -> Diagnosis | None:
     cast = [path for path, p in now if path in then.names and (p.dtype, p.device) != then.dtypes[then.names.index(path)]]
     culprit: SourceSpan | None
     what = "gradients" if drift.gradients else "parameters"
-    if new:
+    thawed = [path for path, p in now if path in new and thaw.was_frozen(ddp, p)]
+    if new and len(thawed) == len(new):
+        blamed = short_list(shared.blamed(ddp.module, set(new)), 3)
+        culprit = thaw.place(incident, [p for path, p in now if path in new])
+        headline = f"{blamed} was frozen when `{name}` was wrapped, and is trained now: DDP does not average its gradients, and the ranks "
+        headline += "drift apart"
+        why = "At its construction DDP puts hooks on the parameters that require grad then. Those that are unfrozen later have none, and "
+        why += "each rank trains its own."
+        title = "Wrap the module in DDP again after unfreezing (and keep the optimizer), or unfreeze before wrapping"
+        fix = Fix(title=title, safety="unsafe", detail="Parameters frozen at times can be left trainable, with a learning rate of 0.")
+    elif new:
         blamed = short_list(shared.blamed(ddp.module, set(new)), 3)
         culprit = _assignment(incident, ddp, new)
         headline = f"{blamed} came into `{name}` after it was wrapped: DDP does not average its gradients, and the ranks drift apart"

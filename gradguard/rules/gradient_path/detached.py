@@ -26,16 +26,16 @@ losses.mean().backward()
 Dropping a `.detach()` changes what is computed, so patches are marked unsafe.
 
 ## When it speaks, what silences it
-When backward() or autograd.grad raises over a root without a graph, and as a warning when backward() is called on a leaf
-that was made from computed values. Of several detaches only those on the way to this root count; a target or a mask that is
-detached beside the culprit is mentioned, not blamed.
+When backward() or autograd.grad raises over a root without a graph, when a Python number is asked for `.backward()`, and
+as a warning when backward() is called on a leaf that was made from computed values. Of several detaches only those on the
+way to this root count; a target or a mask that is detached beside the culprit is mentioned, not blamed.
 """
 
 from __future__ import annotations
 
 from gradguard.diagnosis import Diagnosis
 from gradguard.rules.base import Rule
-from gradguard.rules.gradient_path import lost_path, serialized, starved
+from gradguard.rules.gradient_path import lost_path, not_a_tensor, serialized, starved
 from gradguard.rules.incident import Incident
 
 
@@ -43,6 +43,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     """The likeliest place where the root lost its path detached, copied or converted it."""
     if incident.says(*serialized.MESSAGES):
         return serialized.recognise(incident)
+    if incident.says(*not_a_tensor.MESSAGES):
+        return not_a_tensor.recognise(incident, "GG302")
     if incident.says(*starved.MESSAGES):
         return starved.recognise(incident, "GG302")
     return lost_path.recognise(incident, "GG302")
@@ -51,5 +53,6 @@ def recognise(incident: Incident) -> Diagnosis | None:
 RULE = Rule(
     code="GG302", name="detached", summary="a value left the graph on its way to the loss", recognise=recognise,
     moments=frozenset({"error", "before_backward"}), priority=50,
-    messages=(*lost_path.MESSAGES, *serialized.MESSAGES, *starved.MESSAGES), traced_only=True, screen=lost_path.screen_fresh,
+    messages=(*lost_path.MESSAGES, *serialized.MESSAGES, *starved.MESSAGES, *not_a_tensor.MESSAGES),
+    traced_only=True, screen=lost_path.screen_fresh,
 )  # fmt: skip

@@ -37,7 +37,7 @@ import torch
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.source import ResolvedSite
 from gradguard.rules.base import Rule
-from gradguard.rules.gradient_path import lost_path, missing_grad, origins, wanted, words
+from gradguard.rules.gradient_path import lost_path, missing_grad, misspelt, origins, wanted, words
 from gradguard.rules.gradient_path.places import same_place, short
 from gradguard.rules.incident import Incident
 
@@ -80,6 +80,18 @@ def _diagnose(incident: Incident, tensor: torch.Tensor, text: str | None, place:
         if made is not None and not same_place(made, place):
             related.append(made.span(f"`{name}` is made here, without requires_grad", "made"))
         headline = f"`{name}` does not require grad, so there is no gradient with respect to it"
+    fix = Fix(
+        title=f"Call `{name}.requires_grad_(True)` before the forward pass that uses it",
+        safety="manual",
+        detail="On a tensor that is used elsewhere too, take a copy first: `x = x.detach().clone().requires_grad_(True)`.",
+    )
+    slip = misspelt.attribute(tensor)
+    spelt = None if slip is None else misspelt.place(incident, slip)
+    if spelt is not None:
+        culprit, fix = spelt
+        headline = f"`{name}` does not require grad: `{slip}` was set on it, and the switch is called `requires_grad`"
+        if place is not None:
+            related.append(place.span(asked, "backward"))
     return Diagnosis(
         code="GG309",
         name="input-without-requires-grad",
@@ -89,13 +101,7 @@ def _diagnose(incident: Incident, tensor: torch.Tensor, text: str | None, place:
         tensors=[lost_path.facts(name, tensor)],
         explanation=f"Autograd records only operations on tensors that require grad. `{name}` went through the forward pass as "
         f"plain data, so nothing is known of how the result depends on it.",
-        fixes=[
-            Fix(
-                title=f"Call `{name}.requires_grad_(True)` before the forward pass that uses it",
-                safety="manual",
-                detail="On a tensor that is used elsewhere too, take a copy first: `x = x.detach().clone().requires_grad_(True)`.",
-            )
-        ],
+        fixes=[fix],
         avoid=[
             "Setting requires_grad after the forward pass does not help: the forward pass must be run again."
             + ("" if used_grad else " `allow_unused=True` would only give None.")

@@ -17,7 +17,12 @@ _OPS = 1_024  # the last calls of the step
 def anew(incident: Incident, origin: Origin) -> list[Fix]:
     """The repair that leaves the switch where it is; none where nothing shows that the values exist with a graph too."""
     place, switch = origin.place, origin.switch
-    if origin.kind not in ("no_grad", "inference") or place is None or switch is None or switch.how in ("library", "left_on", "yield"):
+    if (
+        origin.kind not in ("no_grad", "inference")
+        or place is None
+        or switch is None
+        or switch.how in ("library", "left_on", "yield", "checkpoint")
+    ):
         return []
     seen: set[tuple[object, int]] = set()
     began = incident.journal.steps[-1].clock if incident.journal.steps else 0

@@ -21,7 +21,8 @@ from gradguard.evidence.source import function_def
 from gradguard.evidence.syntax import FUNCTIONS, Function, Source, load
 
 UNKNOWN: Any = object()
-_GROWS = {"append", "extend", "insert", "add", "update", "put", "appendleft", "copy_", "add_"}
+_GROWS = {"append", "extend", "insert", "add", "update", "put", "appendleft", "copy_", "add_", "scatter_", "scatter_add_",
+          "index_put_", "index_add_", "index_copy_", "masked_scatter_"}  # fmt: skip
 
 
 @dataclass(eq=False)

@@ -14,7 +14,7 @@ from gradguard.evidence.syntax import FUNCTIONS, Function, Source, load
 from gradguard.journal import Cut, Journal, ModeFact
 from gradguard.rules.gradient_path.places import site_at
 
-How = Literal["with", "decorator", "left_on", "yield", "library"]
+How = Literal["with", "decorator", "left_on", "yield", "checkpoint", "library"]
 _CO_GENERATOR = 0x20 | 0x200
 
 
@@ -24,7 +24,8 @@ class Switch:
 
     Attributes:
         how: a `with` block around the code; a decorator; a call that nothing undid; a generator that yields inside its
-            block; inside a library function that the user's line calls.
+            block; a reentrant checkpoint, which runs its function without grad at first; inside another library function
+            that the user's line calls.
         text: what is written there, `torch.no_grad()`.
         owner: the decorated function, the generator, or what the block or call stands in.
         also: further places that belong to it, such as the `yield`.
@@ -179,7 +180,8 @@ def of_fact(fact: ModeFact, user: CallSite | None = None) -> Switch | None:
         and turns_grad_off(call.func.value)
     ):
         return Switch("left_on", place.span(), place.source.flat(call), place.function)
-    return Switch("library", place.span(), place.text or "", None)
+    checkpoint = (place.callee or "").rpartition(".")[2] in ("checkpoint", "checkpoint_sequential")
+    return Switch("checkpoint" if checkpoint else "library", place.span(), place.text or "", None)
 
 
 def _yields(block: ast.AST) -> list[ast.AST]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 
+import torch
+
 from gradguard.diagnosis import Fix
 from gradguard.evidence.source import dotted
 from gradguard.rules.gradient_path.origins import Origin, callee_name
@@ -45,7 +47,7 @@ def operation(origin: Origin) -> str:
 
 def _is_library(place: object) -> bool:
     full = getattr(place, "callee_full_name", None)
-    return bool(full) and str(full).startswith(("torch.", "numpy."))
+    return bool(full) and str(full).startswith(("torch.", "numpy.", "math."))
 
 
 def result_name(origin: Origin) -> str | None:
@@ -113,6 +115,8 @@ def switch_label(origin: Origin) -> str:
     what = f"`{name}`" if name else "what is computed"
     if switch.how == "left_on":
         return "switches grad mode off, and it was not switched on again"
+    if switch.how == "checkpoint":
+        return "runs its function without grad first: only what that returns gets a path"
     if switch.how == "yield":
         return f"the generator `{switch.owner}` yields inside this block, so its caller runs with grad mode off"
     if switch.how == "decorator":
@@ -132,6 +136,10 @@ def why(origin: Origin, root: str) -> str:
                 f"grad mode was switched off by `{text}`"
                 + (f" in `{switch.owner}`" if switch.owner else "")
                 + " and was not switched on again"
+            )
+        if switch.how == "checkpoint":
+            return (
+                f"{f'`{name}`' if name else 'it'} is computed{function} in the first run of a reentrant checkpoint, which is without grad"
             )
         if switch.how == "yield":
             return f"`{switch.owner}` yields inside its `{text}` block, so the loop that uses it runs without grad"
@@ -186,6 +194,11 @@ def explanation(origin: Origin, root: str) -> str:
             "to the thread: "
             "so the caller's own forward pass ran with grad mode off, and nothing it computed has a graph."
         )
+    if rule == "GG301" and origin.switch is not None and origin.switch.how == "checkpoint":
+        return (
+            "A reentrant checkpoint runs its function under no_grad, and once more in backward. Only what the function returns "
+            "gets a path then; what it leaves elsewhere in the first run (in an attribute, in a list) has none."
+        )
     if rule == "GG301" and origin.switch is not None and origin.switch.how == "left_on":
         return (
             "Grad mode is a state of the thread: a call (unlike a `with` block) holds until another one undoes it. Everything "
@@ -232,6 +245,8 @@ def explanation(origin: Origin, root: str) -> str:
             "Building a new tensor (`torch.tensor`, `Variable(...)`, `nn.Parameter(...)`) copies values; the graph of what "
             "they were computed from stays behind."
         )
+    if operation(origin) == ".state_dict()":
+        return "`state_dict()` detaches what it gives: what is computed from it has no path back to the module's parameters."
     return "A detached tensor shares the values but not the graph: whatever is computed from it has no path back to the parameters."
 
 
@@ -258,6 +273,9 @@ def fix(origin: Origin, root: str) -> Fix:
         text = short(origin.switch.text, 40)
         if origin.switch.how == "left_on":
             return Fix(title=f"Use `with {text}:` around the part that needs it, or switch grad mode on again after it", safety="manual")
+        if origin.switch.how == "checkpoint":
+            detail = "Or return the value from the checkpointed function, with the rest of what it computes."
+            return Fix(title="Pass `use_reentrant=False` to the checkpoint", safety="safe", detail=detail)
         if origin.switch.how == "yield":
             return Fix(
                 title=f"Leave the `{text}` block before the `yield`", safety="manual", detail="Collect inside the block, yield after it."
@@ -314,11 +332,26 @@ def fix(origin: Origin, root: str) -> Fix:
             title=f"Call backward on {f'`{inner}`' if inner else 'the computed value'} itself, without `{operation(origin)}`",
             safety="unsafe",
         )
+    called = (origin.place.callee_full_name if origin.place is not None else None) or ""
+    if origin.kind == "escape" and called.startswith("math.") and inner and callable(getattr(torch, called[5:], None)):
+        return Fix(title=f"Use `torch.{called[5:]}({inner})` in place of `{called}(...)`: it keeps the graph", safety="unsafe")
+    if origin.kind == "escape" and origin.func in ("__int__", "__index__"):
+        return Fix(
+            title=f"Choose by {f'`{inner}`' if inner else 'the value'} in a way that has a derivative, or train it by a loss of its own",
+            safety="manual",
+            detail="An index jumps between positions. Interpolation (`F.grid_sample`) or a sum with weights changes smoothly.",
+        )
     if origin.kind == "escape" or _leaves_torch(origin):
         return Fix(
             title=f"Stay in torch: use {f'`{inner}`' if inner else 'the tensor'} without `{operation(origin)}`, and keep numbers "
             f"for logging",
             safety="manual",
+        )
+    if operation(origin) == ".state_dict()":
+        return Fix(
+            title=f"Take the parameters themselves: `dict({inner or 'module'}.named_parameters())`, or `state_dict(keep_vars=True)`",
+            safety="unsafe",
+            detail="`state_dict()` gives detached tensors, for saving. Buffers come with `named_buffers()`.",
         )
     return Fix(
         title=f"Drop `{operation(origin)}`{f' from {what}' if name else ''}",

@@ -106,7 +106,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
         ),
         fixes=[
             Fix(
-                title=f"Keep `{_value(culprit_place)}` detached (`.detach()`, or `.item()` for a number)"
+                title=f"Keep {_value(culprit_place)} detached (`.detach()`, or `.item()` for a number)"
                 if culprit_place is not None
                 else "Detach what is kept (`.detach()`, or `.item()` for a number)",
                 safety="safe",
@@ -268,7 +268,15 @@ def _value(place: ResolvedSite) -> str:
     value = getattr(statement, "value", None)
     if isinstance(value, ast.Call) and value.args and isinstance(value.func, ast.Attribute) and value.func.attr in _ADDS:
         value = value.args[-1]
-    return tell.short(ast.unparse(value), 40) if isinstance(value, ast.AST) else "the value"
+    parts: list[ast.expr] = []
+    if isinstance(value, ast.Dict):
+        parts = value.values
+    elif isinstance(value, (ast.Tuple, ast.List)):
+        parts = value.elts
+    carried = [part for part in parts if not isinstance(part, ast.Constant)]
+    if carried:  # the container is none of torch's: what is in it can be detached
+        return " and ".join(f"`{tell.short(ast.unparse(part), 32)}`" for part in carried[:3])
+    return f"`{tell.short(ast.unparse(value), 40)}`" if isinstance(value, ast.AST) else "the value"
 
 
 _ = nn

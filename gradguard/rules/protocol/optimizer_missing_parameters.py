@@ -61,6 +61,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     owners = Owners(incident.names)
     left = [(leaf, owner) for s in strangers if (leaf := s.ref()) is not None and (owner := owners.of(leaf)) is not None]
     trained = {id(p) for p in book.parameters()}
+    told = incident.memory.get("trained elsewhere", {})  # by GG604
+    left = [(leaf, owner) for leaf, owner in left if id(leaf) not in told or told[id(leaf)]() is not leaf]
     left = [(leaf, owner) for leaf, owner in left if _is_meant(incident, book, owner, trained)]
     if not left:
         return None

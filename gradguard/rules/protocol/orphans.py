@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ast
 import gc
+import weakref
 from collections.abc import Iterator
 
 import torch
 from torch import nn
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.evidence.source import assignments_to, at_line, dotted, resolve
-from gradguard.evidence.syntax import Source
+from gradguard.evidence.source import ResolvedSite, assignments_to, at_line, dotted, resolve
+from gradguard.evidence.syntax import Source, load
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book
@@ -54,7 +55,14 @@ def told(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]],
             title=f"Make `{name}` after the model has its final parameters" + (" (inside the loop that makes the model)" if whole else ""),
             safety="unsafe",
         )
-    if culprit is not None and assigned is None and "deepcopy(" in (culprit.text or ""):
+    back = _copy_put_back(culprit) if assigned is None else None
+    if back is not None:
+        fix = Fix(
+            title=f"Keep the module itself and put it back: `{back[1]} = {back[2]}`, without a copy",
+            safety="unsafe",
+            detail=f"Or change weights only: `load_state_dict` into the module that `{name}` trains.",
+        )
+    elif culprit is not None and assigned is None and "deepcopy(" in (culprit.text or ""):
         fix = Fix(
             title=f"Load the values into the model that `{name}` trains (`{model}.load_state_dict(...)`), or make a new optimizer here",
             safety="unsafe",
@@ -70,7 +78,11 @@ def told(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]],
         if everything
         else f"`{name}` still has the parameters that were replaced: {what} {'are' if len(paths) > 1 else 'is'} not trained",
         culprit=culprit,
-        related=tell.spans(made, tell.span(book.step_site, "steps on the old parameters", "context")),
+        related=tell.spans(
+            None if back is None else back[0].statement_span("a copy, with parameters of its own", "made"),
+            made,
+            tell.span(book.step_site, "steps on the old parameters", "context"),
+        ),
         tensors=tell.facts([leaf for leaf, _ in left], incident.names),
         explanation=(
             f"{len(gone)} of the {len(book.parameters())} parameters of `{name}` belong to no module any more and get no "
@@ -86,10 +98,13 @@ def _another(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owne
     """The optimizer's model is there all right, and another one is trained: a copy, in most cases."""
     name = tell.optimizer_name(book, incident)
     owner = left[0][1]
+    # GG603 need not tell of the same parameters again
+    incident.memory.setdefault("trained elsewhere", {}).update((id(leaf), weakref.ref(leaf)) for leaf, _ in left)
     model = owner.variable or type(owner.root).__name__
     known = next(((variable, root) for variable, root in incident.names.modules if any(m is still for m in root.modules())), None)
     theirs = f"`{known[0]}`" if known is not None and known[0] else "another model"
-    alike = known is not None and type(known[1]) is type(owner.root)
+    root = getattr(owner.root, "_orig_mod", owner.root)  # what torch.compile has wrapped
+    alike = known is not None and type(known[1]) in (type(root), type(owner.root))
     place = the_one(incident, lambda sources: ((source, node) for source in sources for node in _copies(source))) if alike else None
     paths = [each.path for _, each in left]
     culprit = None if place is None else place.statement_span("a copy has parameters of its own, which no optimizer holds", "culprit")
@@ -147,13 +162,19 @@ def _replaced(incident: Incident, book: Book, owner: Owner, everything: bool) ->
     made = resolve(book.made)
     parts = owner.path.split(".")[:-1]
     inner = parts[1:] if parts and parts[0] == owner.variable else parts
+    names = inner if everything else inner[-1:]  # of a model whose parameters are all new any part on the way may have been replaced
     whole = everything
     for sources in in_tiers(incident):
         within = only_one(made, ((source, node) for source in sources for node in _parts_replaced(source, owner)))
         whole = everything and within is None
-        outside = None
-        if inner and not everything:
-            outside = only_one(made, ((source, node) for source in sources for node in _new_parts(source, inner[-1], owner.attribute)))
+        parts_set = [(source, node) for source in sources for node in _new_parts(source, *names, owner.attribute)] if inner else []
+        outside = only_one(made, parts_set)
+        if outside is None and parts_set:
+            copied = [(source, node) for source, node in parts_set if _of_new_objects(source, node)]
+            outside = only_one(made, copied)
+            if outside is None:  # one of them it was; which, and whether not the variable, is not known
+                return None, False
+        whole = whole and outside is None
         rebound = None
         if whole or not inner:
             rebound = only_one(made, ((source, node) for source in sources for node in _new_variables(source, owner.variable)))
@@ -161,7 +182,9 @@ def _replaced(incident: Incident, book: Book, owner: Owner, everything: bool) ->
         if found:
             place = at_line(*found)
             what = f"`{owner.variable}`" if found == rebound else f"`{'.'.join(inner) or owner.path}`"
-            if place is not None and any(target.endswith(f".{owner.path.rpartition('.')[2]}") for target in place.targets):
+            if found == outside and place is not None and isinstance(place.statement, ast.Assign):
+                what = f"`{dotted(place.statement.targets[0]) or '.'.join(inner)}`"
+            elif place is not None and any(target.endswith(f".{owner.path.rpartition('.')[2]}") for target in place.targets):
                 what = f"`{owner.path}`"
             label = f"puts a new {what} in place; the optimizer keeps the old one's parameters"
             return None if place is None else place.statement_span(label, "culprit"), whole
@@ -176,6 +199,38 @@ def _new_parts(source: Source, *names: str) -> Iterator[ast.stmt]:
             for target in node.targets
         ):
             yield node
+
+
+def _of_new_objects(source: Source, node: ast.stmt) -> bool:
+    """Whether what is assigned is made anew: by a copy or a constructor, in the statement itself or where its value was kept before."""
+    return isinstance(node, ast.Assign) and (isinstance(node.value, ast.Call) or bool(_kept_copies(source, node)))
+
+
+def _kept_copies(source: Source, node: ast.Assign) -> list[ast.Assign]:
+    """Where what is assigned was kept before, as a copy: `self.raw = copy.deepcopy(model.net)`."""
+    kept = dotted(node.value)
+    return [
+        other
+        for other in (ast.walk(source.tree or ast.Module([], [])) if kept is not None else ())
+        if isinstance(other, ast.Assign)
+        and isinstance(other.value, ast.Call)
+        and (dotted(other.value.func) or "").rpartition(".")[2] == "deepcopy"
+        and any(dotted(target) == kept for target in other.targets)
+    ]
+
+
+def _copy_put_back(culprit: SourceSpan | None) -> tuple[ResolvedSite, str, str] | None:
+    """For an assignment of a copy that was kept before: where it was copied, and the names of the variable and of the original."""
+    source = None if culprit is None else load(culprit.file)
+    for node in ast.walk(source.tree or ast.Module([], [])) if source is not None else ():
+        if culprit is not None and isinstance(node, ast.Assign) and node.lineno == culprit.line and source is not None:
+            copies = _kept_copies(source, node)
+            place = at_line(culprit.file, copies[0].lineno) if len(copies) == 1 else None
+            call = copies[0].value if copies else None
+            original = dotted(call.args[0]) if isinstance(call, ast.Call) and call.args else None
+            if place is not None and original is not None:
+                return place, dotted(node.value) or "it", original
+    return None
 
 
 def _new_variables(source: Source, name: str | None) -> Iterator[ast.stmt]:

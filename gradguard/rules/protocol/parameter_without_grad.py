@@ -39,7 +39,7 @@ from gradguard.evidence.source import ResolvedSite, at_line, resolve
 from gradguard.rules.base import Rule
 from gradguard.rules.gradient_path import origins
 from gradguard.rules.incident import Incident
-from gradguard.rules.protocol import hook_output, tell
+from gradguard.rules.protocol import hook_output, leaving, tell
 from gradguard.rules.protocol.books import Book, Prepared
 from gradguard.rules.protocol.cut_off import the_cut
 from gradguard.rules.protocol.fixed_index import fixed_index
@@ -60,7 +60,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if book is None:
         return None
     refs: list[weakref.ref[Any]] = data["prepare"]
-    idle = _idle(incident, [p for ref in refs if (p := ref()) is not None])
+    told = incident.memory.get("cut off by checkpoints", {})  # by GG711
+    idle = _idle(incident, [p for ref in refs if (p := ref()) is not None and (id(p) not in told or told[id(p)]() is not p)])
     if not idle:
         return None
     ledger = incident.memory["ledger"]
@@ -162,6 +163,10 @@ def _called(incident: Incident, book: Book, idle: Idle, called: dict[int, Any]) 
         lone = incident.memory["ledger"].severed.losses(parameters)
         if len(lone) == 1 and (loss := resolve(lone[0].made)) is not None:
             return _lone(incident, book, headline, lone[0], loss, parameters, shown)
+        cut = the_cut(leaving.left(incident, parameters))
+        if cut is not None:
+            told = _told(incident, book, headline + cut.clause, cut.culprit, [*cut.related, at], cut.fix, parameters, shown)
+            return told.model_copy(update={"confidence": "likely"})
         headline += (
             f"what is computed from {'them' if len(paths) > 1 else 'it'} does not reach any loss"
             if alone

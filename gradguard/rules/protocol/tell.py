@@ -55,10 +55,10 @@ def optimizer_name(book: Book, incident: Incident) -> str:
     name = incident.names.optimizer_variable(optimizer) if optimizer is not None else None
     if name is not None and _loops_over(incident, name):  # this one's name in this round only
         others = [other for other, value in incident.names.bindings if value is optimizer and "[" not in other]
-        named = [*others, call_receiver(book.step_site, "step"), made_name(book.made)]
+        named = [*others, call_receiver(book.step_site, "step"), _constructed(book)]
         name = next((other for other in named if other is not None and not _loops_over(incident, other)), name)
     if name is None or "[" in name:
-        name = call_receiver(book.step_site, "step") or made_name(book.made) or name
+        name = call_receiver(book.step_site, "step") or _constructed(book) or name
     return name or book.type_name
 
 
@@ -71,6 +71,15 @@ def _loops_over(incident: Incident, name: str) -> bool:
         if isinstance(loop, (ast.For, ast.comprehension))
         for node in ast.walk(loop.target)
     )
+
+
+def _constructed(book: Book) -> str | None:
+    """What the optimizer was assigned to, where the recorded statement makes an optimizer: not `result = trainer.train()`."""
+    place = resolve(book.made)
+    callee = "" if place is None or place.callee is None else place.callee
+    last = callee.rpartition(".")[2]
+    makes = last == book.type_name or any(word in callee.lower() for word in ("optim", "prepare"))
+    return made_name(book.made) if makes else None
 
 
 def call_receiver(site: CallSite | None, method: str) -> str | None:

@@ -39,7 +39,7 @@ from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import accelerated
 from gradguard.rules.gradient_path.roots import root_expression
 from gradguard.rules.incident import Incident
-from gradguard.rules.protocol import tell
+from gradguard.rules.protocol import mixed_up, tell
 from gradguard.rules.protocol.books import Book
 
 CODE, NAME = "GG602", "zeroed-before-step"
@@ -62,6 +62,9 @@ def recognise(incident: Incident) -> Diagnosis | None:
     zero, backward = resolve(data["zero"]), resolve(part.call.site)
     if book is not None and book.empty >= 2 and _stands_first(book, data):
         return _step_first(incident, book, data)
+    mixed = None if book is None else mixed_up.told(incident, CODE, NAME, book, backward)
+    if mixed is not None:
+        return mixed
     owner = data["owner"]() if data["owner"] is not None else None
     wrapper = None if book is None else accelerated.wrapper_of(incident, book.ref())
     who = incident.names.optimizer_variable(owner) or (zero.receiver if zero is not None else None) or type(owner).__name__

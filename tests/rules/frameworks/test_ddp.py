@@ -139,6 +139,27 @@ def test_reentrant_checkpoints_of_one_block() -> None:
     assert found.culprit is not None and found.culprit.text == "checkpoint(self.block, x, use_reentrant=True)"
 
 
+def test_reentrant_checkpoint_in_a_helper_that_is_given_the_block() -> None:
+    class Helped(Twice):
+        def run(self, part: nn.Module, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(part, x, use_reentrant=True)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.stem(x)
+            for _ in range(2):
+                x = self.run(self.block, x)
+            return x
+
+    def run() -> None:
+        ddp = DistributedDataParallel(Helped())
+        for _ in range(2):
+            ddp(torch.randn(2, 4)).sum().backward()
+
+    found = diagnosis(run)
+    assert found.code == "GG702" and "reentrant" in found.headline
+    assert "use_reentrant=False" in found.fixes[0].title
+
+
 def test_parameter_used_outside_of_forward() -> None:
     def run() -> None:
         net = Net()
@@ -210,6 +231,12 @@ BODIES = {
         "ddp.module.sharpened(x)",
         "ddp.module.sharpened(x).pow(2).mean().backward()\nseen = [torch.zeros_like(net.weight) for _ in range(2)]\n"
         "dist.all_gather(seen, net.weight.detach())",
+    ),
+    "thawed": (
+        "GG706",
+        "switch(net.bias, True)",
+        "if step == 0:\n    def switch(p, flag):\n        p.requires_grad = flag\n    switch(net.bias, False)\n"
+        "    ddp = DDP(net)\n    switch(net.bias, True)\nddp(x).pow(2).mean().backward()",
     ),
     "skips": ("GG705", "continue", "loss = ddp(x).pow(2).mean()\nif x.sum() < 0:\n    continue\nloss.backward()"),
     "by_hand": (

@@ -1,0 +1,246 @@
+"""Slips in the use of scalers, of swapped modules, of checkpoints under a framework: what is said, and that sound twins are silent."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gradguard.diagnosis import Diagnosis
+from tests.running import HEAD, run_source
+
+
+def said(folder: Path, source: str, level: str = "standard") -> list[Diagnosis]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [diagnosis for diagnosis, _ in run_source(folder, HEAD + source, level)]
+
+
+SCALER = """
+net = nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.01)
+scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+for it in range(4):
+    opt.zero_grad()
+    scaler.scale(net(torch.randn(8, 4)).pow(2).mean()).backward()
+{body}
+"""
+
+
+@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("unscale", ["    scaler.unscale_(opt)\n", ""])
+def test_update_that_was_not_reached(tmp_path: Path, level: str, unscale: str) -> None:
+    body = unscale + "    scaler.step(opt)\n    if it < 2:\n        continue\n    scaler.update()"
+    found = said(tmp_path, SCALER.format(body=body), level)
+    assert [diagnosis.code for diagnosis in found] == ["GG722"], found
+    assert found[0].culprit is not None and found[0].culprit.text == "scaler.update()"
+    assert {"continue", "scaler.step(opt)"} <= {span.text for span in found[0].related}
+    assert not found[0].avoid
+    assert said(tmp_path, SCALER.format(body=unscale + "    scaler.step(opt)\n    scaler.update()"), level) == []
+
+
+def test_update_that_is_nowhere(tmp_path: Path) -> None:
+    found = said(tmp_path, SCALER.format(body="    scaler.unscale_(opt)\n    scaler.step(opt)"))
+    assert [diagnosis.code for diagnosis in found] == ["GG722"]
+    assert found[0].culprit is not None and found[0].culprit.text == "scaler.step(opt)"
+
+
+def test_unscaled_too_late(tmp_path: Path) -> None:
+    found = said(tmp_path, SCALER.format(body="    scaler.step(opt)\n    scaler.unscale_(opt)\n    scaler.update()"))
+    assert [diagnosis.code for diagnosis in found] == ["GG721"]
+    assert "the step has used them already" in found[0].headline
+
+
+SWAP = """
+import copy
+
+class Lit(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x):
+        return self.net(x)
+
+class Swap:
+    def __init__(self, module):
+        self.average = copy.deepcopy(module.net).requires_grad_(False)
+
+    def before(self, module):
+        self.raw = {kept}
+        module.net = self.average
+
+    def after(self, module):
+        module.net = self.raw
+
+def main():
+    model = Lit()
+    swap = Swap(model)
+    opt = torch.optim.SGD(model.parameters(), lr=0.01)
+    for it in range(30):
+        x = torch.randn(8, 4)
+        loss = (model(x) - x.sum(1, keepdim=True)).pow(2).mean()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        if it % 10 == 5:
+            swap.before(model)
+            with torch.no_grad():
+                model.eval()(x)
+            swap.after(model)
+            model.train()
+
+main()
+"""
+
+
+def test_copy_that_is_put_back_in_place_of_the_trained_module(tmp_path: Path) -> None:
+    found = said(tmp_path, SWAP.format(kept="copy.deepcopy(module.net)"))
+    assert [diagnosis.code for diagnosis in found] == ["GG604"], [diagnosis.headline for diagnosis in found]
+    assert found[0].culprit is not None and found[0].culprit.text == "module.net = self.raw"
+    assert "`self.raw = module.net`" in found[0].fixes[0].title
+    assert any(span.text == "self.raw = copy.deepcopy(module.net)" for span in found[0].related)
+    assert said(tmp_path, SWAP.format(kept="module.net")) == []
+
+
+REENTRANT = """
+from torch.utils.checkpoint import checkpoint
+
+net = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+head = nn.Linear(4, 1)
+opt = torch.optim.SGD([*net.parameters(), *head.parameters()], lr=0.01)
+for it in range(30):
+    opt.zero_grad()
+    head(checkpoint(net, torch.randn(8, 4), use_reentrant={how})).pow(2).mean().backward()
+    opt.step()
+"""
+
+
+def test_parameters_cut_off_by_a_checkpoint_are_told_of_once(tmp_path: Path) -> None:
+    assert {diagnosis.code for diagnosis in said(tmp_path, REENTRANT.format(how=True))} == {"GG711"}
+    assert said(tmp_path, REENTRANT.format(how=False)) == []
+
+
+MIXED = """
+gen = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))
+critic = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+
+def optimizers():
+    return torch.optim.SGD(gen.parameters(), lr=0.01), torch.optim.SGD(critic.parameters(), lr=0.01)
+
+def update(optimizer, loss):
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+def main():
+    {targets} = optimizers()
+    for _ in range(8):
+        fake = gen(torch.randn(8, 2))
+        update(opt_d, critic(fake.detach()).mean() - critic(torch.randn(8, 2)).mean())
+        update(opt_g, -critic(fake).mean())
+
+main()
+"""
+
+
+def test_two_optimizers_taken_for_each_other(tmp_path: Path) -> None:
+    found = said(tmp_path, MIXED.format(targets="opt_d, opt_g"))
+    assert found and found[0].code == "GG602", [diagnosis.headline for diagnosis in found]
+    assert found[0].culprit is not None and found[0].culprit.text == "opt_d, opt_g = optimizers()"
+    assert "`opt_g, opt_d`" in found[0].fixes[0].title and "Remove" not in found[0].fixes[0].title
+    assert said(tmp_path, MIXED.format(targets="opt_g, opt_d")) == []
+
+
+def test_zeroed_too_early_by_one_optimizer_is_no_mix_up(tmp_path: Path) -> None:
+    source = """
+a, b = nn.Linear(4, 4), nn.Linear(4, 1)
+opt_a, opt_b = torch.optim.SGD(a.parameters(), lr=0.01), torch.optim.SGD(b.parameters(), lr=0.01)
+for _ in range(8):
+    loss = b(a(torch.randn(8, 4))).pow(2).mean()
+    loss.backward()
+    opt_a.step()
+    opt_a.zero_grad()
+    opt_b.zero_grad()
+    opt_b.step()
+"""
+    found = said(tmp_path, source)
+    assert all("optimizer of" not in diagnosis.headline for diagnosis in found)
+
+
+COPY = """
+import copy
+
+net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+opt = torch.optim.SGD(net.parameters(), lr=0.01)
+fast = torch.compile({what}, backend="eager")
+for _ in range(30):
+    x = torch.randn(8, 4)
+    opt.zero_grad()
+    (fast(x) - x.sum(1, keepdim=True)).pow(2).mean().backward()
+    opt.step()
+"""
+
+
+def test_compiled_copy_of_what_the_optimizer_holds(tmp_path: Path) -> None:
+    found = said(tmp_path, COPY.format(what="copy.deepcopy(net)"))
+    assert [diagnosis.code for diagnosis in found] == ["GG604"], [diagnosis.headline for diagnosis in found]
+    assert found[0].culprit is not None and "copy.deepcopy(net)" in (found[0].culprit.text or "")
+    assert said(tmp_path, COPY.format(what="net")) == []
+
+
+ACCELERATE = """
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState, PartialState
+
+for state in (AcceleratorState, GradientState, PartialState):
+    state._reset_state()
+accelerator = Accelerator(cpu=True, gradient_accumulation_steps={steps})
+net = nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.01)
+loader = torch.utils.data.DataLoader(torch.randn(48, 4), batch_size=4)
+{prepared}
+for x in loader:
+    with accelerator.accumulate(net):
+        accelerator.backward(net(x).pow(2).mean())
+        opt.step()
+        opt.zero_grad()
+"""
+
+
+@pytest.fixture
+def fresh_accelerate() -> Iterator[None]:
+    state = pytest.importorskip("accelerate.state")
+    yield
+    for kind in (state.AcceleratorState, state.GradientState, state.PartialState):
+        kind._reset_state()
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_optimizer_that_accelerate_was_not_given(tmp_path: Path) -> None:
+    without = "net, loader = accelerator.prepare(net, loader)"
+    found = said(tmp_path, ACCELERATE.format(steps=4, prepared=without))
+    assert [diagnosis.code for diagnosis in found] == ["GG752"], [diagnosis.headline for diagnosis in found]
+    assert found[0].culprit is not None and found[0].culprit.text == "accelerator.prepare(net, loader)"
+    assert said(tmp_path, ACCELERATE.format(steps=1, prepared=without)) == []
+    assert said(tmp_path, ACCELERATE.format(steps=4, prepared="net, opt, loader = accelerator.prepare(net, opt, loader)")) == []
+
+
+def test_what_is_kept_in_a_dict_is_named(tmp_path: Path) -> None:
+    source = """
+net, kept = nn.Linear(4, 1), []
+opt = torch.optim.SGD(net.parameters(), lr=0.01)
+for it in range(80):
+    out = net(torch.randn(8, 4))
+    loss = out.pow(2).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    kept.append({{"loss": loss{how}, "size": out.abs(){how}, "it": it}})
+"""
+    found = said(tmp_path, source.format(how=""))
+    assert [diagnosis.code for diagnosis in found] == ["GG608"]
+    assert found[0].fixes[0].title.startswith("Keep `loss` and `out.abs()`")
+    assert said(tmp_path, source.format(how=".detach()")) == []
