@@ -110,10 +110,13 @@ def saturated(incident: Incident, memory: Numbers) -> Diagnosis | None:
             largest = float(found.max())
             if largest < _TINY and not _shared_with_numpy(node):
                 closed[node] = largest
-    if not closed or id(leaf) in _reached(incident.root_nodes, closed):
+    reached = _reached(incident.root_nodes, closed)
+    if not closed or id(leaf) in reached:
         return _squashed(incident, memory, values, leaf)
     nodes = list(closed)
-    behind = _leaves_below(nodes)
+    behind = [each for each in _leaves_below(nodes) if id(each) not in reached]
+    if not behind or _learns_elsewhere(memory, behind):
+        return None  # a margin that is kept, in the loss of a critic: nobody waits for a gradient from here
     places = Places(incident, memory, values.nodes)
     place = places.of(nodes[0], search=True)
     says = _SLOPES[node_kind(nodes[0])][1]
@@ -171,6 +174,15 @@ def saturated(incident: Incident, memory: Numbers) -> Diagnosis | None:
         notes=notes,
         fixes=cures,
         confidence="certain" if place is not None and not places.notes else "likely",
+    )
+
+
+def _learns_elsewhere(memory: Numbers, leaves: list[torch.Tensor]) -> bool:
+    """Whether one of them stands in the graph of another backward call, whose gradients are not zero."""
+    ids = {id(leaf) for leaf in leaves}
+    return any(
+        plan is not memory.plan and not plan.zeros and any((leaf := ref()) is not None and id(leaf) in ids for ref in plan.leaves)
+        for plan in memory.plans.values()
     )
 
 
