@@ -60,7 +60,7 @@ def set_off(session: Session) -> Coast | None:
     if min(depth, steps, backwards) < 2 or not calls:
         return None
     optimizers = frozenset(run.ledger.books)
-    sizes = run.depth if run.depth.heeds_sizes else None
+    sizes = run.depth if run.depth.adaptive else None
     coast = Coast(session, run, min(depth, steps, _STEPS), backwards, calls, optimizers, sizes)
     run.ledger.coast = coast
     return coast

@@ -40,6 +40,9 @@ class GraphSizes(Protocol):
     sequence: int
     sizes: set[int]
 
+    @property
+    def heeds_sizes(self) -> bool: ...
+
 
 class Coast:
     """See the module's docstring.
@@ -55,6 +58,7 @@ class Coast:
     """
 
     __slots__ = (
+        "_heeds",
         "_optimizers",
         "_since",
         "_sizes",
@@ -90,6 +94,7 @@ class Coast:
         self.opened = -1  # how long the list was when a guard was last entered
         self._optimizers = optimizers
         self._sizes = sizes
+        self._heeds = sizes is not None and sizes.heeds_sizes
         self._turns = _TURNS
 
     # -- what is written down -----------------------------------------------------------------------------------------
@@ -136,7 +141,7 @@ class Coast:
                 return False
             now = sequence_number()
             sizes = self._sizes
-            if sizes is not None and now - sizes.sequence not in sizes.sizes:
+            if sizes is not None and self._heeds and now - sizes.sequence not in sizes.sizes:
                 return False  # something has changed: the next steps may be traced
             rate = optimizer.param_groups[0].get("lr")
             if type(rate) is not float and type(rate) is not int:  # a tensor, which may hang on a graph

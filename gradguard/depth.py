@@ -56,15 +56,21 @@ class Depth:
         return False
 
     @property
-    def heeds_sizes(self) -> bool:
-        """Whether the number of nodes a step makes can have the next ones traced."""
+    def adaptive(self) -> bool:
+        """Whether some steps are traced and others not."""
         return self._trace.mode == "adaptive"
+
+    @property
+    def heeds_sizes(self) -> bool:
+        """Whether the number of nodes a step makes can have the next ones traced: not where every step differs, and the budget is spent."""
+        return self.adaptive and self._affords(self._trace.after_change)
 
     def ahead(self) -> int:
         """Steps from here on of which none is traced, as long as nothing changes."""
         if self._left > 0 or self._trace.mode == "always" or (self.changed and self.heeds_sizes):
             return 0
-        return self._trace.every - 1 - self.steps % self._trace.every if self._trace.every and self.heeds_sizes else 1_000_000
+        every = self._trace.every if self.adaptive else 0
+        return every - 1 - self.steps % every if every else 1_000_000
 
     def incident(self) -> None:
         """A step went wrong: the next ones are looked at closely."""
@@ -90,7 +96,10 @@ class Depth:
         if self.steps > self._trace.first_steps + 1:
             self.changed = True
 
+    def _affords(self, steps: int) -> bool:
+        return self._spent + steps <= _CHANGE_BUDGET + self.steps // 1000
+
     def _extend(self, steps: int) -> None:
-        if self._spent + steps <= _CHANGE_BUDGET + self.steps // 1000:
+        if self._affords(steps):
             self._spent += steps
             self._left = max(self._left, steps)

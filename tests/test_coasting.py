@@ -162,6 +162,20 @@ def _stepping_in_a_hook(guard: Guard) -> Training:
     return training
 
 
+def _graphs_of_all_sizes(guard: Guard) -> Training:
+    training = Training()
+    with guard:
+        for step in range(STEPS):
+            out = training.model(torch.randn(8, 4))
+            for _ in range(step * 7 % 199):
+                out = out + 1e-3
+            training.optimizer.zero_grad()
+            out.pow(2).mean().backward()
+            training.coasted += local.coast is not None
+            training.optimizer.step()
+    return training
+
+
 PROGRAMS = [
     _plain,
     _accumulating,
@@ -172,6 +186,7 @@ PROGRAMS = [
     _with_validation,
     _closures,
     _stepping_in_a_hook,
+    _graphs_of_all_sizes,
 ]
 
 
