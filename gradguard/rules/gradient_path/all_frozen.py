@@ -48,7 +48,7 @@ from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import lightning_manual
 from gradguard.rules.gradient_path import frozen, frozen_in_play, lost_path, never_put_in, roots
-from gradguard.rules.gradient_path.places import short
+from gradguard.rules.gradient_path.places import bare, in_words, short
 from gradguard.rules.incident import Incident
 
 
@@ -113,7 +113,7 @@ def _frozen(incident: Incident, lost: lost_path.LostPath, modules: list[torch.nn
     if mislaid:
         item = mislaid[0]
         headline = (
-            f"`{root}` has no gradient path: {count}; `{item.name}.requires_grad = True` set an attribute of the module, "
+            f"{in_words(root)} has no gradient path: {count}; `{item.name}.requires_grad = True` set an attribute of the module, "
             f"not of its parameters"
         )
         if item.place is not None:
@@ -131,7 +131,7 @@ def _frozen(incident: Incident, lost: lost_path.LostPath, modules: list[torch.nn
             "`requires_grad_(...)`, with the underscore, sets it on every parameter of the module."
         )
     else:
-        headline = f"`{root}` has no gradient path: {count}"
+        headline = f"{in_words(root)} has no gradient path: {count}"
         chosen = switched[0] if certain or len(switched) == 1 else None
         if chosen is not None:
             culprit = chosen.place.span(
@@ -168,7 +168,7 @@ def _frozen(incident: Incident, lost: lost_path.LostPath, modules: list[torch.nn
                 "off, where the toggle before is not taken back."
             )
     if incident.place is not None:
-        related.append(incident.place.span(f"`{root}` has no graph to follow", "backward"))
+        related.append(incident.place.span(f"{in_words(root)} has no graph to follow", "backward"))
     return _diagnosis(
         incident, lost, headline, culprit, related, explanation, fixes, _facts(incident, held or parameters), certain or bool(mislaid)
     )
@@ -221,18 +221,18 @@ def _apart(incident: Incident, lost: lost_path.LostPath, parameters: list[torch.
     """The source leads through trainable parameters, and yet the value has no path: what cut it was not seen."""
     root = lost.root_name
     trainable = [p for p in parameters if p.requires_grad]
-    related = [incident.place.span(f"`{root}` has no graph to follow", "backward")] if incident.place is not None else []
+    related = [incident.place.span(f"{in_words(root)} has no graph to follow", "backward")] if incident.place is not None else []
     return _diagnosis(
         incident,
         lost,
-        f"`{root}` has no gradient path: none of the values it was computed from had one",
+        f"{in_words(root)} has no gradient path: none of the values it was computed from had one",
         None,
         related,
-        f"There are {len(trainable)} parameters that require grad, but `{root}` does not depend on any of them through "
+        f"There are {len(trainable)} parameters that require grad, but {in_words(root)} does not depend on any of them through "
         f"operations that autograd recorded.",
         [
             Fix(
-                title=f"Print `requires_grad` of the values on the way to `{root}`: the first that says False lies behind the cut",
+                title=f"Print `requires_grad` of the values on the way to {in_words(root)}: the first that says False lies behind the cut",
                 safety="manual",
             )
         ],
@@ -256,15 +256,15 @@ def _plain(incident: Incident, lost: lost_path.LostPath, made: list[ResolvedSite
         culprit = chosen.span(f"`{name}` is made without requires_grad", "culprit")
     related += [place.span("made without requires_grad", "made") for place in made[:4] if place is not chosen]
     if incident.place is not None:
-        related.append(incident.place.span(f"`{root}` has no graph to follow", "backward"))
+        related.append(incident.place.span(f"{in_words(root)} has no graph to follow", "backward"))
     held = _trainable(incident)
     listed = short_list(named, 4)
     if held:
-        headline = f"`{root}` has no gradient path: it was not computed from any of the parameters that the optimizer holds"
+        headline = f"{in_words(root)} has no gradient path: it was not computed from any of the parameters that the optimizer holds"
     elif named:
-        headline = f"`{root}` has no gradient path: nothing it was computed from requires grad ({listed})"
+        headline = f"{in_words(root)} has no gradient path: nothing it was computed from requires grad ({listed})"
     else:
-        headline = f"`{root}` has no gradient path: nothing it was computed from requires grad"
+        headline = f"{in_words(root)} has no gradient path: nothing it was computed from requires grad"
     fixes = [
         Fix(
             title=f"Create {f'`{chosen.targets[0]}`' if chosen is not None and chosen.targets else 'the tensor to be learned'} "
@@ -347,7 +347,7 @@ def _diagnosis(
         fixes=fixes,
         notes=notes,
         avoid=[
-            f"`{root}.requires_grad_(True)` is no cure. It silences the error: `{root}` becomes a leaf of its own and no "
+            f"`{bare(root)}.requires_grad_(True)` is no cure. It silences the error: {in_words(root)} becomes a leaf of its own and no "
             f"parameter learns anything."
         ],
         confidence="certain" if certain and incident.traced else "likely",

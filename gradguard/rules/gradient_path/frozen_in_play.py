@@ -19,7 +19,7 @@ from gradguard.rules.frameworks import lightning_manual
 from gradguard.rules.gradient_path import frozen, lost_path
 from gradguard.rules.gradient_path.follow import Follower
 from gradguard.rules.gradient_path.in_play import AllFrozen
-from gradguard.rules.gradient_path.places import short, site_at
+from gradguard.rules.gradient_path.places import bare, in_words, short, site_at
 from gradguard.rules.gradient_path.scopes import UNKNOWN, Scope, evaluate
 from gradguard.rules.incident import Incident
 
@@ -40,7 +40,9 @@ def diagnosis(incident: Incident, lost: lost_path.LostPath, play: AllFrozen) -> 
     listed, count = short_list(names, 3), len(play.parameters)
     off, certain = _switched_off(incident, play)
     what = f"all {count} parameters" if count > 1 else "the only parameter"
-    headline = f"`{root}` has no gradient path: {what} of `{play.optimizer}`, which trains {listed}, {'are' if count > 1 else 'is'} frozen"
+    headline = (
+        f"{in_words(root)} has no gradient path: {what} of `{play.optimizer}`, which trains {listed}, {'are' if count > 1 else 'is'} frozen"
+    )
     again = (off.again if off is not None else None) or f"{names[0]}.requires_grad_(True)"
     states = [(incident.names.state(parameter), parameter) for parameter in play.parameters[:4]]
     notes = lost_path.second_problem(lost.root, root, incident)
@@ -50,21 +52,23 @@ def diagnosis(incident: Incident, lost: lost_path.LostPath, play: AllFrozen) -> 
         code="GG303",
         name="all-frozen",
         headline=headline,
-        culprit=None if off is None else off.place.span(f"freezes {listed}, which is still frozen when `{root}` is computed", "culprit"),
-        related=[] if incident.place is None else [incident.place.span(f"`{root}` has no graph to follow", "backward")],
+        culprit=None
+        if off is None
+        else off.place.span(f"freezes {listed}, which is still frozen when {in_words(root)} is computed", "culprit"),
+        related=[] if incident.place is None else [incident.place.span(f"{in_words(root)} has no graph to follow", "backward")],
         tensors=[
             lost_path.facts(state.full if state is not None else incident.names.of(parameter), parameter).model_copy(
                 update={"kind": "parameter"}
             )
             for state, parameter in states
         ],
-        explanation=f"PyTorch records a graph only where an input requires grad. {listed} takes part in `{root}`, but none of its "
+        explanation=f"PyTorch records a graph only where an input requires grad. {listed} takes part in {in_words(root)}, but none of its "
         "parameters requires grad at this moment."
         + (" What else is cut off on the way is not to blame: these parameters come in behind it." if play.detached else ""),
-        fixes=[Fix(title=f"Switch it on again before `{root}` is computed: `{again}`", safety="unsafe")],
+        fixes=[Fix(title=f"Switch it on again before {in_words(root)} is computed: `{again}`", safety="unsafe")],
         avoid=[
-            f"`{root}.requires_grad_(True)` is no cure. It silences the error: `{root}` becomes a leaf of its own and no parameter learns "
-            "anything."
+            f"`{bare(root)}.requires_grad_(True)` is no cure. It silences the error: {in_words(root)} becomes a leaf of its own and no "
+            "parameter learns anything."
         ],
         notes=notes,
         confidence="certain" if certain and incident.traced else "likely",

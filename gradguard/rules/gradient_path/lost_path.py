@@ -17,7 +17,7 @@ from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.journal import Cut, current_journal
 from gradguard.rules.gradient_path import in_play, origins, patching, roots, switches, words
 from gradguard.rules.gradient_path.origins import Origin
-from gradguard.rules.gradient_path.places import same_place, short
+from gradguard.rules.gradient_path.places import UNNAMED, bare, in_words, same_place, short
 from gradguard.rules.incident import Incident
 from gradguard.torch_internals import only_leaf
 
@@ -130,7 +130,7 @@ def fresh_leaf(root: Any) -> torch.Tensor | None:
 
 def root_name(incident: Incident, root: torch.Tensor) -> str:
     """What the user calls the tensor that backward was called on."""
-    return incident.names.of(root) or root_text(incident) or "the loss"
+    return incident.names.of(root) or root_text(incident) or UNNAMED
 
 
 def root_text(incident: Incident) -> str | None:
@@ -200,20 +200,22 @@ def tell(incident: Incident, lost: LostPath, code: str) -> Diagnosis:
     culprit, related = story(origin)
     toggled = _toggle(incident, lost)
     if toggled is not None and not same_place(toggled, origin.place):
-        related.append(toggled.span(f"switches requires_grad on by hand: backward() then runs, but ends at `{root}` itself", "carried"))
+        related.append(
+            toggled.span(f"switches requires_grad on by hand: backward() then runs, but ends at {in_words(root)} itself", "carried")
+        )
     called = _called(origin, incident)
     if called is not None:
         related.append(called.span("called from here", "context"))
     if incident.place is not None:
         related.append(
-            incident.place.span("runs, and reaches no parameter" if lost.silent else f"`{root}` has no graph to follow", "backward")
+            incident.place.span("runs, and reaches no parameter" if lost.silent else f"{in_words(root)} has no graph to follow", "backward")
         )
     clause = words.why(origin, root)
     if lost.silent:
         what = "is" if lost.root.grad_fn is None else "is computed from"
-        headline = f"backward() runs, but no gradient can reach any parameter: `{root}` {what} a fresh leaf, since {clause}"
+        headline = f"backward() runs, but no gradient can reach any parameter: {in_words(root)} {what} a fresh leaf, since {clause}"
     else:
-        headline = f"`{root}` has no gradient path: {clause}"
+        headline = f"{in_words(root)} has no gradient path: {clause}"
     fixes = [patching.with_patch(words.fix(origin, root), origin)]
     return Diagnosis(
         code=code, name=NAMES[code], severity="warning" if lost.silent else "error", headline=headline, culprit=culprit, related=related,
@@ -285,9 +287,8 @@ def _avoid(lost: LostPath, origin: Origin) -> list[str]:
     root = lost.root_name
     done = "That is what was done here" if lost.silent else "It silences the error"
     return [
-        f"`{root}.requires_grad_(True)` (or `Variable({root}, requires_grad=True)`) is no cure. {done}: `{root}` becomes a leaf "
-        f"of its own, "
-        "backward() fills `.grad` of it, and no parameter learns anything."
+        f"`{bare(root)}.requires_grad_(True)` (or `Variable({bare(root)}, requires_grad=True)`) is no cure. {done}: {in_words(root)} "
+        "becomes a leaf of its own, backward() fills `.grad` of it, and no parameter learns anything."
     ]
 
 

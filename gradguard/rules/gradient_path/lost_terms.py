@@ -15,7 +15,7 @@ from gradguard.journal import Cut, Journal, current_journal
 from gradguard.rules.gradient_path import additive, lost_path, origins, patching, regraphed, roots, terms, words
 from gradguard.rules.gradient_path.additive import Region
 from gradguard.rules.gradient_path.origins import Origin
-from gradguard.rules.gradient_path.places import function_word, same_place, short
+from gradguard.rules.gradient_path.places import function_word, in_words, same_place, short
 from gradguard.rules.incident import Incident
 from gradguard.torch_internals import node_sequence
 
@@ -219,11 +219,11 @@ def _tell_term(incident: Incident, found: list[Origin], place: ResolvedSite | No
     if incident.place is not None and not (place is not None and place.line == incident.place.line):
         related.append(incident.place.span("runs, without this term", "backward"))
     what = f"`{term}`" if term else "a term of the loss"
-    headline = f"{what} is part of `{name}` but gives no gradient: {words.why(origin, term or name)}"
+    headline = f"{what} is part of {in_words(name)} but gives no gradient: {words.why(origin, term or name)}"
     return Diagnosis(
         code="GG308", name="partial-detach", severity="warning", headline=headline, culprit=culprit, related=related,
         tensors=[lost_path.facts(incident.names.leaf(leaf), leaf) for leaf in origin.leaves[:3]],
-        explanation=f"backward() works, because the rest of `{name}` has a graph; this term only changes the number. "
+        explanation=f"backward() works, because the rest of {in_words(name)} has a graph; this term only changes the number. "
                     f"{words.explanation(origin, name)}",
         fixes=[*regraphed.anew(incident, origin), patching.with_patch(words.fix(origin, name), origin, found)],
         notes=["If the term is only meant to be reported, keep it out of what backward() is called on."], confidence="likely",
@@ -318,11 +318,10 @@ def _tell_sample(incident: Incident, origin: Origin, use: ResolvedSite | None) -
     return Diagnosis(
         code="GG308", name="partial-detach", severity="warning",
         headline=f"{f'`{name}`' if name else 'a value'} is drawn with "
-                 f"`{short(distribution, 30)}.sample()`{function_word(place)}: no gradient of `{root}` goes through it",
+                 f"`{short(distribution, 30)}.sample()`{function_word(place)}: no gradient of {in_words(root)} goes through it",
         culprit=place.span(words.label(origin), "culprit"), related=related, tensors=[],
-        explanation=f"`sample()` draws under no_grad. `{root}` trains the parameters of `{short(distribution, 30)}` by another "
-                    f"term, but not by what is computed from "
-                    "the sample, and its log-probability is not used either. `rsample()` draws reparametrized samples, through "
+        explanation=f"`sample()` draws under no_grad. {in_words(root, True)} trains the parameters of `{short(distribution, 30)}` by "
+                    "another term, but not by what is computed from the sample, and its log-probability is not used either. `rsample()` draws reparametrized samples, through "
                     "which gradients flow.",
         fixes=[patching.with_patch(Fix(title=f"Draw with "
                                              f"`{short(distribution, 30)}.rsample()`", safety="unsafe"), origin)], confidence="likely",
@@ -374,7 +373,7 @@ def _tell_weight(incident: Incident, origin: Origin, leaf: torch.Tensor, outer: 
         headline=f"`{name}` is detached where it weighs the loss{function_word(origin.place)}: its gradient is a constant that "
                  f"no data can change",
         culprit=culprit, related=related, tensors=[lost_path.facts(name, leaf)],
-        explanation=f"All that is left of the way from `{root}` to `{name}` is a plain sum, whose slope is the same in every "
+        explanation=f"All that is left of the way from {in_words(root)} to `{name}` is a plain sum, whose slope is the same in every "
                     f"step: the parameter drifts in one direction for ever.",
         fixes=[patching.with_patch(words.fix(origin, root), origin)], confidence="likely",
     )  # fmt: skip

@@ -28,6 +28,19 @@ def quoted(text: str | None) -> str:
     return f"`{short(text)}`"
 
 
+UNNAMED = "the loss"  # a root without a name: what a framework calls backward on
+
+
+def in_words(root: str, first: bool = False) -> str:
+    """A root as code, or in words, which may be a sentence's first."""
+    return (root.capitalize() if first else root) if root == UNNAMED else f"`{root}`"
+
+
+def bare(root: str) -> str:
+    """A root within code."""
+    return "loss" if root == UNNAMED else root
+
+
 def function_word(place: ResolvedSite | None) -> str:
     """` in `name`` where the place is inside a function."""
     if place is None or place.function == "<module>":

@@ -9,7 +9,7 @@ import torch
 from gradguard.diagnosis import Fix
 from gradguard.evidence.source import dotted
 from gradguard.rules.gradient_path.origins import Origin, callee_name
-from gradguard.rules.gradient_path.places import function_word, quoted, short
+from gradguard.rules.gradient_path.places import function_word, in_words, quoted, short
 from gradguard.rules.gradient_path.rounding import before_rounding
 
 _GATHERING = ("all_gather", "all_gather_into_tensor", "all_gather_single")  # collective calls
@@ -206,13 +206,13 @@ def explanation(origin: Origin, root: str) -> str:
         )
     if rule == "GG301" and (asked := condition(origin)) is not None:
         return (
-            f"`{asked}` was not true here, so PyTorch recorded nothing in this block. `{root}` was computed from such a result, and "
-            "backward() has no graph to follow."
+            f"`{asked}` was not true here, so PyTorch recorded nothing in this block. {in_words(root, True)} was computed from such a "
+            "result, and backward() has no graph to follow."
         )
     if rule == "GG301":
         return (
-            f"Inside `no_grad` PyTorch records nothing, also for inputs that require grad. `{root}` was computed from such a result, "
-            "so backward() has no graph to follow. Freezing a module's parameters does not need no_grad: gradients must still "
+            f"Inside `no_grad` PyTorch records nothing, also for inputs that require grad. {in_words(root, True)} was computed from such a "
+            "result, so backward() has no graph to follow. Freezing a module's parameters does not need no_grad: gradients must still "
             "flow through it to what comes before."
         )
     if rule == "GG305":

@@ -22,7 +22,7 @@ from gradguard.evidence.names import short_list
 from gradguard.evidence.optimizers import trained_by
 from gradguard.rules.gradient_path import lost_path, zero_products
 from gradguard.rules.gradient_path.out_of_range import outside
-from gradguard.rules.gradient_path.places import function_word, same_place
+from gradguard.rules.gradient_path.places import function_word, in_words, same_place
 from gradguard.rules.incident import Incident
 from gradguard.torch_internals import node_sequence
 
@@ -74,7 +74,10 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if not reached and all(zero_products.factors(stop) is None for stop in stops):
         name = lost_path.root_name(incident, incident.roots[0])
         return _told(
-            incident, node, f"every gradient of `{name}` is exactly zero: its only way to the parameters leads through", "every gradient"
+            incident,
+            node,
+            f"every gradient of {in_words(name)} is exactly zero: its only way to the parameters leads through",
+            "every gradient",
         )
     _note(incident, node, stops, reached)
     return None
