@@ -321,7 +321,8 @@ def _tell_sample(incident: Incident, origin: Origin, use: ResolvedSite | None) -
                  f"`{short(distribution, 30)}.sample()`{function_word(place)}: no gradient of {in_words(root)} goes through it",
         culprit=place.span(words.label(origin), "culprit"), related=related, tensors=[],
         explanation=f"`sample()` draws under no_grad. {in_words(root, True)} trains the parameters of `{short(distribution, 30)}` by "
-                    "another term, but not by what is computed from the sample, and its log-probability is not used either. `rsample()` draws reparametrized samples, through "
+                    "another term, but not by what is computed from the sample, "
+                    "and its log-probability is not used either. `rsample()` draws reparametrized samples, through "
                     "which gradients flow.",
         fixes=[patching.with_patch(Fix(title=f"Draw with "
                                              f"`{short(distribution, 30)}.rsample()`", safety="unsafe"), origin)], confidence="likely",
