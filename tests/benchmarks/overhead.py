@@ -1,6 +1,6 @@
 """What the guard costs, as median ratios to bare training.
 
-    python tests/benchmarks/overhead.py [--pairs 30] [--levels watch,strict] [--clock wall|cpu] [--run-in 3] [--amortised 2000]
+    python tests/benchmarks/overhead.py [--pairs 30] [--levels watch,strict] [--clock wall|cpu] [--run-in 3] [--amortised 2000] [--loops 3]
 
 Bare, guarded and anomaly-mode steps alternate in one process, so that drift of the machine hits all alike; each figure is
 the median over pairs of (steps under X) / (bare steps right before). A run's first steps are looked at more closely than
@@ -89,6 +89,8 @@ def main() -> None:
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
     parser.add_argument("--run-in", type=int, default=3, metavar="STEPS", help="steps under each guard before any is measured")
     parser.add_argument("--amortised", type=int, default=0, metavar="STEPS", help="also whole loops of so many steps under one guard")
+    parser.add_argument("--loops", type=int, default=3, help="pairs of such loops")
+    parser.add_argument("--only-loops", action="store_true", help="leave out the steps under a guard of their own")
     options = parser.parse_args()
     torch.set_num_threads(1)
     clock = time.perf_counter if options.clock == "wall" else time.process_time
@@ -97,14 +99,11 @@ def main() -> None:
     contexts: dict[str, Context] = {level: (lambda guard=guard: guard) for level, guard in guards.items()}  # type: ignore[misc]
     contexts["anomaly mode"] = lambda: torch.autograd.set_detect_anomaly(True)
     chosen = {name: make for name, make in WORKLOADS.items() if options.only in name}
-    print(
-        table(
-            "each step under a guard",
-            {name: measure(make, contexts, options.pairs, clock, options.run_in) for name, make in chosen.items()},
-        )
-    )
+    if not options.only_loops:
+        rows = {name: measure(make, contexts, options.pairs, clock, options.run_in) for name, make in chosen.items()}
+        print(table("each step under a guard", rows))
     if options.amortised:
-        rows = {name: amortised(make, levels, options.amortised, max(3, options.pairs // 10), clock) for name, make in chosen.items()}
+        rows = {name: amortised(make, levels, options.amortised, options.loops, clock) for name, make in chosen.items()}
         print("\n" + table(f"{options.amortised} steps under one guard", rows))
 
 
