@@ -41,11 +41,11 @@ def left(incident: Incident, parameters: list[torch.Tensor]) -> list[Origin]:
 
 
 def _reported(place: ResolvedSite) -> bool:
-    """Whether the number is only shown, kept or counted: in an f-string, given to a logger, added to a running total."""
+    """Whether the number is only shown, kept or counted: in an f-string or a record, given to a logger, added to a running total."""
     if place.source is None or place.node is None or isinstance(place.statement, ast.AugAssign):
         return True
     for above in place.source.ancestors(place.node):
-        if isinstance(above, ast.JoinedStr):
+        if isinstance(above, (ast.JoinedStr, ast.Dict, ast.List, ast.Set, ast.Tuple)):
             return True
         if isinstance(above, ast.Call) and (dotted(above.func) or "").rpartition(".")[2] in _REPORTS:
             return True

@@ -135,7 +135,7 @@ class Survey:
         if book.steps < 12:
             return
         if book.steps in (12, 24):
-            ledger.found.append(Suspicion("GG611", book, {"kind": "copy"}))
+            ledger.found.append(Suspicion("GG611", book, {"kind": "copy", "survey": True}))
         again, self.again = self.again == ledger.steps, 0 if self.again == ledger.steps else self.again
         if book.steps in (12, 24, 60, 400):
             idle = [
