@@ -64,7 +64,8 @@ for it in range(30):
 )
 def test_a_parameter_read_as_a_number_is_named(tmp_path: Path, factor: str, how: str) -> None:
     (diagnosis,) = [each for each, _ in run_source(tmp_path, HEAD + SCALED.replace("FACTOR", factor))]
-    assert diagnosis.code == "GG605" and diagnosis.culprit is not None and diagnosis.culprit.text in factor and how.strip("().") in diagnosis.culprit.text
+    assert diagnosis.code == "GG605" and diagnosis.culprit is not None
+    assert diagnosis.culprit.text in factor and how.strip("().") in diagnosis.culprit.text
     assert "`model.scale`" in diagnosis.headline and how.strip("()") in diagnosis.headline
 
 
