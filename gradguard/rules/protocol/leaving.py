@@ -45,7 +45,7 @@ def _reported(place: ResolvedSite) -> bool:
     if place.source is None or place.node is None or isinstance(place.statement, ast.AugAssign):
         return True
     for above in place.source.ancestors(place.node):
-        if isinstance(above, (ast.JoinedStr, ast.Dict, ast.List, ast.Set, ast.Tuple)):
+        if isinstance(above, (ast.JoinedStr, ast.Dict)) or (isinstance(above, ast.Tuple) and isinstance(place.statement, ast.Return)):
             return True
         if isinstance(above, ast.Call) and (dotted(above.func) or "").rpartition(".")[2] in _REPORTS:
             return True
