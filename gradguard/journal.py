@@ -84,6 +84,11 @@ class Region(NamedTuple):
     stride: tuple[int, ...]
     dtype: torch.dtype
 
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Region:
+        """Those that a strided tensor has of its memory."""
+        return cls(int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
 
 class BackwardFact(NamedTuple):
     """One call of backward() or autograd.grad()."""

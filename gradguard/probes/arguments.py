@@ -114,4 +114,4 @@ def region_written(func: Any, args: tuple[Any, ...], tensor: torch.Tensor) -> Re
         if storage_key(part) != storage_key(tensor):
             return None  # picked by numbers or a mask: a copy, which does not tell where its elements came from
         tensor = part
-    return Region(int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+    return Region.of(tensor)

@@ -139,9 +139,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
         ),
         notes=[] if norm else ["PyTorch's text suspects weight_norm; the error is not owed to it."],
         fixes=fixes,
-        avoid=[]
-        if norm or copying is not None
-        else ["A custom `__deepcopy__` that skips the attribute: the graph of the last step would still be kept alive."],
+        avoid=[] if norm or copying is not None else [_AVOID],
         confidence="certain" if culprit is not None else "likely",
     )
 

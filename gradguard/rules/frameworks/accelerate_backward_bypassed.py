@@ -36,6 +36,7 @@ from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.source import resolve
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import unprepared
+from gradguard.rules.frameworks.accelerated import accelerator_name
 from gradguard.rules.incident import Incident
 
 CODE, NAME = "GG752", "accelerate-backward-bypassed"
@@ -63,7 +64,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
         return None
     seen["done"] = True
     root = (place.receiver or "loss") if place.receiver else "loss"
-    accelerator = next((name for name, value in incident.names.bindings if type(value).__name__ == "Accelerator"), "accelerator")
+    accelerator = accelerator_name(incident) or "accelerator"
     return Diagnosis(
         code=CODE,
         name=NAME,

@@ -1,4 +1,4 @@
-"""Accelerate's wrapped optimizers, whose step() and zero_grad() do something only once an accumulation."""
+"""Accelerate's accelerator, and its wrapped optimizers, whose step() and zero_grad() do something only once an accumulation."""
 
 from __future__ import annotations
 
@@ -24,6 +24,11 @@ def wrapper_of(incident: Incident, optimizer: Any) -> str | None:
         ),
         None,
     )
+
+
+def accelerator_name(incident: Incident) -> str | None:
+    """What the accelerator is called around the incident."""
+    return next((name for name, value in incident.names.bindings if type(value).__name__ == "Accelerator"), None)
 
 
 def clears_behind_the_step(wrapper: str, zero: ResolvedSite | None, step: ResolvedSite | None) -> Fix:

@@ -45,7 +45,7 @@ from gradguard.fixes.edits import replaced
 from gradguard.replicas import Drift
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import ddp as shared
-from gradguard.rules.frameworks import drifting
+from gradguard.rules.frameworks import drifting, lightning_manual
 from gradguard.rules.incident import Incident
 
 CODE, NAME = "GG743", "lightning-backward-bypassed"
@@ -90,7 +90,7 @@ def _unscaled(incident: Incident) -> Diagnosis | None:
 
 def _by_hand(module: Any) -> bool:
     """Whether this is a LightningModule under manual optimization."""
-    return hasattr(type(module), "manual_backward") and getattr(module, "automatic_optimization", True) is False
+    return lightning_manual.is_module(module) and getattr(module, "automatic_optimization", True) is False
 
 
 def _direct(incident: Incident) -> ResolvedSite | None:

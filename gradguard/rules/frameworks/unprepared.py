@@ -10,6 +10,7 @@ from typing import Any
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.optimizers import parameters_of
 from gradguard.evidence.source import dotted, resolve, span_of
+from gradguard.rules.frameworks.accelerated import accelerator_name
 from gradguard.rules.frameworks.calls import calls
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
@@ -32,7 +33,7 @@ def screen(memory: dict[str, Any], optimizer: Any) -> bool:
 def recognise(incident: Incident, code: str, name: str, steps: int) -> Diagnosis | None:
     """The step, and the `prepare()` that was not given the optimizer."""
     optimizer = incident.optimizer
-    accelerator = next((name for name, value in incident.names.bindings if type(value).__name__ == "Accelerator"), None)
+    accelerator = accelerator_name(incident)
     call = incident.journal.backwards[-1] if incident.journal.backwards else None
     backward = None if call is None else resolve(call.site)
     if optimizer is None or backward is None or accelerator is None:

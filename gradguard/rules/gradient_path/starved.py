@@ -9,6 +9,7 @@ from gradguard.evidence.names import short_list
 from gradguard.evidence.optimizers import parameters_of
 from gradguard.journal import Cut
 from gradguard.rules.gradient_path import lost_path, origins, patching, words
+from gradguard.rules.gradient_path.places import UNNAMED
 from gradguard.rules.incident import Incident
 
 MESSAGES = ("no inf checks were recorded for this optimizer",)
@@ -37,7 +38,7 @@ def recognise(incident: Incident, code: str) -> Diagnosis | None:
     states = [state for state in map(incident.names.state, parameters) if state is not None]
     names = short_list([state.full for state in states], 3) if states else f"its {len(parameters)} parameters"
     related.append(place.span(f"no gradient has reached the parameters of `{written}`", "backward"))
-    root = "the loss"
+    root = UNNAMED
     return Diagnosis(
         code=code, name=lost_path.NAMES[code], culprit=culprit, related=related, confidence="likely",
         headline=f"no gradient reaches the parameters of `{written}`: {words.why(origin, root)}",

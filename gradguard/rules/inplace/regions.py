@@ -9,11 +9,6 @@ from gradguard.journal import Region
 _MOST = 1 << 24  # elements between the first and the last that are looked at one by one
 
 
-def region_of(tensor: torch.Tensor) -> Region:
-    """Which elements of its memory a strided tensor has."""
-    return Region(int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride(), tensor.dtype)
-
-
 def meet(one: Region, other: Region) -> bool | None:
     """Whether they have an element in common; None where that would take too long to find out."""
     if 0 in one.shape or 0 in other.shape:

@@ -13,9 +13,9 @@ import torch
 
 from gradguard.evidence.graph import Mismatch, nodes_from
 from gradguard.fingerprints import fingerprint
-from gradguard.journal import Journal, Prints, WriteFact, current_journal
+from gradguard.journal import Journal, Prints, Region, WriteFact, current_journal
 from gradguard.rules.incident import Incident
-from gradguard.rules.inplace.regions import meet, region_of
+from gradguard.rules.inplace.regions import meet
 from gradguard.rules.inplace.story import Story, from_fact
 from gradguard.torch_internals import node_sequence, saved_data, saved_slots, storage_key, version_of
 
@@ -104,7 +104,7 @@ def _saved_at(node: Any, journal: Journal) -> int:
 
 def _reaches(fact: WriteFact, saved: torch.Tensor) -> bool:
     """Whether a write was into elements of the saved tensor, and not into others of the same memory."""
-    return fact.region is None or meet(fact.region, region_of(saved)) is True
+    return fact.region is None or meet(fact.region, Region.of(saved)) is True
 
 
 def _is_unread(node: Any, slot: str) -> bool:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from gradguard.diagnosis import Fix, SourceSpan
 from gradguard.rules.gradient_path import lost_path, patching, words
 from gradguard.rules.gradient_path.origins import Origin
+from gradguard.rules.gradient_path.places import UNNAMED
 
 
 class CutOff(NamedTuple):
@@ -23,5 +24,5 @@ def the_cut(found: list[Origin]) -> CutOff | None:
     if len(found) != 1 or found[0].place is None:
         return None
     culprit, related = lost_path.story(found[0])
-    fix = patching.with_patch(words.fix(found[0], "the loss"), found[0])
+    fix = patching.with_patch(words.fix(found[0], UNNAMED), found[0])
     return CutOff(culprit, related, words.why(found[0], "what it computes"), fix)
