@@ -7,6 +7,7 @@ import importlib.util
 import itertools
 import linecache
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,3 +63,18 @@ def applied(source: str, patch: str) -> str:
     after = "\n".join(line[1:] for line in hunk if line[:1] in " +")
     assert source.count(before) == 1, patch
     return source.replace(before, after)
+
+
+def said(folder: Path, source: str, level: str = "standard") -> list[Diagnosis]:
+    """Every diagnosis of a small program, whose warnings are not shown."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [diagnosis for diagnosis, _ in run_source(folder, HEAD + source, level)]
+
+
+def only(folder: Path, source: str, code: str, culprit: str, level: str = "standard") -> Diagnosis:
+    """The one diagnosis, with its code and the text of its culprit."""
+    found = said(folder, source, level)
+    assert [diagnosis.code for diagnosis in found] == [code], [diagnosis.headline for diagnosis in found]
+    assert found[0].culprit is not None and found[0].culprit.text == culprit, found[0].culprit
+    return found[0]

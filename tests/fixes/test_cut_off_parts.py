@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import pytest
 
 from gradguard.diagnosis import Diagnosis
-from tests.running import HEAD, applied, run_source
-
-
-def said(folder: Path, source: str, level: str = "standard") -> list[Diagnosis]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return [diagnosis for diagnosis, _ in run_source(folder, HEAD + source, level)]
+from tests.running import HEAD, applied, said
 
 
 def only(folder: Path, source: str, code: str, culprit: str) -> Diagnosis:

@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import pytest
 
-from gradguard.diagnosis import Diagnosis
-from tests.running import HEAD, run_source
-
-
-def said(folder: Path, source: str, level: str = "standard") -> list[Diagnosis]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return [diagnosis for diagnosis, _ in run_source(folder, HEAD + source, level)]
-
-
-def only(folder: Path, source: str, code: str, culprit: str, level: str = "standard") -> Diagnosis:
-    found = said(folder, source, level)
-    assert [diagnosis.code for diagnosis in found] == [code], [diagnosis.headline for diagnosis in found]
-    assert found[0].culprit is not None and found[0].culprit.text == culprit, found[0].culprit
-    return found[0]
-
+from tests.running import HEAD, only, run_source, said
 
 NUMBERS = """
 net = nn.Linear(4, 1)

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import pytest
 
-from gradguard.diagnosis import Diagnosis
-from tests.running import HEAD, run_source
-
-
-def said(folder: Path, source: str, level: str = "standard") -> list[Diagnosis]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return [diagnosis for diagnosis, _ in run_source(folder, HEAD + source, level)]
-
+from tests.running import said
 
 TURNED = """
 head = nn.Linear(5, 4)

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from gradguard.diagnosis import Diagnosis
-from tests.running import HEAD, run_source
-
-
-def said(folder: Path, source: str, level: str = "standard") -> list[Diagnosis]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return [diagnosis for diagnosis, _ in run_source(folder, HEAD + source, level)]
+from tests.running import said
 
 
 @dataclass(frozen=True)
