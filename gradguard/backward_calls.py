@@ -12,7 +12,7 @@ from gradguard import step_protocol
 from gradguard.callsite import user_stack
 from gradguard.errors import GradGuardError
 from gradguard.evidence.graph import nodes_from, root_nodes
-from gradguard.journal import BackwardFact, Cut
+from gradguard.facts import BackwardFact, Cut
 from gradguard.probes.backward_nodes import NodeWatch
 from gradguard.probes.ops import OpProbe
 from gradguard.torch_internals import node_sequence, others_watch, quiet, sequence_number

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradguard.callsite import CallSite
 from gradguard.coasting import Coast, Event, Place, Where
-from gradguard.journal import BackwardFact, StepFact
+from gradguard.facts import BackwardFact, StepFact
 from gradguard.rules.protocol import asleep
 
 if TYPE_CHECKING:

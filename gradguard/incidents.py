@@ -13,7 +13,8 @@ import torch
 
 from gradguard.errors import GradGuardError
 from gradguard.evidence.frames import FrameView, live_frames
-from gradguard.journal import BackwardFact, Journal
+from gradguard.facts import BackwardFact
+from gradguard.journal import Journal
 from gradguard.rules.base import Moment, Rule
 from gradguard.rules.incident import Incident
 from gradguard.torch_internals import others_watch, quiet

@@ -17,15 +17,28 @@ import threading
 import weakref
 from bisect import bisect_right
 from collections import OrderedDict, deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from types import CodeType
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
 from gradguard.callsite import CallSite
+from gradguard.facts import (
+    BackwardFact,
+    BrokenFact,
+    Cut,
+    EscapeFact,
+    ModeFact,
+    NonfiniteFact,
+    OpFact,
+    Prints,
+    Spread,
+    StepFact,
+    Stretch,
+    WriteFact,
+)
 
 _MOST_AT_ONCE = 512  # facts of one stretch
 
@@ -40,230 +53,6 @@ class Limits(NamedTuple):
     escapes: int = 4_096
     cuts: int = 16_384
     prints: int = 16_384
-
-
-class OpFact(NamedTuple):
-    """An operator call that made autograd nodes `seq_from` to `seq_to - 1`."""
-
-    seq_from: int
-    seq_to: int
-    code: CodeType
-    lasti: int
-    func: Any
-    clock: int
-
-    @property
-    def site(self) -> CallSite:
-        return CallSite(self.code, self.lasti)
-
-
-WriteVia = Literal["op", "data", "numpy", "step"]
-
-
-class WriteFact(NamedTuple):
-    """An in-place write, as an operator call that raised the version of a tensor (or wrote behind its counter)."""
-
-    clock: int
-    seq: int
-    storage: int
-    version: int  # after the write
-    site: CallSite | None
-    func: str
-    via: WriteVia
-    module: weakref.ref[Any] | None  # the nn.Module of torch's own that did it, such as nn.ReLU(inplace=True)
-    grad_enabled: bool
-    caller: CallSite | None  # the user frame one further out, when the write stands in a helper of the user's
-    region: Region | None = None  # of a write through `.data`: the elements written, where they are known
-
-
-class Region(NamedTuple):
-    """Elements of a memory, as a strided tensor over it: counted in elements of one dtype."""
-
-    offset: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> Region:
-        """Those that a strided tensor has of its memory."""
-        return cls(int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride(), tensor.dtype)
-
-
-class BackwardFact(NamedTuple):
-    """One call of backward() or autograd.grad()."""
-
-    index: int  # type: ignore[assignment]  # counts backward calls of the thread; tuple.index is of no use here
-    clock: int
-    step: int
-    site: CallSite | None
-    kind: Literal["backward", "grad"]
-    root_seqs: tuple[int, ...]
-    seq: int  # this thread's next sequence number when the call began
-    retain_graph: bool
-    create_graph: bool
-    traced: bool
-    nested: bool  # called from within another backward
-    stack: tuple[CallSite, ...] = ()  # the user's frames around the call, innermost (`site`) first: tells iterations and helpers apart
-
-
-class StepFact(NamedTuple):
-    """One optimizer step."""
-
-    clock: int
-    seq: int
-    step: int
-    site: CallSite | None
-    optimizer: weakref.ref[Any]
-    type_name: str
-
-
-class Stretch(Protocol):
-    """Calls and steps that were only written down so far (`gradguard.calm`)."""
-
-    def __len__(self) -> int: ...
-
-    def facts(self) -> Iterator[BackwardFact | StepFact]:
-        """In the order of what happened."""
-
-
-class ModeFact(NamedTuple):
-    """A switch of grad mode (or entering inference mode): `enabled` is the new state."""
-
-    clock: int
-    enabled: bool
-    site: CallSite | None
-    decorated: CodeType | None  # the function whose decorator switched it
-    via: str  # "no_grad", "inference_mode", "set_grad_enabled", "enable_grad"
-
-
-CutKind = Literal["no_grad", "inference", "detach", "data", "nondiff", "cast", "escape", "rewrap", "frozen", "sample"]
-
-
-class Cut:
-    """Where a value lost its path to the graph; what is made from it remembers it (`origins`)."""
-
-    __slots__ = (
-        "arguments",
-        "around",
-        "clock",
-        "drawn",
-        "func",
-        "guess",
-        "into_graph",
-        "kind",
-        "leaves",
-        "mode",
-        "of_loss",
-        "origins",
-        "outer",
-        "output",
-        "scored",
-        "seq",
-        "site",
-        "sources",
-    )
-
-    def __init__(
-        self,
-        kind: CutKind,
-        clock: int,
-        site: CallSite | None,
-        func: str,
-        seq: int,
-        sources: tuple[int, ...] = (),
-        mode: ModeFact | None = None,
-        origins: tuple[Cut, ...] = (),
-        outer: CallSite | None = None,
-        leaves: tuple[weakref.ref[torch.Tensor], ...] = (),
-        around: tuple[CallSite, ...] = (),
-        guess: bool = False,
-    ) -> None:
-        self.kind = kind
-        self.clock = clock
-        self.site = site
-        self.func = func
-        self.seq = seq
-        self.of_loss = (
-            False  # what was cut off is a single number that a loss function of torch's went into (looked at where it is asked for)
-        )
-        self.drawn = False  # a random sample of torch.distributions that has no path it could have had: on purpose, always
-        self.sources = sources  # sequence numbers of the graph nodes whose outputs were cut off
-        self.mode = mode
-        self.origins = origins  # empty for an origin itself
-        self.outer = outer  # the next user frame out
-        self.leaves = leaves  # the leaves among what was cut off
-        self.around = around  # for inference mode, which no probe sees being entered: the user frames further out
-        self.guess = guess  # the origins are only what left shortly before (numpy arrays carry no memory): to be verified
-        self.output = 0  # which of several results
-        self.into_graph = False  # written, with grad mode off, into a tensor that has a graph of its own
-        self.scored = False  # of a random sample: its probability was taken, as score-function estimators do
-
-    def roots(self) -> tuple[Cut, ...]:
-        return self.origins or (self,)
-
-
-class EscapeFact(NamedTuple):
-    """A value that left for Python or numpy: what came back later may have been made from it."""
-
-    clock: int
-    kind: str  # item, tolist, numpy, float ...
-    site: CallSite | None
-    value: Any  # a Python number (never a tensor or an array), or None
-    cut: Cut | None  # where the value had lost its path, None if it had none to lose
-    storage: int | None  # for numpy: the memory shared with the array
-    frame: int  # id of the user's frame, to relate places of one call
-    step: int = 0
-    array: weakref.ref[Any] | None = None  # for numpy: while it lives, `storage` is this memory and no later tensor's
-
-
-class Spread(NamedTuple):
-    """A difference or product of an [n, 1] and an [n] tensor: broadcasting makes it [n, n]."""
-
-    seq: int  # the node's
-    step: int
-    size: int  # n
-    column: int  # which operand is the column, as written: 0 is the left one
-    product: bool = False
-
-
-@dataclass(slots=True)
-class Prints:
-    """Content fingerprint of a saved tensor."""
-
-    storage: int
-    seq_from: int
-    seq_to: int
-    offset: int
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    version: int
-    mark: int
-    clock: int
-    sampled: bool = False  # of a large tensor only some pieces were read
-
-
-class NonfiniteFact(NamedTuple):
-    """A torch call that made a non-finite value of finite operands (level forensic)."""
-
-    clock: int
-    step: int
-    site: CallSite | None
-    func: str
-    nan: int  # elements
-    inf: int
-    total: int
-
-
-class BrokenFact(NamedTuple):
-    """The first node of a backward call that made non-finite gradients of finite ones (level forensic)."""
-
-    call: int  # the backward call's index
-    seq: int  # the node's
-    name: str
-    bad: int  # elements
-    total: int
 
 
 @dataclass

@@ -23,8 +23,9 @@ from gradguard import calm, checkpointing, step_protocol
 from gradguard.backward_calls import coasted_failed, coasted_returned, run_backward
 from gradguard.callsite import CallSite, user_frame
 from gradguard.errors import GradGuardError, GradGuardWarning
+from gradguard.facts import StepFact
 from gradguard.incidents import Incidents
-from gradguard.journal import StepFact, current_journal
+from gradguard.journal import current_journal
 from gradguard.probes import attribution
 from gradguard.probes.finite import note_nonfinite
 from gradguard.probes.hub import local, set_coast, set_listener

@@ -13,7 +13,7 @@ from gradguard.rules.protocol.suspicion import Suspicion
 from gradguard.torch_internals import dynamo_in_use, others_watch, quiet
 
 if TYPE_CHECKING:
-    from gradguard.journal import BackwardFact
+    from gradguard.facts import BackwardFact
     from gradguard.rules.protocol.ledger import Ledger
     from gradguard.session import Session
 

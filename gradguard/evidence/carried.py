@@ -24,7 +24,8 @@ from gradguard.evidence.holders import Holding, holdings
 from gradguard.evidence.names import Names
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.evidence.stores import Store, relation_in, stores_of_attribute, stores_of_global, stores_of_variable, view_of
-from gradguard.journal import BackwardFact, Journal, OpFact
+from gradguard.facts import BackwardFact, OpFact
+from gradguard.journal import Journal
 from gradguard.torch_internals import node_sequence
 
 How = Literal["variable", "attribute", "container", "overwritten", "unknown"]

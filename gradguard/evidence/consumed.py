@@ -17,7 +17,8 @@ from typing import Any
 
 from gradguard.evidence.alive import Alive
 from gradguard.evidence.graph import is_accumulate, walk
-from gradguard.journal import BackwardFact, Journal
+from gradguard.facts import BackwardFact
+from gradguard.journal import Journal
 from gradguard.torch_internals import node_sequence, saved_state
 
 MAX_LINKS = 64  # edges into the old graph that are looked at; a recurrent state has a few, an epoch of losses more

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from gradguard.journal import Region
+from gradguard.facts import Region
 from gradguard.torch_internals import quiet, storage_key
 
 _Tensor = torch.Tensor

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from gradguard.journal import BrokenFact, Journal
+from gradguard.facts import BrokenFact
+from gradguard.journal import Journal
 from gradguard.probes.finite import all_finite
 from gradguard.torch_internals import ACCUMULATE_SEQ, node_sequence, quiet
 

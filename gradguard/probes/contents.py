@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
+from gradguard.facts import Prints
 from gradguard.fingerprints import fingerprint
-from gradguard.journal import Journal, Prints
+from gradguard.journal import Journal
 from gradguard.torch_internals import jit_tracing, node_sequence, numpy_reachable, quiet, saved_data, saved_slots, storage_key, version_of
 
 _Parameter = torch.nn.Parameter

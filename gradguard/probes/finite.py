@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from gradguard.callsite import CallSite, user_frame
-from gradguard.journal import Journal, NonfiniteFact
+from gradguard.facts import NonfiniteFact
+from gradguard.journal import Journal
 from gradguard.torch_internals import jit_tracing, storage_key
 
 _MOST = 1_024

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from gradguard.callsite import CallSite, user_frame, user_stack
-from gradguard.journal import Cut, EscapeFact, Journal
+from gradguard.facts import Cut, EscapeFact
+from gradguard.journal import Journal
 from gradguard.probes.arguments import call_name, is_flat, is_one_of, numbers_in, tensors_in, tensors_within
 from gradguard.probes.contents import Contents
 from gradguard.probes.distributions import is_scoring, sampled_distribution

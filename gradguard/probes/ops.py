@@ -34,8 +34,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from gradguard.callsite import USER_FILES, CallSite, user_frame
+from gradguard.facts import ModeFact, WriteFact
 from gradguard.fingerprints import fingerprint
-from gradguard.journal import Journal, ModeFact, WriteFact
+from gradguard.journal import Journal
 from gradguard.probes.arguments import any_requires_grad, call_name, region_written, versions_of
 from gradguard.probes.contents import Contents
 from gradguard.probes.lost_paths import LostPaths

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from gradguard.journal import Journal, Spread
+from gradguard.facts import Spread
+from gradguard.journal import Journal
 from gradguard.probes.arguments import call_name
 
 _Tensor = torch.Tensor

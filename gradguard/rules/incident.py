@@ -18,7 +18,8 @@ from gradguard.evidence.old_torch import described, saved_leaves
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.evidence.syntax import Source
 from gradguard.evidence.taking_part import files_of, roots_taking_part, sources_of
-from gradguard.journal import BackwardFact, Journal
+from gradguard.facts import BackwardFact
+from gradguard.journal import Journal
 from gradguard.rules.base import Moment, Rule, options_of
 
 _NOTHING: dict[str, Any] = {

@@ -9,7 +9,7 @@ from typing import Any
 from gradguard.diagnosis import SourceSpan
 from gradguard.evidence.source import ResolvedSite, resolve, span_of
 from gradguard.evidence.syntax import load
-from gradguard.journal import StepFact
+from gradguard.facts import StepFact
 from gradguard.rules.frameworks import calls
 from gradguard.rules.gradient_path.follow import Follower
 from gradguard.rules.gradient_path.scopes import UNKNOWN, evaluate

@@ -10,7 +10,7 @@ from gradguard.callsite import CallSite
 from gradguard.rules.protocol.books import Suspicion
 
 if TYPE_CHECKING:
-    from gradguard.journal import BackwardFact
+    from gradguard.facts import BackwardFact
     from gradguard.rules.protocol.books import Book
     from gradguard.rules.protocol.ledger import Ledger
 

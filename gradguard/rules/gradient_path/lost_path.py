@@ -14,7 +14,8 @@ from gradguard.evidence.alive import Alive
 from gradguard.evidence.graph import leaves, root_nodes
 from gradguard.evidence.optimizers import parameters_of
 from gradguard.evidence.source import ResolvedSite, resolve
-from gradguard.journal import Cut, current_journal
+from gradguard.facts import Cut
+from gradguard.journal import current_journal
 from gradguard.rules.gradient_path import in_play, origins, patching, roots, switches, words
 from gradguard.rules.gradient_path.origins import Origin
 from gradguard.rules.gradient_path.places import UNNAMED, bare, in_words, same_place, short

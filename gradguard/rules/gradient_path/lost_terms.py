@@ -11,7 +11,8 @@ import torch
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.graph import walk
 from gradguard.evidence.source import ResolvedSite, resolve
-from gradguard.journal import Cut, Journal, current_journal
+from gradguard.facts import Cut
+from gradguard.journal import Journal, current_journal
 from gradguard.rules.gradient_path import additive, lost_path, origins, patching, regraphed, roots, terms, words
 from gradguard.rules.gradient_path.additive import Region
 from gradguard.rules.gradient_path.origins import Origin

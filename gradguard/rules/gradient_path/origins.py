@@ -10,7 +10,7 @@ import torch
 
 from gradguard.evidence.optimizers import trained_by
 from gradguard.evidence.source import ResolvedSite, resolve
-from gradguard.journal import Cut
+from gradguard.facts import Cut
 from gradguard.rules.gradient_path import switches
 from gradguard.rules.gradient_path.switches import Switch
 from gradguard.rules.incident import Incident

@@ -7,7 +7,7 @@ from typing import Any
 from gradguard.diagnosis import Diagnosis
 from gradguard.evidence.names import short_list
 from gradguard.evidence.optimizers import parameters_of
-from gradguard.journal import Cut
+from gradguard.facts import Cut
 from gradguard.rules.gradient_path import lost_path, origins, patching, words
 from gradguard.rules.gradient_path.places import UNNAMED
 from gradguard.rules.incident import Incident

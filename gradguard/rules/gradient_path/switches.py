@@ -11,7 +11,8 @@ from gradguard.callsite import CallSite
 from gradguard.diagnosis import SourceSpan
 from gradguard.evidence.source import ResolvedSite, WithBlock, function_def, resolve
 from gradguard.evidence.syntax import FUNCTIONS, Function, Source, load
-from gradguard.journal import Cut, Journal, ModeFact
+from gradguard.facts import Cut, ModeFact
+from gradguard.journal import Journal
 from gradguard.rules.gradient_path.places import site_at
 
 How = Literal["with", "decorator", "left_on", "yield", "checkpoint", "library"]

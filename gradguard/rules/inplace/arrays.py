@@ -18,7 +18,7 @@ from gradguard.evidence.bindings import dotted, flatten
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.evidence.syntax import FUNCTIONS, Source, header_range, load, range_of
 from gradguard.evidence.taking_part import file_of_class
-from gradguard.journal import Prints
+from gradguard.facts import Prints
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace.aliases import iterated_by, parameters_of, peel
 

@@ -16,7 +16,7 @@ from gradguard.evidence.graph import Mismatch, op_name
 from gradguard.evidence.names import StateName
 from gradguard.evidence.optimizers import holds_memory
 from gradguard.evidence.source import ResolvedSite, resolve
-from gradguard.journal import OpFact, StepFact, WriteFact
+from gradguard.facts import OpFact, StepFact, WriteFact
 from gradguard.rules.incident import Incident
 
 MODIFIED = "has been modified by an inplace operation"

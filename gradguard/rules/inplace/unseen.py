@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from gradguard.evidence.graph import Mismatch, nodes_from
+from gradguard.facts import Prints, Region, WriteFact
 from gradguard.fingerprints import fingerprint
-from gradguard.journal import Journal, Prints, Region, WriteFact, current_journal
+from gradguard.journal import Journal, current_journal
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace.regions import meet
 from gradguard.rules.inplace.story import Story, from_fact

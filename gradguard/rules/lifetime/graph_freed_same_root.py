@@ -44,7 +44,7 @@ from gradguard.evidence.holders import holdings
 from gradguard.evidence.names import short_list
 from gradguard.evidence.source import resolve
 from gradguard.evidence.stores import Store, stores_of_attribute, stores_of_variable
-from gradguard.journal import BackwardFact
+from gradguard.facts import BackwardFact
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.lifetime import tell

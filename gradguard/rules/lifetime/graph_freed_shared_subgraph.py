@@ -38,8 +38,8 @@ from gradguard.diagnosis import Diagnosis, Fix, Role, SourceSpan
 from gradguard.evidence.graph import op_name
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.evidence.syntax import Source, header_range
+from gradguard.facts import BackwardFact
 from gradguard.fixes.edits import edit_of, patched
-from gradguard.journal import BackwardFact
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.lifetime import tell

@@ -18,7 +18,8 @@ from gradguard.evidence.bindings import dotted, targets_of
 from gradguard.evidence.carried import Carrier
 from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.stores import classes_of
-from gradguard.journal import BackwardFact, Journal
+from gradguard.facts import BackwardFact
+from gradguard.journal import Journal
 from gradguard.rules.lifetime.detaching import detach_fix
 
 _MAKERS = {"zeros", "zeros_like", "new_zeros"}

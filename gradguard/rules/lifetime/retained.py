@@ -11,7 +11,7 @@ from gradguard.diagnosis import Diagnosis, SourceSpan, TensorFacts
 from gradguard.evidence.carried import Carrier, find_carried_state, previous_turn
 from gradguard.evidence.optimizers import holds_memory
 from gradguard.evidence.source import resolve
-from gradguard.journal import BackwardFact, StepFact
+from gradguard.facts import BackwardFact, StepFact
 from gradguard.rules.incident import Incident
 from gradguard.rules.lifetime import tell
 from gradguard.rules.lifetime.resetting import state_fixes

@@ -15,7 +15,7 @@ from gradguard.evidence.locate import scope_of
 from gradguard.evidence.optimizers import trained_by
 from gradguard.evidence.source import ResolvedSite, function_def, resolve
 from gradguard.evidence.syntax import FUNCTIONS, Source
-from gradguard.journal import BackwardFact
+from gradguard.facts import BackwardFact
 from gradguard.rules.lifetime.study import Study, live_roots
 
 Side = Literal["first", "second", "both"]

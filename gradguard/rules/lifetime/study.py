@@ -21,7 +21,7 @@ from gradguard.evidence.graph import is_accumulate, leaves
 from gradguard.evidence.old_torch import output_shape
 from gradguard.evidence.optimizers import trained_by
 from gradguard.evidence.source import function_def, resolve
-from gradguard.journal import BackwardFact
+from gradguard.facts import BackwardFact
 from gradguard.rules.incident import Incident
 from gradguard.torch_internals import node_sequence
 

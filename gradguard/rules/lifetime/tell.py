@@ -11,7 +11,7 @@ from gradguard.evidence.carried import Carrier
 from gradguard.evidence.graph import op_name
 from gradguard.evidence.old_torch import output_shape
 from gradguard.evidence.source import ResolvedSite, resolve
-from gradguard.journal import BackwardFact
+from gradguard.facts import BackwardFact
 from gradguard.rules.lifetime.study import Study
 from gradguard.torch_internals import node_sequence
 

@@ -11,7 +11,7 @@ from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.evidence.graph import is_accumulate, walk
 from gradguard.evidence.names import short_list
 from gradguard.evidence.recompute import node_kind
-from gradguard.journal import BrokenFact
+from gradguard.facts import BrokenFact
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.places import Places, expression, module_at
 from gradguard.rules.numerics.ranges import elements

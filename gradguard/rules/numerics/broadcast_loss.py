@@ -35,8 +35,9 @@ from gradguard.diagnosis import Diagnosis, Fix, TensorFacts
 from gradguard.evidence.bindings import assignments_to
 from gradguard.evidence.recompute import node_kind
 from gradguard.evidence.source import ResolvedSite
+from gradguard.facts import Spread
 from gradguard.fixes.edits import replaced
-from gradguard.journal import Spread, current_journal
+from gradguard.journal import current_journal
 from gradguard.rules.base import Moment, Rule
 from gradguard.rules.incident import Incident
 from gradguard.torch_internals import node_sequence

@@ -7,7 +7,8 @@ from typing import Any
 from gradguard.diagnosis import Fix
 from gradguard.evidence.recompute import node_kind
 from gradguard.evidence.source import ResolvedSite, resolve
-from gradguard.journal import BackwardFact, Journal
+from gradguard.facts import BackwardFact
+from gradguard.journal import Journal
 from gradguard.torch_internals import node_sequence
 
 _INFINITE_AT_0 = {"Sqrt", "LinalgVectorNorm", "Norm"}  # whose derivative divides by their result

@@ -8,7 +8,7 @@ from typing import Any
 from gradguard.callsite import CallSite
 from gradguard.evidence.bindings import assignments_to
 from gradguard.evidence.source import ResolvedSite, at_line, function_def, module_ast, resolve
-from gradguard.journal import StepFact
+from gradguard.facts import StepFact
 from gradguard.rules.incident import Incident
 
 

@@ -2,7 +2,7 @@
 
 Before each backward: is the loss finite (`item()` of a scalar on the CPU, 1 µs). After it: is the gradient of one small
 parameter at the model's far end finite (3 µs): a NaN born anywhere on the way to it arrives there. Where no op of the graph can
-make one out of finite values, one backward in 16, later in 64, is enough for that. All parameters are looked at in the first
+make one out of finite values, one backward in 16, later in 128, is enough for that. All parameters are looked at in the first
 steps, and as often as this takes no more than a quarter of a percent of the time (in traced steps: half a percent).
 Where the graph has ops whose derivative can be infinite (`risks`), what they saved is held until the backward has run: their
 places in the graph are found once and then followed, a few hops each.
@@ -42,8 +42,10 @@ _HISTORY = 64
 _FULL_SHARE = 400  # a look at all gradients may take 1/400 of the time
 _FULL_SHARE_TRACED = 200
 # Where the graph has no op whose derivative can be infinite, gradients overflow only slowly: after the first backward calls of a
-# line they are looked at in every 16th, and in every 64th of a long run.
-_EVERY_STEP, _STRIDE, _LONG, _LONG_STRIDE = 64, 16, 1_024, 64
+# line they are looked at in every 16th, then in fewer: if they do overflow, the step makes the next loss NaN, which is looked at always.
+_EVERY_STEP, _STRIDE = 64, 16
+_LATER, _LATER_STRIDE = 256, 64
+_LONG, _LONG_STRIDE = 1_024, 128
 _vector_norm = torch.linalg.vector_norm
 _NOTHING, _SHRUNK = 1e-9, 1e-6  # a gradient norm below both, absolutely and against the largest so far, is as good as zero
 DEAD_STEPS = 30  # gradients of exactly zero in so many backward calls in a row
@@ -333,7 +335,7 @@ class Numbers:
 
 def _due(calls: int) -> bool:
     """Whether gradients are looked at in the backward call of this number."""
-    return calls < _EVERY_STEP or not calls % (_STRIDE if calls < _LONG else _LONG_STRIDE)
+    return calls < _EVERY_STEP or not calls % (_STRIDE if calls < _LATER else _LATER_STRIDE if calls < _LONG else _LONG_STRIDE)
 
 
 def odd(memory: dict[str, Any], moment: Moment, facts: dict[str, Any], traced: bool) -> bool:

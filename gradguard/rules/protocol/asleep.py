@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gradguard.callsite import CallSite
 from gradguard.coasting import Where
 from gradguard.rules.protocol import still_moving
-from gradguard.rules.protocol.retained import tag_due
+from gradguard.rules.protocol.retained import RAREST, tag_due
 from gradguard.rules.protocol.survey import SURVEYS
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def ahead(ledger: Ledger) -> tuple[int, int]:
         steps = min(steps, ledger.survey.again - ledger.steps)
     for book in ledger.books.values():
         steps = min(steps, min((survey - book.steps for survey in SURVEYS if survey > book.steps), default=_FAR))
-    tag = next((count for count in range(1, 65) if tag_due(ledger.backwards + count)), _FAR)
+    tag = next((count for count in range(1, RAREST + 1) if tag_due(ledger.backwards + count)), _FAR)
     return steps - 1, min(ledger.survey.next_at - ledger.backwards, tag) - 1
 
 

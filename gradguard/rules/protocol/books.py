@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gradguard.callsite import CallSite
-from gradguard.journal import BackwardFact
+from gradguard.facts import BackwardFact
 from gradguard.rules.protocol.rates import Rates
 from gradguard.rules.protocol.suspicion import Suspicion, version_of
 

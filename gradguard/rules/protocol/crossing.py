@@ -17,7 +17,7 @@ from gradguard.rules.protocol.books import Book, Part
 from gradguard.rules.protocol.suspicion import Suspicion
 
 if TYPE_CHECKING:
-    from gradguard.journal import BackwardFact
+    from gradguard.facts import BackwardFact
     from gradguard.rules.protocol.ledger import Ledger
 
 _TIMES = 3

@@ -19,7 +19,8 @@ import torch
 
 from gradguard.callsite import CallSite, user_frame
 from gradguard.coasting import Coast
-from gradguard.journal import BackwardFact, current_journal
+from gradguard.facts import BackwardFact
+from gradguard.journal import current_journal
 from gradguard.rules.frameworks import lightning_manual
 from gradguard.rules.frameworks.scaling import Scaling, touched
 from gradguard.rules.protocol import asleep, still_moving, verdicts

@@ -9,7 +9,7 @@ from typing import Any
 from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.source import ResolvedSite, dotted, resolve
 from gradguard.evidence.syntax import Source
-from gradguard.journal import BackwardFact
+from gradguard.facts import BackwardFact
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book

@@ -13,14 +13,15 @@ from typing import Any
 from gradguard.rules.protocol.suspicion import Suspicion
 
 MOST_TAGS = 48
+RAREST = 128  # backward calls from one tag to the next
 PATH = 256  # nodes of a graph looked at
 TAGGED = 12  # of them tagged
 KEY = "gradguard"
 
 
 def tag_due(backward: int) -> bool:
-    """Whether this backward call's graph is tagged: one in eight of the first, one in 64 later."""
-    return not backward & (7 if backward < 128 else 15 if backward < 320 else 63)
+    """Whether this backward call's graph is tagged: one in eight of the first, one in 128 of a long run."""
+    return not backward & (7 if backward < 128 else 15 if backward < 320 else 63 if backward < 1_024 else RAREST - 1)
 
 
 class Tag:

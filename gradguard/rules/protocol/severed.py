@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from gradguard.callsite import CallSite
 from gradguard.evidence.graph import root_nodes, walk
-from gradguard.journal import BackwardFact, Cut, Journal
+from gradguard.facts import BackwardFact, Cut
+from gradguard.journal import Journal
 from gradguard.torch_internals import node_sequence
 
 _MOST_NODES = 8_192

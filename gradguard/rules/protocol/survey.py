@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradguard.journal import BackwardFact
+from gradguard.facts import BackwardFact
 from gradguard.rules.protocol.rebound import Unheld
 from gradguard.rules.protocol.suspicion import Suspicion, few_values, version_of
 
