@@ -11,6 +11,7 @@ import torch
 
 from gradguard.callsite import CallSite
 from gradguard.facts import BackwardFact
+from gradguard.journal import Journal
 from gradguard.rules.protocol.rates import Rates
 from gradguard.rules.protocol.suspicion import Suspicion, version_of
 
@@ -19,6 +20,7 @@ __all__ = ["Book", "Part", "Prepared", "Slot", "Suspicion", "unchanged", "versio
 _CLOSE_STEPS = 5  # of a book, in which every parameter is followed
 _FOLLOWED = 3  # parameters of an optimizer followed after that
 _MOST_FOLLOWED = 512
+_MOST_PARTS = 256  # unused contributions remembered of one parameter
 
 
 class Part:
@@ -52,6 +54,12 @@ class Slot:
         self.grad = 0
         self.parts.clear()
         self.used = None
+
+    def lose(self) -> None:
+        """The gradient was taken away or replaced by other means than zero_grad."""
+        for part in self.parts:
+            part.unknown += 1
+        self.forget()
 
 
 class Book:
@@ -136,6 +144,121 @@ class Book:
                 self.active = self.slots
         elif len(self.active) != _FOLLOWED:
             self.active = [self.slots[0], self.slots[len(self.slots) // 2], self.slots[-1]]
+
+    # -- the gradients of the parameters that are followed -------------------------------------------------------------
+
+    def notice_hands(self) -> None:
+        """A backward call begins: what happened to gradients since they were looked at last was no backward of ours and no zero_grad."""
+        for slot in self.active:
+            if slot.grad:
+                parameter = slot.ref()
+                grad = None if parameter is None else parameter.grad
+                if grad is None:
+                    slot.lose()
+                elif id(grad) != slot.grad:
+                    slot.lose()
+                    slot.grad = id(grad)
+                    slot.version = grad._version
+                elif grad._version != slot.version:
+                    slot.version = grad._version
+                    slot.used = None  # written by hand: zeroed, most likely
+                elif self.stale and slot.used is not None and not bool(grad.any()):
+                    slot.used = None
+                    self.by_hand = True
+
+    def fill(self, part: Part | None, call: BackwardFact, journal: Journal) -> Part | None:
+        """A backward call has returned: which of the parameters it gave gradient to.
+
+        Args:
+            part: what the call gave to other optimizers' parameters.
+
+        Returns:
+            The same with what it gave to these; then it is `last_part` too.
+        """
+        got = False
+        for slot in self.active:
+            parameter = slot.ref()
+            if parameter is None:
+                continue
+            grad = parameter.grad
+            if grad is None:
+                if slot.grad:
+                    slot.lose()
+                continue
+            key, version = id(grad), grad._version
+            if key != slot.grad or version != slot.version:
+                if part is None:
+                    part = Part(call, journal.grad_reads)
+                slot.grad = key
+                slot.version = version
+                parts = slot.parts
+                if len(parts) < _MOST_PARTS:
+                    part.filled += 1
+                    parts.append(part)
+                if not got:
+                    got = True
+                    part.versions.append((slot.ref, parameter._version))
+        if got:
+            self.filled += 1
+            self.filled_since_step += 1
+            self.last_part = part
+        return part
+
+    def clear(self, wasted: set[Part]) -> bool:
+        """zero_grad has returned: whether it cleared anything; parts that no step has used, and none will, go into `wasted`."""
+        cleared = False
+        for slot in self.active:
+            if not slot.grad:
+                continue
+            parameter = slot.ref()
+            grad = None if parameter is None else parameter.grad
+            if grad is None or id(grad) != slot.grad or grad._version != slot.version:
+                cleared = True
+                for part in slot.parts:
+                    part.cleared += 1
+                    if part.cleared == part.filled and not part.used and not part.unknown:
+                        wasted.add(part)
+                slot.parts.clear()
+                slot.used = None
+                if grad is None:
+                    slot.grad = 0
+                else:
+                    slot.grad, slot.version = id(grad), grad._version
+        return cleared
+
+    def use(self) -> tuple[int, int, int, bool]:
+        """The optimizer has stepped: how many parameters had new gradients, the same as in its last step, none; whether any new one
+        came on top of one that was used before."""
+        stale = False
+        fresh = same = none = 0
+        for slot in self.active:
+            parameter = slot.ref()
+            if parameter is None:
+                continue
+            grad = parameter.grad
+            if grad is None:
+                none += 1
+                if slot.grad:  # the step itself cleared it
+                    for part in slot.parts:
+                        part.used += 1
+                    fresh += 1
+                    slot.forget()
+                continue
+            parts = slot.parts
+            if parts:
+                fresh += 1
+                stale = stale or slot.used is not None
+                for part in parts:
+                    part.used += 1
+                slot.used = self.last_used = parts[-1]
+                slot.parts = []
+            elif slot.used is not None and slot.grad == id(grad) and slot.version == grad._version:
+                same += 1
+            else:
+                slot.used = None  # a gradient that was set by hand
+            slot.grad = id(grad)
+            slot.version = grad._version
+        return fresh, same, none, stale
 
     def look_closely(self, steps: int = 3) -> None:
         """Follows every parameter for some steps: something looks odd."""

@@ -24,7 +24,7 @@ from gradguard.journal import current_journal
 from gradguard.rules.frameworks import lightning_manual
 from gradguard.rules.frameworks.scaling import Scaling, touched
 from gradguard.rules.protocol import asleep, still_moving, verdicts
-from gradguard.rules.protocol.books import Book, Part, Slot, unchanged
+from gradguard.rules.protocol.books import Book, Part, unchanged
 from gradguard.rules.protocol.crossing import Crossing
 from gradguard.rules.protocol.modes import Modes
 from gradguard.rules.protocol.rates import Schedules
@@ -41,7 +41,6 @@ from gradguard.torch_internals import quiet
 _AWAKE_FIRST = 64
 _AWAKE = 8
 _ASLEEP, _LONG, _LONG_ASLEEP = 248, 1_000, 504
-_MOST_PARTS = 256  # unused contributions remembered of one parameter
 
 
 class Ledger:
@@ -179,28 +178,7 @@ class Ledger:
         if self.ended:
             self.finish_ended()
         for book in self.books.values():
-            for slot in book.active:
-                if slot.grad:
-                    parameter = slot.ref()
-                    grad = None if parameter is None else parameter.grad
-                    if grad is None:
-                        self._lost(slot)
-                    elif id(grad) != slot.grad:
-                        self._lost(slot)
-                        slot.grad = id(grad)
-                        slot.version = grad._version
-                    elif grad._version != slot.version:
-                        slot.version = grad._version
-                        slot.used = None  # written by hand: zeroed, most likely
-                    elif book.stale and slot.used is not None and not bool(grad.any()):
-                        slot.used = None
-                        book.by_hand = True
-
-    @staticmethod
-    def _lost(slot: Slot) -> None:
-        for part in slot.parts:
-            part.unknown += 1
-        slot.forget()
+            book.notice_hands()
 
     def after_backward(self, call: BackwardFact, roots: tuple[Any, ...] = ()) -> None:
         """Which followed parameters this backward gave gradient to."""
@@ -217,63 +195,22 @@ class Ledger:
         self.crossing.look(call, roots)
         part: Part | None = None
         for book in self.books.values():
-            got = False
-            for slot in book.active:
-                parameter = slot.ref()
-                if parameter is None:
-                    continue
-                grad = parameter.grad
-                if grad is None:
-                    if slot.grad:
-                        self._lost(slot)
-                    continue
-                key, version = id(grad), grad._version
-                if key != slot.grad or version != slot.version:
-                    if part is None:
-                        part = Part(call, self.journal.grad_reads)
-                    slot.grad = key
-                    slot.version = version
-                    parts = slot.parts
-                    if len(parts) < _MOST_PARTS:
-                        part.filled += 1
-                        parts.append(part)
-                    if not got:
-                        got = True
-                        part.versions.append((slot.ref, parameter._version))
-            if got:
-                book.filled += 1
-                book.filled_since_step += 1
-                book.last_part = part
-                if book.filled_since_step > 1 and part is not None:
-                    scale_facts(book, part, roots)
-                if not book.steps and book.filled in (10, 40, 160):
-                    self.found.append(Suspicion("GG607", book, {"gather": True}))
+            part = book.fill(part, call, self.journal)
+            if part is None or book.last_part is not part:
+                continue
+            if book.filled_since_step > 1:
+                scale_facts(book, part, roots)
+            if not book.steps and book.filled in (10, 40, 160):
+                self.found.append(Suspicion("GG607", book, {"gather": True}))
 
     def zeroed(self, owner: Any, site: CallSite | None) -> None:
         """zero_grad() of an optimizer or a module has returned."""
         book = self.books.get(id(owner))
         books = (book,) if book is not None else self.books.values()
         cleared = False
-        wasted: set[Part] | None = None
+        wasted: set[Part] = set()
         for each in books:
-            for slot in each.active:
-                if not slot.grad:
-                    continue
-                parameter = slot.ref()
-                grad = None if parameter is None else parameter.grad
-                if grad is None or id(grad) != slot.grad or grad._version != slot.version:
-                    cleared = True
-                    for part in slot.parts:
-                        part.cleared += 1
-                        if part.cleared == part.filled and not part.used and not part.unknown:
-                            wasted = wasted or set()
-                            wasted.add(part)
-                    slot.parts.clear()
-                    slot.used = None
-                    if grad is None:
-                        slot.grad = 0
-                    else:
-                        slot.grad, slot.version = id(grad), grad._version
+            cleared = each.clear(wasted) or cleared
             each.zero_site = site
             each.zeros += 1
             each.zeroed_at_step = each.steps
@@ -315,37 +252,8 @@ class Ledger:
         if len(self.books) > 1:
             self.crossing.before_use(self, book)
         by_hand = self.scaling.on and touched(book)
-        stale: Slot | None = None
-        fresh = same = none = 0
-        for slot in book.active:
-            parameter = slot.ref()
-            if parameter is None:
-                continue
-            grad = parameter.grad
-            if grad is None:
-                none += 1
-                if slot.grad:  # the step itself cleared it
-                    for part in slot.parts:
-                        part.used += 1
-                    fresh += 1
-                    slot.forget()
-                continue
-            parts = slot.parts
-            if parts:
-                fresh += 1
-                if slot.used is not None and stale is None:
-                    stale = slot
-                for part in parts:
-                    part.used += 1
-                slot.used = book.last_used = parts[-1]
-                slot.parts = []
-            elif slot.used is not None and slot.grad == id(grad) and slot.version == grad._version:
-                same += 1
-            else:
-                slot.used = None  # a gradient that was set by hand
-            slot.grad = id(grad)
-            slot.version = grad._version
-        if stale is not None and not book.by_hand:
+        fresh, same, none, stale = book.use()
+        if stale and not book.by_hand:
             book.stale += 1
             if book.stale in (2, 24, 100):
                 self.found.append(Suspicion("GG601", book))
