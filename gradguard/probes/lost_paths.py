@@ -20,7 +20,7 @@ from gradguard.journal import Journal
 from gradguard.probes.arguments import call_name, is_flat, is_one_of, numbers_in, tensors_in, tensors_within
 from gradguard.probes.contents import Contents
 from gradguard.probes.distributions import is_scoring, sampled_distribution
-from gradguard.probes.op_kinds import ADDEND, ALIKE, DETACH, FRESH, GATHER, REWRAP, REWRAPS, WRITE
+from gradguard.probes.op_kinds import ADDEND, ALIKE, DETACH, FRESH, GATHER, GATHERING, REWRAP, REWRAPS, WRITE
 from gradguard.torch_internals import is_a_loss, leaves_behind, numpy_reachable, only_leaf, sequence_number, storage_key
 
 _grad_enabled = torch.is_grad_enabled
@@ -216,20 +216,21 @@ class LostPaths:
         elif (inherited := journal.cut_of(source)) is not None:
             journal.remember_cut(result, inherited)
 
-    def gathered(self, func: Any, args: tuple[Any, ...]) -> None:
+    def gathered(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A collective call has filled tensors with copies of a value that has a path, and of other ranks' values."""
         name = call_name(func)
-        filled, read = args[:2] if len(args) > 1 else (None, None)
-        if not isinstance(read, _Tensor) or not read.requires_grad:
+        filled, reads = [_tensors(args[position] if position < len(args) else kwargs.get(keyword)) for position, keyword in GATHERING[name]]
+        reads = [each for each in reads if each.requires_grad]
+        if not reads:
             return
         frame = user_frame(sys._getframe(1))
         site = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
-        node = read.grad_fn
-        cut = Cut("nondiff", self.journal.tick(), site, name, sequence_number(), (-1 if node is None else node._sequence_nr(),))
+        nodes = [-1 if (node := each.grad_fn) is None else node._sequence_nr() for each in reads]
+        cut = Cut("nondiff", self.journal.tick(), site, name, sequence_number(), tuple(nodes))
         if self.journal.wanted:
-            self._sever(cut, [read])
-        for each in (filled,) if isinstance(filled, _Tensor) else filled or ():
-            if isinstance(each, _Tensor) and not each.requires_grad:
+            self._sever(cut, reads)
+        for each in filled:
+            if not each.requires_grad:
                 self.journal.remember_cut(each, cut)
 
     def _sever(self, cut: Cut, inputs: list[Any]) -> None:
@@ -373,3 +374,9 @@ def _merge(origins: list[tuple[Cut, ...]]) -> tuple[Cut, ...]:
         keep = sorted(merged, key=lambda cut: cut.clock)[-8:]
         merged = [cut for cut in merged if cut in keep]
     return tuple(merged)
+
+
+def _tensors(argument: Any) -> list[torch.Tensor]:
+    """Of an argument that is a tensor or a list of them."""
+    items = argument if isinstance(argument, (list, tuple)) else (argument,)
+    return [each for each in items if isinstance(each, _Tensor)]

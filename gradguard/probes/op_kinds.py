@@ -35,8 +35,16 @@ FRESH = frozenset({
 })  # fmt: skip
 # given another tensor for its shape, dtype or device only: their result is made of the first one
 ALIKE = frozenset({"expand_as", "view_as", "reshape_as", "type_as", "to"})
-# collective calls that copy values between ranks (seen where torch hands them to function modes); the first argument is filled
-_GATHERING = {"all_gather", "all_gather_into_tensor", "all_gather_single"}
+# collective calls that copy values between ranks (seen where torch hands them to function modes): which argument they fill, which
+# they read, by position and name
+GATHERING = {
+    "all_gather": ((0, "tensor_list"), (1, "tensor")),
+    "all_gather_into_tensor": ((0, "output_tensor"), (1, "input_tensor")),
+    "all_gather_single": ((0, "output_tensor"), (1, "input_tensor")),
+    "all_to_all_single": ((0, "output"), (1, "input")),
+    "gather": ((1, "gather_list"), (0, "tensor")),
+    "scatter": ((0, "tensor"), (1, "scatter_list")),
+}
 _ADDENDS = {
     "add",
     "add_",
@@ -157,7 +165,7 @@ def classify(func: Any) -> int:
         return flags
     if isinstance(func, FunctionType) or writes_by_name(name):
         flags |= WRITE
-    if name in _GATHERING and str(getattr(func, "__module__", "")).startswith("torch.distributed"):
+    if name in GATHERING and str(getattr(func, "__module__", "")).startswith("torch.distributed"):
         flags |= GATHER
     return flags
 

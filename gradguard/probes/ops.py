@@ -138,7 +138,7 @@ class OpProbe(TorchFunctionMode):
                     locate(self.journal, func, args, kwargs, result)
             after = sequence_number()
             if kind & GATHER:
-                self.lost.gathered(func, args)
+                self.lost.gathered(func, args, kwargs or _NO_KWARGS)
             if after != before:
                 frame: FrameType | None = sys._getframe(1)
                 files = USER_FILES

@@ -12,7 +12,7 @@ from gradguard.rules.gradient_path.origins import Origin, callee_name
 from gradguard.rules.gradient_path.places import function_word, in_words, quoted, short
 from gradguard.rules.gradient_path.rounding import before_rounding
 
-_GATHERING = ("all_gather", "all_gather_into_tensor", "all_gather_single")  # collective calls
+_GATHERING = ("all_gather", "all_gather_into_tensor", "all_gather_single", "all_to_all_single", "gather", "scatter")  # collective calls
 _LEAVES = {"escape": "a Python number or an array", "rewrap": "a new tensor"}
 
 
@@ -93,7 +93,10 @@ def is_collective(origin: Origin) -> bool:
 
 def _regather(origin: Origin) -> Fix:
     """The own part put back in, or a gathering call with a backward."""
-    other = "`torch.distributed.nn.functional.all_gather`, which has a backward"
+    like = origin.func if origin.func in ("all_to_all_single", "gather", "scatter") else "all_gather"
+    other = f"`torch.distributed.nn.functional.{like}`, which has a backward"
+    if like != "all_gather":
+        return Fix(title=f"Call {other}", safety="unsafe")
     call = origin.place.call if origin.place is not None else None
     named = {word.arg: word.value for word in call.keywords} if call is not None else {}
     filled = named.get("tensor_list", call.args[0] if call is not None and call.args else None)
@@ -224,8 +227,8 @@ def explanation(origin: Origin, root: str) -> str:
         )
     if is_collective(origin):
         return (
-            "A collective call of `torch.distributed` copies values between ranks and records nothing: also the own part of what it "
-            "gathers is a copy without a graph, so no parameter behind it gets a gradient."
+            "A collective call of `torch.distributed` copies values between ranks and records nothing: also a rank's own part of what it "
+            "fills is a copy without a graph, so no parameter behind it gets a gradient."
         )
     if rule == "GG304":
         return (

@@ -50,13 +50,23 @@ for it in range(30):
 ONE_SIDED = CONTRAST.replace("LOGITS", "a @ everywhere(b).T")
 
 
-@pytest.mark.parametrize("call", ["dist.all_gather(parts, t)", "dist.all_gather(tensor=t, tensor_list=parts)"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "dist.all_gather(parts, t)",
+        "dist.all_gather(tensor=t, tensor_list=parts)",
+        "dist.gather(t, parts, dst=0)",
+        "dist.all_to_all_single(parts[0], t)",
+        "dist.scatter(parts[0], [t], src=0)",
+    ],
+)
 def test_the_collective_is_the_culprit(call: str, tmp_path: Path) -> None:
     [found] = said(tmp_path, ONE_SIDED.replace("GATHER", call))
     assert found.code == "GG605" and "`pairs.picture`" in found.headline and call.partition("(")[0] in found.headline
     assert found.culprit is not None and found.culprit.text == call
-    if "all_gather" in call:
-        assert "`parts[dist.get_rank()] = t`" in found.fixes[0].title
+    name = call.removeprefix("dist.").partition("(")[0]
+    cure = "`parts[dist.get_rank()] = t`" if name == "all_gather" else f"`torch.distributed.nn.functional.{name}`"
+    assert cure in found.fixes[0].title
 
 
 def test_the_error_of_a_loss_made_of_gathered_values_only(tmp_path: Path) -> None:
