@@ -43,7 +43,7 @@ def told(incident: Incident, book: Book, rate: float, code: str, name: str) -> D
         ),
         fixes=[
             Fix(
-                title="Set the rate from the first one: `group['lr'] = base * gamma ** (epoch // every)`",
+                title="Set the rate in `param_groups` from the first one: `group['lr'] = base * gamma ** (epoch // every)`",
                 safety="unsafe",
                 detail="Such a factor counts all cuts so far: it belongs to the rate that training began with.",
             )
