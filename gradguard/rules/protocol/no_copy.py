@@ -9,13 +9,13 @@ from collections.abc import Iterator
 import torch
 
 from gradguard.diagnosis import Diagnosis, Fix
-from gradguard.evidence.source import ResolvedSite, dotted, resolve
+from gradguard.evidence.source import ResolvedSite, at_line, dotted, resolve
 from gradguard.evidence.syntax import Source
 from gradguard.fixes.edits import replaced
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book
-from gradguard.rules.protocol.places import the_one
+from gradguard.rules.protocol.places import class_node
 from gradguard.torch_internals import storage_key
 
 _BLENDING = frozenset({"add_", "lerp_", "copy_"})
@@ -34,33 +34,67 @@ def told(incident: Incident, book: Book, code: str, name: str) -> Diagnosis | No
             aliases.setdefault(holder, []).append((path, parameter))
     for holder, found in aliases.items():
         last = holder.rpartition(".")[2]
-        place = _blended(incident, last, found)
+        sources = _sources(incident, holder)
+        place = _blended(incident, book, last, found, sources)
         if place is not None:
-            return _told(incident, book, holder, found, place, code, name)
+            return _told(incident, book, holder, found, place, sources, code, name)
     return None
 
 
-def _blended(incident: Incident, holder: str, found: list[tuple[str, torch.Tensor]]) -> ResolvedSite | None:
-    """The recorded in-place write to such memory, through the holder, whose operand is the very parameter."""
-    for _, parameter in found:
-        for write in reversed(incident.journal.writes_to(storage_key(parameter) or 0)):
+def _sources(incident: Incident, holder: str) -> list[Source]:
+    """Where the holder is written: its owner's class, else the files of the running functions."""
+    owner = holder.rpartition(".")[0]
+    kinds = [type(value) for path, value in incident.names.bindings if owner and path == owner]
+    known = None if not kinds else class_node(kinds[0])
+    return [known[0]] if known is not None else incident.sources
+
+
+def _blended(
+    incident: Incident, book: Book, holder: str, found: list[tuple[str, torch.Tensor]], sources: list[Source]
+) -> ResolvedSite | None:
+    """The in-place write through the holder whose operand is the very parameter: as recorded, or the only one in the source.
+
+    A write that leaves every value as it was (`lerp_` with itself) is not recorded.
+    """
+    began = next((fact.clock for fact in incident.journal.steps if fact.optimizer() is book.ref()), None)
+    for _, parameter in found if began is not None else ():  # the memory may have been another's before its first step
+        for write in reversed(incident.journal.writes_to(storage_key(parameter) or 0, began or 0)):
             place = resolve(write.site) if write.func in _BLENDING else None
             call = None if place is None else place.call
-            if place is None or place.source is None or call is None or not isinstance(call.func, ast.Attribute) or not call.args:
-                continue
-            receiver = place.source.flat(call.func.value)
-            weighed = write.func != "add_" or ".mul_(" in receiver or any(keyword.arg == "alpha" for keyword in call.keywords)
-            if weighed and re.search(rf"\b{re.escape(holder)}\[", receiver) and _is_of(incident, place, call.args[0], parameter):
+            if (
+                place is not None
+                and call is not None
+                and _blends(place.source, call, holder)
+                and _is_of(incident, place.source, call, parameter)
+            ):
                 return place
-    return None
+
+    places = {
+        (source.filename, statement.lineno)
+        for source in sources
+        for node in (ast.walk(source.tree) if source.tree is not None else ())
+        if isinstance(node, ast.Call) and _blends(source, node, holder) and _is_of(incident, source, node, found[0][1])
+        if (statement := source.statement(node)) is not None
+    }
+    return at_line(*places.pop()) if len(places) == 1 else None
 
 
-def _is_of(incident: Incident, place: ResolvedSite, operand: ast.expr, parameter: torch.Tensor) -> bool:
-    """Whether an operand is the variable of a loop over the parameters of a module that has this one."""
+def _blends(source: Source | None, call: ast.Call, holder: str) -> bool:
+    """`holder[...].lerp_(p, ...)`, `holder[...].mul_(m).add_(p, alpha=...)`, `holder[...].copy_(p)`."""
+    if source is None or not isinstance(call.func, ast.Attribute) or call.func.attr not in _BLENDING or not call.args:
+        return False
+    receiver = source.flat(call.func.value)
+    weighed = call.func.attr != "add_" or ".mul_(" in receiver or any(keyword.arg == "alpha" for keyword in call.keywords)
+    return weighed and re.search(rf"\b{re.escape(holder)}\[", receiver) is not None
+
+
+def _is_of(incident: Incident, source: Source | None, call: ast.Call, parameter: torch.Tensor) -> bool:
+    """Whether the operand is the variable of a loop over the parameters of a module that has this one."""
+    operand = call.args[0]
     if isinstance(operand, ast.Call) and isinstance(operand.func, ast.Attribute) and operand.func.attr == "detach":
         operand = operand.func.value
     variable = (dotted(operand) or "").removesuffix(".data")
-    for above in place.source.ancestors(operand) if place.source is not None else ():
+    for above in source.ancestors(call) if source is not None else ():
         if not isinstance(above, ast.For) or variable not in {item.id for item in ast.walk(above.target) if isinstance(item, ast.Name)}:
             continue
         for each in ast.walk(above.iter):
@@ -72,18 +106,26 @@ def _is_of(incident: Incident, place: ResolvedSite, operand: ast.expr, parameter
 
 
 def _told(
-    incident: Incident, book: Book, holder: str, found: list[tuple[str, torch.Tensor]], place: ResolvedSite, code: str, name: str
+    incident: Incident,
+    book: Book,
+    holder: str,
+    found: list[tuple[str, torch.Tensor]],
+    place: ResolvedSite,
+    sources: list[Source],
+    code: str,
+    name: str,
 ) -> Diagnosis:
     parameters = [parameter for _, parameter in found]
     optimizer = tell.optimizer_name(book, incident)
     last = holder.rpartition(".")[2]
-    stored = the_one(incident, lambda sources: _stores(sources, last))
+    stores = {(source.filename, node.lineno) for source, node in _stores(sources, last)}
+    stored = at_line(*stores.pop()) if len(stores) == 1 else None
     label = "keeps the parameters' own memory: no copy is made"
     patch = None
     bare = None if stored is None or stored.statement is None else _bare(stored.statement)
     if stored is not None and stored.source is not None and bare is not None:
         patch = replaced(stored.source, [(bare, f"{stored.source.flat(bare)}.clone()")])
-    blends = place.span("reads and writes one and the same memory", "changed" if stored is not None else "culprit")
+    blends = place.statement_span("reads and writes one and the same memory", "changed" if stored is not None else "culprit")
     names = tell.parameter_names(parameters, incident.names)
     return Diagnosis(
         code=code,
