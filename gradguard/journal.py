@@ -77,8 +77,8 @@ class Journal:
         self.partial: OrderedDict[int, tuple[Cut, ...]] = OrderedDict()  # node sequence -> cuts of its gradless summands
         self.fed: OrderedDict[int, tuple[Cut, ...]] = OrderedDict()  # node sequence -> cuts of its other gradless operands
         self.guessed: OrderedDict[int, tuple[Cut, ...]] = OrderedDict()  # node sequence -> cuts that may stand behind an operand
-        # who set requires_grad last, and how often that changed it
-        self.toggles: OrderedDict[int, tuple[weakref.ref[torch.Tensor], bool, CallSite | None, int]] = OrderedDict()
+        # who set requires_grad last, how often that changed it, when, and how often it was set to what it was
+        self.toggles: OrderedDict[int, tuple[weakref.ref[torch.Tensor], bool, CallSite | None, int, int, int]] = OrderedDict()
         self._cuts: OrderedDict[int, tuple[weakref.ref[torch.Tensor], Cut]] = OrderedDict()
         self.data_aliases: OrderedDict[int, weakref.ref[torch.Tensor]] = OrderedDict()
         self.numpy_storages: OrderedDict[int, int] = OrderedDict()  # storage key -> clock at which numpy got hold of it
@@ -176,8 +176,10 @@ class Journal:
     def remember_toggle(self, tensor: torch.Tensor, value: bool, site: CallSite | None) -> None:
         """Notes who switched a leaf's requires_grad last."""
         known = self.toggles.get(id(tensor))
-        times = 1 if known is None or known[0]() is not tensor else known[3] + (known[1] != value)
-        self.toggles[id(tensor)] = (weakref.ref(tensor), value, site, times)
+        times, again = (
+            (1, 0) if known is None or known[0]() is not tensor else (known[3] + (known[1] != value), known[5] + (known[1] == value))
+        )
+        self.toggles[id(tensor)] = (weakref.ref(tensor), value, site, times, self.tick(), again)
         self.toggles.move_to_end(id(tensor))
         if len(self.toggles) > self.limits.escapes:
             self.toggles.popitem(last=False)
@@ -191,6 +193,16 @@ class Journal:
         """How often this tensor's requires_grad was seen to change."""
         entry = self.toggles.get(id(tensor))
         return entry[3] if entry is not None and entry[0]() is tensor else 0
+
+    def toggled_at(self, tensor: torch.Tensor) -> int:
+        """The clock when this tensor's requires_grad was last set, be it to what it was; 0 where that was not seen."""
+        entry = self.toggles.get(id(tensor))
+        return entry[4] if entry is not None and entry[0]() is tensor else 0
+
+    def set_again(self, tensor: torch.Tensor) -> int:
+        """How often this tensor's requires_grad was set to what it was."""
+        entry = self.toggles.get(id(tensor))
+        return entry[5] if entry is not None and entry[0]() is tensor else 0
 
     # -- look-ups, used by rules only ---------------------------------------------------------------------------------
 

@@ -268,6 +268,8 @@ FORMULAS: dict[str, Formula] = {
     ),
     "Logsumexp": lambda a: a[0].logsumexp(a.attr("dim"), a.attr("keepdim")),
     "LinalgVectorNorm": lambda a: torch.linalg.vector_norm(a[0], a.attr("ord"), getattr(a.node, "_saved_dim", None), a.attr("keepdim")),
+    "LinalgSlogdet": lambda a: torch.linalg.slogdet(a[0])[a.output],
+    "LinalgDet": lambda a: torch.linalg.det(a[0]),
     "Mm": lambda a: a.either(0, "self") @ a.either(1, "mat2"),
     "Bmm": lambda a: torch.bmm(a.either(0, "self"), a.either(1, "mat2")),
     "Mv": lambda a: a.either(0, "self") @ a.either(1, "vec"),

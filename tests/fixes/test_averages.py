@@ -55,3 +55,40 @@ def test_an_average_that_is_written_is_silent(tmp_path: Path, update: str) -> No
 
 def test_a_network_that_stays_as_it_is_on_purpose_is_silent(tmp_path: Path) -> None:
     assert not run_source(tmp_path, HEAD + AVERAGED.replace("UPDATE", "gap = (a - b).norm()").replace("FLAG", "False"))
+
+
+SHADOW = """
+class Average:
+    def __init__(self, net):
+        self.net = net
+        self.shadow = {}
+        for name, p in net.named_parameters():
+            self.shadow[name] = p.data
+
+    def update(self):
+        for name, p in self.net.named_parameters():
+            BLEND
+
+net = nn.Linear(4, 2)
+other = [torch.zeros_like(p) for p in net.parameters()]
+average = Average(net)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for it in range(6):
+    opt.zero_grad()
+    net(torch.randn(8, 4)).pow(2).mean().backward()
+    opt.step()
+    average.update()
+"""
+
+
+@pytest.mark.parametrize("blend", ["self.shadow[name].mul_(0.9).add_(p.data, alpha=0.1)", "self.shadow[name].lerp_(p.detach(), 0.1)"])
+def test_a_shadow_in_the_weights_own_memory_is_named(tmp_path: Path, blend: str) -> None:
+    source = HEAD + SHADOW.replace("BLEND", blend)
+    (diagnosis,) = [each for each, _ in run_source(tmp_path, source)]
+    assert diagnosis.code == "GG615" and diagnosis.culprit is not None and diagnosis.culprit.text == "self.shadow[name] = p.data"
+    assert not run_source(tmp_path, applied(source, diagnosis.fixes[0].patch or ""))
+
+
+@pytest.mark.parametrize("write", ["self.shadow[name].clamp_(-1, 1)", "self.shadow[name].lerp_(other[0].mean(), 0.01)"])
+def test_weights_that_are_written_through_another_tensor_are_silent(tmp_path: Path, write: str) -> None:
+    assert not run_source(tmp_path, HEAD + SHADOW.replace("BLEND", write))

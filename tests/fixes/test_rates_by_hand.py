@@ -47,6 +47,13 @@ def test_a_cut_for_every_batch_is_named(tmp_path: Path, cut: str) -> None:
     assert any(each.text == "cut(opt, epoch)" for each in diagnosis.related)
 
 
+def test_a_growing_power_of_what_was_cut_already_is_named(tmp_path: Path) -> None:
+    cut = 'group["lr"] *= 0.1 ** (it // 70)'
+    (diagnosis,) = [each for each, _ in run_source(tmp_path, HEAD + TESTED.replace("1e-6", "0.1").replace("RATE", cut))]
+    assert diagnosis.code == "GG612" and diagnosis.culprit is not None and diagnosis.culprit.text == cut
+    assert "base * gamma" in diagnosis.fixes[0].title
+
+
 def test_a_cut_for_every_epoch_is_silent(tmp_path: Path) -> None:
     source = DECAYED.replace("CUT", 'group["lr"] *= 0.1').replace("ONCE", "cut(opt, epoch)").replace("EACH", "pass")
     assert not run_source(tmp_path, HEAD + source)

@@ -38,7 +38,7 @@ def diagnosis(incident: Incident, lost: lost_path.LostPath, play: AllFrozen) -> 
     root = lost.root_name
     names = [incident.names.module_path(module) or type(module).__name__ for module in play.modules]
     listed, count = short_list(names, 3), len(play.parameters)
-    off, certain = _switched_off(incident, play)
+    off, certain = switched_off(incident, play)
     what = f"all {count} parameters" if count > 1 else "the only parameter"
     headline = (
         f"{in_words(root)} has no gradient path: {what} of `{play.optimizer}`, which trains {listed}, {'are' if count > 1 else 'is'} frozen"
@@ -75,7 +75,7 @@ def diagnosis(incident: Incident, lost: lost_path.LostPath, play: AllFrozen) -> 
     )
 
 
-def _switched_off(incident: Incident, play: AllFrozen) -> tuple[Off | None, bool]:
+def switched_off(incident: Incident, play: AllFrozen) -> tuple[Off | None, bool]:
     """The one place, and whether it was seen happening: Lightning's toggle, the recorded switch, or the only one in the source."""
     toggle = lightning_manual.toggled_off(incident, play.parameters)
     if toggle is not None:
@@ -110,6 +110,7 @@ def _candidates(sources: Sequence[Source], scopes: Sequence[Scope], play: AllFro
             around = next((above for above in source.ancestors(node) if isinstance(above, FUNCTIONS)), None)
             given = _parameter_names(around) if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)) else []
             inner = source.statement(node)
+            subject = _looped_over(source, node, subject, given)
             if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)) and subject in given:
                 flag_name = flag.id if isinstance(flag, ast.Name) and flag.id in given else None
                 if flag_name is None and not _is_false(flag):
@@ -158,6 +159,16 @@ def _switches(source: Source) -> Iterator[tuple[ast.AST, str | None, ast.expr]]:
                 yield node, frozen.subject_of(source, node.func.value), flags[0]
 
 
+def _looped_over(source: Source, node: ast.AST, subject: str | None, given: list[str]) -> str | None:
+    """Of `for net in nets: for p in net.parameters(): ...`, the function's argument `nets`."""
+    for above in source.ancestors(node):
+        if subject in given or isinstance(above, FUNCTIONS):
+            break
+        if isinstance(above, ast.For) and dotted(above.target) == subject and dotted(above.iter) in given:
+            return dotted(above.iter)
+    return subject
+
+
 def _parameter_names(function: Function) -> list[str]:
     arguments = function.args
     return [item.arg for item in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
@@ -199,6 +210,8 @@ def _is_trained(owner: ast.expr, scopes: Sequence[Scope], play: AllFrozen) -> bo
     """Whether this expression is a module of the optimizer's, or one around it, or its parameters, in the frames around the failure."""
     if isinstance(owner, ast.Call) and isinstance(owner.func, ast.Attribute) and owner.func.attr == "parameters":
         owner = owner.func.value
+    if isinstance(owner, (ast.List, ast.Tuple)):
+        return any(_is_trained(element, scopes, play) for element in owner.elts)
     for scope in scopes:
         value: Any = evaluate(owner, scope)
         if value is not UNKNOWN:

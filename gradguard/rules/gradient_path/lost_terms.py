@@ -10,6 +10,7 @@ import torch
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.graph import walk
+from gradguard.evidence.optimizers import parameters_of
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.facts import Cut
 from gradguard.journal import Journal, current_journal
@@ -86,7 +87,7 @@ def _term(incident: Incident, region: Region, since: int) -> Diagnosis | None:
         else:
             found = _told(incident, place, since)
         found = _trained(incident, origins.ranked(incident, origins.merged(found)))
-        if not found or _difference(incident, node, found[0]):
+        if not found or _difference(incident, node, found[0]) or _frozen_meanwhile(incident, found[0], since):
             continue
         if additive.is_pile(node) and not additive.of_terms(node):
             continue
@@ -100,6 +101,24 @@ def _counts(cut: Cut, since: int, members: set[int], scalar: bool) -> bool:
     if cut.clock <= since or cut.kind == "sample" or cut.drawn or any(seq in members for seq in cut.sources):
         return False
     return scalar or cut.kind not in ("nondiff", "cast")
+
+
+def _frozen_meanwhile(incident: Incident, origin: Origin, since: int) -> bool:
+    """Whether the optimizer that this loss trains holds what was frozen in this very step: a critic that was frozen for another's turn.
+
+    What it judges is detached on purpose then (`critic(fake.detach())`), and the term lacks the critic's own parameters.
+    """
+    if origin.kind not in ("detach", "data"):
+        return False
+    live = {id(getattr(node, "variable", None)) for node, _ in walk(incident.root_nodes)}
+    for optimizer in incident.names.optimizers():
+        held = parameters_of(optimizer)
+        frozen = [parameter for parameter in held if not parameter.requires_grad]
+        if not any(id(parameter) in live for parameter in held):
+            continue
+        if any(incident.journal.toggled_at(parameter) > since for parameter in frozen):
+            return True
+    return False
 
 
 def _is_add(node: Any) -> bool:

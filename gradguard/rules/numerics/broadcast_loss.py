@@ -2,8 +2,8 @@
 
 ## What it is
 A prediction of shape [n, 1] meets a target of shape [n] (or the other way round) in a loss written by hand: broadcasting makes an
-[n, n] table of each prediction against each target, and the mean over it is taken for the loss. Or losses of shape [n, 1] are
-multiplied by weights of shape [n].
+[n, n] table of each prediction against each target, and the mean over it is taken for the loss: by a difference, or by the
+`log_prob` of a distribution. Or losses of shape [n, 1] are multiplied by weights of shape [n].
 
 ## Why it is wrong
 Nothing raises, and the number looks like a loss. What it trains every prediction towards is the mean of all targets.
@@ -103,7 +103,13 @@ def _near(roots: list[Any]) -> list[tuple[Any, Any]]:
 
 
 def _operands(place: ResolvedSite) -> tuple[ast.expr, ast.expr] | None:
-    return (place.node.left, place.node.right) if isinstance(place.node, ast.BinOp) else None
+    """Both sides of the difference as written: of `Normal(mean, std).log_prob(target)`, what is asked about and the distribution."""
+    node = place.node
+    if isinstance(node, ast.BinOp):
+        return node.left, node.right
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "log_prob" and len(node.args) == 1:
+        return node.args[0], node.func.value
+    return None
 
 
 def _on_purpose(place: ResolvedSite, operands: tuple[ast.expr, ast.expr], fact: Spread) -> bool:
@@ -122,7 +128,16 @@ def _told(incident: Incident, fact: Spread, place: ResolvedSite, operands: tuple
     assert place.source is not None
     column, row = (place.source.flat(operands[i]) for i in (fact.column, 1 - fact.column))
     patch = None
-    if isinstance(operands[fact.column], (ast.Name, ast.Attribute, ast.Call, ast.Subscript)):
+    likelihood = isinstance(place.node, ast.Call)
+    column_is, row_is = f"`{column}` is", f"`{row}` is"
+    title = f"give both one shape: `{column}.squeeze(-1)`, or `{row}.unsqueeze(-1)`"
+    if likelihood and fact.column:
+        column_is, title = f"the mean of `{column}` is", f"give both one shape: `log_prob({row}.unsqueeze(-1))`"
+        patch = replaced(place.source, [(operands[0], f"{row}.unsqueeze(-1)")])
+    elif likelihood:
+        row_is, title = f"the mean of `{row}` is", f"give both one shape: `log_prob({column}.squeeze(-1))`"
+        patch = replaced(place.source, [(operands[0], f"{column}.squeeze(-1)")])
+    elif isinstance(operands[fact.column], (ast.Name, ast.Attribute, ast.Call, ast.Subscript)):
         patch = replaced(place.source, [(operands[fact.column], f"{column}.squeeze(-1)")])
     made = "product" if fact.product else "difference"
     backward = [] if incident.place is None else [incident.place.span("the loss is a mean over all pairs", "backward")]
@@ -133,16 +148,13 @@ def _told(incident: Incident, fact: Spread, place: ResolvedSite, operands: tuple
         code=CODE,
         name=NAME,
         severity="warning",
-        headline=f"`{column}` is [{fact.size}, 1] and `{row}` is [{fact.size}]: their {made} is a table of all pairs, "
+        headline=f"{column_is} [{fact.size}, 1] and {row_is} [{fact.size}]: their {made} is a table of all pairs, "
         f"[{fact.size}, {fact.size}]",
         culprit=place.span(f"broadcasts to [{fact.size}, {fact.size}]: each of one against each of the other", "culprit"),
         related=backward,
-        tensors=[
-            TensorFacts(name=column, shape=[fact.size, 1]),
-            TensorFacts(name=row, shape=[fact.size]),
-        ],
+        tensors=[] if likelihood else [TensorFacts(name=column, shape=[fact.size, 1]), TensorFacts(name=row, shape=[fact.size])],
         explanation=f"Broadcasting stretches a column and a row to a table. {why}",
-        fixes=[Fix(title=f"give both one shape: `{column}.squeeze(-1)`, or `{row}.unsqueeze(-1)`", safety="unsafe", patch=patch)],
+        fixes=[Fix(title=title, safety="unsafe", patch=patch)],
         confidence="likely",
     )
 

@@ -16,7 +16,7 @@ from gradguard.rules.numerics.origin import Origin, find_origin
 from gradguard.rules.numerics.places import Places, expression, module_at, operands_at
 from gradguard.rules.numerics.ranges import kinds, value_range
 from gradguard.rules.numerics.traps import explain
-from gradguard.rules.numerics.watching import Numbers
+from gradguard.rules.numerics.watching import Numbers, numbers
 from gradguard.torch_internals import storage_key
 
 _LARGE = 1e3  # an input beyond this is worth a note where something overflowed
@@ -92,6 +92,8 @@ def _why(why: str, origin: Origin, values: GraphValues, place: ResolvedSite | No
     passes = (
         ""
         if incident.error is not None
+        else "The GradScaler skips what is not finite in the gradient, step after step; the loss itself does not depend on its scale."
+        if numbers(incident.memory).scaler is not None
         else "Every gradient that comes out of such a loss is NaN, and one optimizer step with it makes the weights NaN for good."
     )
     ranges = [f"`{name}` is {text}" for name, text in _operands(values, origin, place)]
@@ -101,7 +103,8 @@ def _why(why: str, origin: Origin, values: GraphValues, place: ResolvedSite | No
 
 def _operands(values: GraphValues, origin: Origin, place: ResolvedSite | None) -> list[tuple[str, str]]:
     """The operands by the names they have in the expression, with their ranges, where the two can be matched for sure."""
-    names = [] if place is None else place.inner_names
+    # what a library function computes inside is not what it was given
+    names = [] if place is None or node_kind(origin.node) == "Where" else place.inner_names
     ranges = [(value_range(tensor)) for slot, tensor in values.input_values(origin.node) if slot.isdigit()]
     if len(names) == len(ranges) == 1 and ranges[0] is not None:
         argument = place.arguments[0] if place is not None and len(place.arguments) == 1 else names[0]

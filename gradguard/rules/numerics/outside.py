@@ -169,6 +169,8 @@ def _data(
             )
     elif used is not None:
         behind = search.behind(used, operand)
+        if behind is None and name is not None and "." in name:
+            behind = search.attribute(incident.sources, name.rpartition(".")[2])
         if behind is not None:
             culprit, label = behind, "this can divide by zero or leave its domain"
             notes.append(
@@ -192,7 +194,8 @@ def _data(
     fix = Fix(
         title=(
             "clean it where it is made: check `torch.isfinite(x).all()` after loading and normalising; where it divides, keep the divisor"
-            " from zero (`.clamp(min=1e-6)`): a constant column has a deviation of 0, an absent class a count of 0"
+            " from zero (`.clamp(min=1e-6)`): a constant column has a deviation of 0, an absent class a"
+            " count of 0, a node without edges a degree of 0"
         )
     )
     if seen is None and culprit is not None and deviates_of_one(culprit, origin.tensor.numel()):

@@ -18,6 +18,7 @@ from gradguard.rules.numerics.outputs import below_targets, last_activation
 from gradguard.rules.numerics.places import Places, expression, module_at
 from gradguard.rules.numerics.ranges import number
 from gradguard.rules.numerics.watching import DEAD_STEPS, Numbers, Plan
+from gradguard.rules.numerics.zero_weights import REPAIR, all_zero, set_to_zero
 from gradguard.torch_internals import node_sequence, numpy_reachable, saved_data, saved_slots
 
 _TINY = 1e-6  # a largest derivative below this is as good as none
@@ -141,6 +142,10 @@ def saturated(incident: Incident, memory: Numbers) -> Diagnosis | None:
             more = [_name(incident, item) for item in (ref() for ref in other_plan.leaves) if item is not None]
             elsewhere += [name for name in more if name not in names]
     text = expression(place, nodes[0])
+    empty = all_zero(behind) if node_kind(nodes[0]) == "Relu" else []
+    zeroed = set_to_zero(incident) if empty else None
+    if empty:
+        says = f"the weights before it ({short_list([_name(incident, item) for item in empty], 2)}) are all 0"
     size = _size(plan)
     headline = (
         f"No gradient gets through `{text}`: {says}, and {short_list(names, 3)} {'have' if len(names) > 1 else 'has'} not learned for"
@@ -157,6 +162,10 @@ def saturated(incident: Incident, memory: Numbers) -> Diagnosis | None:
     cures = list(_CURES.get(node_kind(nodes[0]), [Fix(title="keep the argument in the range in which the op has a slope")]))
     if alone:
         cures = [Fix(title="give softmax the dimension that is to add up to 1 (`dim=`)")]
+    elif empty:
+        cures = [REPAIR]
+        if zeroed is not None and place is not None:
+            related.insert(0, place.span("nothing but zeros comes out here, and no gradient goes through", "context"))
     elif last is not None:
         cures.insert(0, last)
     return Diagnosis(
@@ -164,7 +173,11 @@ def saturated(incident: Incident, memory: Numbers) -> Diagnosis | None:
         name="vanishing-gradient",
         severity="warning",
         headline=headline,
-        culprit=None if place is None else place.span(says, "culprit"),
+        culprit=zeroed.statement_span("sets the weights to 0", "culprit")
+        if zeroed is not None
+        else None
+        if place is None
+        else place.span(says, "culprit"),
         related=related,
         tensors=[TensorFacts(name=name, kind="parameter") for name in names[:4]],
         explanation=(

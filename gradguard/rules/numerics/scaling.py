@@ -28,15 +28,16 @@ def overflow_of_scaler(incident: Incident, memory: Numbers, root: torch.Tensor) 
     if not scaler_in_use(memory):
         memory.unscaled_bad = 0
         return False
-    if not bool(torch.isnan(root).any()):  # too large for the scale, which the scaler will halve
-        return True
     node = root.grad_fn
     unscaled = None
     if node is not None and type(node).__name__ == "MulBackward0" and node.next_functions and node.next_functions[0][0] is not None:
         from gradguard.evidence.values import GraphValues
 
         unscaled = GraphValues([node], [tensor for _, tensor in incident.names.tensor_bindings()]).input(node, 0)
-    if unscaled is not None and bool(torch.isfinite(unscaled).all()):
+    if unscaled is None:
+        if not bool(torch.isnan(root).any()):  # too large for the scale, which the scaler will halve
+            return True
+    elif bool(torch.isfinite(unscaled).all()):
         return True
     memory.unscaled_bad += 1
     return memory.unscaled_bad < 2

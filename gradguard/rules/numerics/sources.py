@@ -136,6 +136,19 @@ class Search:
             return None
         return self._value(place.source, place.enclosing_function or place.source.tree, value, place.line, _DEPTH)
 
+    def attribute(self, sources: list[Source], name: str) -> ResolvedSite | None:
+        """The expression behind `<object>.<name> = ...` in these files, where one such statement alone has any."""
+        found: dict[tuple[str, int], ResolvedSite] = {}
+        for source in sources:
+            for node in ast.walk(source.tree) if source.tree is not None else ():
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+                if any(isinstance(target, ast.Attribute) and target.attr == name for target in targets):
+                    place = at_line(source.filename, node.lineno)  # type: ignore[attr-defined]
+                    risky = None if place is None or place.statement is None else self.statement(place)
+                    if risky is not None:
+                        found[risky.file, risky.line] = risky
+        return next(iter(found.values())) if len(found) == 1 else None
+
     def _names(self, source: Source, scope: ast.AST, names: list[str], before: int, depth: int) -> ResolvedSite | None:
         for name in names:
             key = (source.filename, id(scope), name)

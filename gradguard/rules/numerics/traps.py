@@ -227,6 +227,12 @@ def _product(case: Case) -> Trap:
     left, right = case.operand(0, "self"), case.operand(1, "mat2" if node_kind(case.node) in ("Mm", "Bmm") else "other")
     if node_kind(case.node) == "Addmm":
         left, right = case.operand(1, "mat1"), case.operand(2, "mat2")
+    if (left is None or right is None) and not case.origin.sure and not case.origin.health.nan:
+        return Trap(
+            f"gives {case.result} in {case.share}, of an operand whose value is not known",
+            "Either the product overflows or this operand was infinite already.",
+            [fix_of("print the operands of this product; bound or normalise the one that is not finite where it is made")],
+        )
     sizes = [f"operands {text}" if i == 0 else text for i, text in enumerate(filter(None, (value_range(left), value_range(right))))]
     where = f" ({' and '.join(sizes)})" if sizes else ""
     half = case.dtype == torch.float16
@@ -248,6 +254,35 @@ def _product(case: Case) -> Trap:
             *([fix_of("compute this in float32 or bfloat16: `with torch.autocast(..., enabled=False):`")] if half else []),
         ],
     )
+
+
+def _sum(case: Case) -> Trap:
+    text = value_range(case.operand())
+    if case.origin.health.nan or text is None:
+        return _general(case)
+    half = case.dtype == torch.float16
+    return Trap(
+        f"overflows {str(case.dtype).removeprefix('torch.')} in {case.share}: it adds up {text}",
+        f"{limit_of(case.dtype)[0].upper()}{limit_of(case.dtype)[1:]}.",
+        [
+            *([fix_of("compute this in float32: `.float()` before the sum, or before what is summed")] if half else []),
+            fix_of("take the mean in place of the sum, or scale what is summed"),
+        ],
+    )
+
+
+def _determinant(case: Case) -> Trap:
+    return Trap(
+        f"takes the log of a determinant that is {'0' if not case.origin.health.nan else 'negative'} in {case.share}",
+        "The determinant of a singular matrix (rows that agree, or more rows than dimensions) is 0, and rounding can make it negative: "
+        "the log is -inf or NaN, and the gradient, which is the inverse, infinite.",
+        [fix_of("add a small multiple of the identity to the matrix before: `matrix + eps * torch.eye(n)`")],
+    )
+
+
+def _where(case: Case) -> Trap:
+    """`torch.logdet` puts NaN in where the determinant is negative."""
+    return _determinant(case) if "LinalgSlogdet" in (case.from_kind(0), case.from_kind(1)) else _general(case)
 
 
 def _nll(case: Case) -> Trap:
@@ -316,6 +351,7 @@ _TRAPS: dict[str, Callable[[Case], Trap]] = {
     "Std": _deviation,
     "Var": _deviation,
     "Mean": _mean,
+    "Sum": _sum,
     "Mm": _product,
     "Bmm": _product,
     "Addmm": _product,
@@ -326,6 +362,8 @@ _TRAPS: dict[str, Callable[[Case], Trap]] = {
     "NllLoss": _nll,
     "NllLoss2D": _nll,
     "CtcLoss": _ctc,
+    "LinalgSlogdet": _determinant,
+    "Where": _where,
 }
 
 

@@ -1,7 +1,8 @@
 """# GG615 aliased-parameters
 
 ## What it is
-Two Parameters live in the same memory, and an optimizer has both.
+Two Parameters live in the same memory, and an optimizer has both. Or what is taken for a copy of the weights (the shadow of a
+moving average) lives in the memory of the weights.
 
 ## Why it is wrong
 Weights are tied by giving two modules the same Parameter object. Two objects on one memory get two gradients, and the
@@ -18,7 +19,9 @@ Unsafe: the gradients of both uses are added from then on.
 
 ## When it speaks, what silences it
 At the third step of an optimizer that holds two different Parameters with the same address and the same number of elements.
-A parameter shared as one object is silent, and so are views of a flat buffer at different places.
+A parameter shared as one object is silent, and so are views of a flat buffer at different places. At that step, too, about tensors
+kept in a container at a parameter's address, where this very parameter was seen to be blended into one of them (`add_`, `lerp_`,
+`copy_`); other writes to such tensors are silent.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.syntax import Source
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
-from gradguard.rules.protocol import tell
+from gradguard.rules.protocol import no_copy, tell
 from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.places import the_one
 
@@ -55,7 +58,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
         other = seen.setdefault(key, parameter)
         if other is not parameter and other.requires_grad and parameter.requires_grad:
             return _told(incident, book, other, parameter)
-    return None
+    return no_copy.told(incident, book, CODE, NAME)
 
 
 def _told(incident: Incident, book: Book, first: torch.Tensor, second: torch.Tensor) -> Diagnosis:

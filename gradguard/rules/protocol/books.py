@@ -13,7 +13,7 @@ from gradguard.callsite import CallSite
 from gradguard.facts import BackwardFact
 from gradguard.journal import Journal
 from gradguard.rules.protocol.rates import Rates
-from gradguard.rules.protocol.suspicion import Suspicion, version_of
+from gradguard.rules.protocol.suspicion import Suspicion, few_values, version_of
 
 __all__ = ["Book", "Part", "Prepared", "Slot", "Suspicion", "unchanged", "version_of"]
 
@@ -41,7 +41,7 @@ class Part:
 class Slot:
     """One followed parameter of one optimizer."""
 
-    __slots__ = ("grad", "parts", "ref", "used", "version")
+    __slots__ = ("grad", "hand", "parts", "ref", "used", "version")
 
     def __init__(self, parameter: torch.Tensor) -> None:
         self.ref = weakref.ref(parameter)
@@ -49,11 +49,18 @@ class Slot:
         self.version = 0
         self.parts: list[Part] = []  # contributions no step has used
         self.used: Part | None = None  # the gradient still holds what a step has used; the last of it
+        self.hand: tuple[weakref.ref[Any], list[float]] | None = None  # a gradient that no backward of ours made, as a step has used it
 
     def forget(self) -> None:
         self.grad = 0
         self.parts.clear()
         self.used = None
+
+    def kept(self, grad: torch.Tensor) -> bool:
+        """Whether a gradient that was set by hand is the one that the step before has used, value by value."""
+        known, values = self.hand, few_values(grad)
+        self.hand = (weakref.ref(grad), values)
+        return known is not None and known[0]() is grad and any(values) and known[1] == values
 
     def lose(self) -> None:
         """The gradient was taken away or replaced by other means than zero_grad."""
@@ -83,6 +90,7 @@ class Book:
         self.last_part: Part | None = None
         self.stale = 0
         self.repeated = 0
+        self.kept = 0  # steps in a row on one and the same gradients, set by hand
         self.empty = 0  # steps in a row for which no followed parameter had a gradient
         self.by_hand = False  # gradients are zeroed through `.data`, unseen by version counters
         self.backwards_at_step = 0  # the ledger's count at the last step
@@ -112,6 +120,13 @@ class Book:
         if optimizer is None:
             return []
         return [p for group in optimizer.param_groups for p in group["params"] if isinstance(p, torch.Tensor)]
+
+    def switched_off(self) -> list[weakref.ref[Any]]:
+        """Some of the parameters, where these required grad when they were first seen and are frozen now, without a gradient."""
+        at_first = {id(ref()) for ref in self.frozen_at_first}
+        known = [(ref, p) for ref, _ in self.first_versions if (p := ref()) is not None and id(p) not in at_first]
+        off = [ref for ref, p in known if not p.requires_grad and p.grad is None]
+        return off if len(off) < len(known) else []
 
     def follow(self) -> None:
         """Chooses the parameters to follow."""
@@ -230,7 +245,7 @@ class Book:
         """The optimizer has stepped: how many parameters had new gradients, the same as in its last step, none; whether any new one
         came on top of one that was used before."""
         stale = False
-        fresh = same = none = 0
+        fresh = same = none = kept = 0
         for slot in self.active:
             parameter = slot.ref()
             if parameter is None:
@@ -256,8 +271,10 @@ class Book:
                 same += 1
             else:
                 slot.used = None  # a gradient that was set by hand
+                kept += slot.kept(grad)
             slot.grad = id(grad)
             slot.version = grad._version
+        self.kept = self.kept + 1 if kept and kept + none == len(self.active) else 0
         return fresh, same, none, stale
 
     def look_closely(self, steps: int = 3) -> None:

@@ -27,7 +27,7 @@ _EVAL_STEPS = 5
 class Switch:
     """One call of train() or eval() on a module, by the user."""
 
-    __slots__ = ("mode", "ref", "site", "step", "was")
+    __slots__ = ("kept", "mode", "ref", "site", "step", "was")
 
     def __init__(self, module: nn.Module, mode: bool, was: bool, step: int, site: CallSite | None) -> None:
         self.ref = weakref.ref(module)
@@ -35,6 +35,7 @@ class Switch:
         self.was = was
         self.step = step
         self.site = site
+        self.kept: CallSite | None = None  # where the module was last given the mode that it had from here
 
 
 class Modes:
@@ -62,8 +63,11 @@ class Modes:
         self.switches = [*self.switches[-31:], switch]
         if not mode and was and ledger.steps and any(isinstance(m, ACTING) for m in module.modules()):
             self.watching, self.steps_in_eval, self.evaluated = switch, 0, False
-        elif mode and self.watching is not None and self.watching.ref() is module:
-            self.watching = None
+        elif self.watching is not None and self.watching.ref() is module:
+            if mode:
+                self.watching = None
+            else:
+                self.watching.kept = site
 
     def after_step(self, book: Book) -> None:
         """A step was taken while a trained module stands in eval mode."""

@@ -22,7 +22,9 @@ Manual.
 When the optimizer or the guard comes to its end (or after 400 steps of the optimizer), about parameters that no step has
 ever changed and no backward filled, while the others were. Only if the module was called (at steps 13 and 14 calls are
 looked at), or nothing in its class's source ever reads the attribute it is kept in. Heads that this run does not use and
-that the source does use are silent, and so is what drops out of a loss made of derivatives (`autograd.grad(..., create_graph=True)`).
+that the source does use are silent, and so is what drops out of a loss made of derivatives (`autograd.grad(...,
+create_graph=True)`). Parameters that are frozen count where one statement freezes them and others in each turn of the loop,
+and only the others are switched on again.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from gradguard.evidence.source import ResolvedSite, at_line, resolve
 from gradguard.rules.base import Rule
 from gradguard.rules.gradient_path import origins
 from gradguard.rules.incident import Incident
-from gradguard.rules.protocol import hook_output, leaving, tell
+from gradguard.rules.protocol import hook_output, leaving, left_off, tell
 from gradguard.rules.protocol.books import Book, Prepared
 from gradguard.rules.protocol.cut_off import the_cut
 from gradguard.rules.protocol.fixed_index import fixed_index
@@ -59,6 +61,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
         return data["prepared"]  # type: ignore[no-any-return]
     if book is None:
         return None
+    if "off" in data:
+        return left_off.told(incident, book, [p for ref in data["off"] if (p := ref()) is not None], CODE, NAME)
     refs: list[weakref.ref[Any]] = data["prepare"]
     told = incident.memory.get("cut off by checkpoints", {})  # by GG711
     idle = _idle(incident, [p for ref in refs if (p := ref()) is not None and (id(p) not in told or told[id(p)]() is not p)])

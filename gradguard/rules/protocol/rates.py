@@ -21,18 +21,20 @@ _SWINGS = 8  # half periods of a cosine stepped with every optimizer step: there
 _CALLS_WITHOUT_STEP = 3  # of a scheduler whose optimizer has not stepped in between, while another one has
 _SAMPLED = 64
 _A_LOT = 0.2  # of the rate at the look before
+_NOTHING, _CUTS = 1e-7, 4  # of the highest rate: below what float32 can add to a weight; cuts by a lot, at least
 
 
 class Rates:
     """The learning rate of one optimizer over its steps, and a sample of low-precision parameters' values."""
 
-    __slots__ = ("falling", "falls", "highest", "last", "said", "said_beside", "sample", "swung", "tiny", "zero")
+    __slots__ = ("cuts", "falling", "falls", "highest", "last", "said", "said_beside", "sample", "swung", "tiny", "zero")
 
     def __init__(self) -> None:
         self.highest = 0.0
         self.zero = 0
         self.tiny = 0
         self.last: float = 0.0  # at the look before
+        self.cuts = 0  # looks at which it had fallen a lot
         self.falling = self.falls = 0  # looks in a row at which it had fallen a lot: now, and at most
         self.said = self.said_beside = self.swung = False
         self.sample: list[tuple[weakref.ref[Any], list[float], list[float]]] = []
@@ -48,6 +50,7 @@ class Rates:
             if rate > self.highest:
                 self.highest = rate
             if rate < _A_LOT * self.last:
+                self.cuts += 1
                 self.falling += 1
                 self.falls = max(self.falls, self.falling)
             else:
@@ -66,12 +69,13 @@ class Rates:
                 self.zero = 0
             elif rate <= (options := ledger.options("GG612")).vanished * self.highest:
                 self.tiny += weight
-                if self.tiny >= options.steps and 2 * self.tiny >= book.steps and not self.said:
+                gone = rate <= _NOTHING * self.highest and self.cuts >= _CUTS
+                if self.tiny >= options.steps and (gone or 2 * self.tiny >= book.steps) and not self.said:
                     self.said = True
                     schedule = ledger.schedules.of(optimizer)
                     if schedule is not None and schedule.calls >= 0.9 * book.steps:
                         ledger.found.append(Suspicion("GG612", book, {"kind": "vanished", "schedule": schedule, "rate": rate}))
-                    elif schedule is None and self.falls > 1:  # once may be a rate set anew: after a range test, for fine-tuning
+                    elif schedule is None and (gone or self.falls > 1):  # once may be a rate set anew: after a range test, for fine-tuning
                         ledger.found.append(Suspicion("GG612", book, {"kind": "by hand", "rate": rate}))
         if book.steps == 1:
             self._take(book)

@@ -26,8 +26,8 @@ fifth of them or fewer; about a CosineAnnealingLR that was stepped with each opt
 about a LambdaLR whose function's highest value was the initial rate itself. And while it runs:
 When the rate has fallen below 1/10,000 of its highest value, the scheduler is stepped with (nearly) every optimizer step, and
 at least half of all steps so far (30 at least) ran at such a rate; or no scheduler is there, and the rate was cut at several looks in
-a row by the program itself. Or when five calls of a scheduler in a row find that its
-own optimizer has not stepped while another one over the same parameters has.
+a row by the program itself, or cut at four or more of them and is below 1e-7 of its highest value. Or
+when five calls of a scheduler in a row find that its own optimizer has not stepped while another one over the same parameters has.
 """
 
 from __future__ import annotations

@@ -42,19 +42,24 @@ def recognise(incident: Incident) -> Diagnosis | None:
     mine = {id(p) for p in book.parameters()}
     shared = [p for p in other.parameters() if id(p) in mine]
     first, second = tell.optimizer_name(book if later is other else other, incident), tell.optimizer_name(later, incident)
+    if first == second:  # a loop's variable: by what holds them
+        held = {id(value): path for path, value in reversed(incident.names.bindings) if "[" in path}
+        first, second = (held.get(id(each.ref()), first) for each in (book if later is other else other, later))
     names = tell.parameter_names(shared, incident.names)
-    culprit = tell.span(later.made, f"`{first}` has {'these' if len(shared) > 1 else 'this'} already", "culprit") or tell.span(
-        later.step_site, f"applies what `{first}` has applied already", "culprit"
+    one = f"`{first}`" if first != second else "another"
+    culprit = tell.span(later.made, f"{one} has {'these' if len(shared) > 1 else 'this'} already", "culprit") or tell.span(
+        later.step_site, f"applies what {one} has applied already", "culprit"
     )
     earlier = book if later is other else other
     return Diagnosis(
         code=CODE,
         name=NAME,
         severity="warning",
-        headline=f"`{first}` and `{second}` both update {tell.listed(names, len(shared))}, from the same gradient",
+        headline=(f"`{first}` and `{second}` both" if first != second else "two optimizers")
+        + f" update {tell.listed(names, len(shared))}, from the same gradient",
         culprit=culprit,
         related=tell.spans(
-            tell.span(earlier.made, f"`{first}` is made here", "declared"),
+            None if earlier.made == later.made else tell.span(earlier.made, f"`{first}` is made here", "declared"),
             tell.span(earlier.step_site, "first step on the gradient", "context"),
             tell.span(later.step_site, "second step on it", "context"),
         ),

@@ -26,8 +26,9 @@ Unsafe: updates become half as large, which is right.
 ## When it speaks, what silences it
 At the second step in which every gradient is the very one an earlier step has used, unchanged; at the third step in a row
 without any gradient and without any backward (`autograd.grad` returns gradients and fills none); or at the tenth step in a row
-of an optimizer whose parameters no backward has ever given a gradient, though backward ran. Steps with a closure (LBFGS),
-gradients set by hand and parameters that are frozen do not count.
+of an optimizer whose parameters no backward has ever given a gradient, though backward ran; or at the fifth step in a row on
+gradients that were set by hand and are the same tensors with the same values, though backward ran in between. Steps with a closure
+(LBFGS), other gradients set by hand and parameters that are frozen do not count.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import lightning_manual, lightning_no_loss_returned
 from gradguard.rules.gradient_path import origins
 from gradguard.rules.incident import Incident
-from gradguard.rules.protocol import tell
+from gradguard.rules.protocol import closures, kept_by_hand, tell
 from gradguard.rules.protocol.books import Book, Prepared
 from gradguard.rules.protocol.cut_off import the_cut
 from gradguard.rules.protocol.places import function_around, named_not_called, the_one
@@ -60,6 +61,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     parameters = [p for p in book.parameters() if p.requires_grad]
     if not parameters:
         return _toggled(incident, book) if kind == "no path" else None
+    if kind == "kept":
+        return kept_by_hand.told(incident, book, CODE, NAME)
     name = tell.optimizer_name(book, incident)
     step = resolve(book.step_site)
     if kind == "no backward":
@@ -75,6 +78,13 @@ def recognise(incident: Incident) -> Diagnosis | None:
         taken = None if bare is not None else _returned(incident, book)
         if taken is not None:
             return _unassigned(taken, step, book, name, len(parameters))
+        closure = None if bare is not None else closures.without_backward(step)
+        if closure is not None:
+            bare, fix = closure
+        elif bare is not None:
+            fix = Fix(title=f"Call it: `{bare.text}()`", safety="unsafe")
+        else:
+            fix = Fix(title=f"Call `{_backward(incident)}` on the loss before the step", safety="unsafe")
         return Diagnosis(
             code=CODE,
             name=NAME,
@@ -84,11 +94,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
             related=[] if bare is None or step is None else [step.span("no gradient to apply", "context")],
             explanation=f"All {len(parameters)} parameters of `{name}` have `.grad` None at {book.empty} steps in a row, and no backward "
             "ran between them. Optimizers skip such parameters silently.",
-            fixes=[
-                Fix(title=f"Call `{_backward(incident)}` on the loss before the step", safety="unsafe")
-                if bare is None
-                else Fix(title=f"Call it: `{bare.text}()`", safety="unsafe")
-            ],
+            fixes=[fix],
         )
     if kind == "no path":
         return _no_path(incident, book, name, parameters)

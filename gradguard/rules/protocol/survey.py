@@ -148,6 +148,8 @@ class Survey:
                 ledger.severed.arm(idle)
             elif idle and len(idle) < len(book.first_versions):
                 ledger.found.append(Suspicion("GG605", book, {"prepare": idle}))
+            elif off := book.switched_off():
+                ledger.found.append(Suspicion("GG605", book, {"off": off}))
         if again or book.steps in (12, 24, 60, 400):
             known = self.known()
             left_out = [s for key, s in self.strangers.items() if key not in known and s.seen >= 3 and s.same()]

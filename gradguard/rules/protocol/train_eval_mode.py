@@ -138,6 +138,14 @@ def _left(incident: Incident, switch: Any) -> Diagnosis | None:
     what = _what(module)
     culprit = None if place is None else place.span(f"puts `{name}` into eval mode; steps follow before any `{name}.train()`", "culprit")
     fix = Fix(title=f"Call `{name}.train()` right after what was to run in eval mode", safety="unsafe")
+    kept = None if switch.kept is None else resolve(switch.kept)
+    back = None
+    if kept is not None and kept.call is not None and kept.call.args and (kept.callee or "").endswith(".train"):
+        back = kept.span(f"is given False: `{name}` stays in eval mode", "context")
+        given = tell.short(kept.text, 40)
+        if culprit is not None:
+            culprit = culprit.model_copy(update={"label": f"puts `{name}` into eval mode; `{given}` does not take it back"})
+        fix = Fix(title=f"Remember the mode before `{name}.eval()`: what `{given}` is given must be the mode from before", safety="unsafe")
     culprit, fix, told = _named(incident, name, "train", culprit, fix)
     return Diagnosis(
         code=CODE,
@@ -148,6 +156,7 @@ def _left(incident: Incident, switch: Any) -> Diagnosis | None:
         culprit=culprit,
         related=tell.spans(
             told,
+            back,
             None
             if incident.suspicion.book is None
             else tell.span(incident.suspicion.book.step_site, "these steps train it in eval mode", "context"),

@@ -48,6 +48,8 @@ def nothing_new(ledger: Ledger, book: Book, same: int, none: int) -> None:
                 ledger.found.append(Suspicion("GG607", waiting, {"instead": book}))
         elif book.repeated in (2, 20, 200):
             ledger.found.append(Suspicion("GG606", book, {"kind": "repeated"}))
+    elif book.kept in (4, 40) and ledger.backwards > book.backwards_at_step:  # others got gradients in between
+        ledger.found.append(Suspicion("GG606", book, {"kind": "kept"}))
     elif none == len(book.active):
         book.empty += 1
         if book.empty == 3 and book.filled_since_step and book.last_part is not None and ledger.last_zero is not None:
