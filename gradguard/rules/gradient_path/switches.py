@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from gradguard.callsite import CallSite
+from gradguard.callsite import USER_FILES, CallSite
 from gradguard.diagnosis import SourceSpan
 from gradguard.evidence.source import ResolvedSite, WithBlock, function_def, resolve
 from gradguard.evidence.syntax import FUNCTIONS, Function, Source, load
@@ -15,7 +15,7 @@ from gradguard.facts import Cut, ModeFact
 from gradguard.journal import Journal
 from gradguard.rules.gradient_path.places import site_at
 
-How = Literal["with", "decorator", "left_on", "yield", "checkpoint", "library"]
+How = Literal["with", "decorator", "left_on", "yield", "checkpoint", "library", "caller"]
 _CO_GENERATOR = 0x20 | 0x200
 
 
@@ -26,9 +26,9 @@ class Switch:
     Attributes:
         how: a `with` block around the code; a decorator; a call that nothing undid; a generator that yields inside its
             block; a reentrant checkpoint, which runs its function without grad at first; inside another library function
-            that the user's line calls.
+            that the user's line calls; in the library that calls the user's function.
         text: what is written there, `torch.no_grad()`.
-        owner: the decorated function, the generator, or what the block or call stands in.
+        owner: the decorated function (of a library: only where it is known), the generator, or what the block or call stands in.
         also: further places that belong to it, such as the `yield`.
     """
 
@@ -111,11 +111,24 @@ def of_cut(journal: Journal, cut: Cut) -> Switch | None:
     for site in (*((cut.outer,) if cut.outer else ()), *cut.around):
         further = block_around(resolve(site))
         if further is not None:
-            return further
+            return as_decorator(further, place) or further
     if cut.kind == "inference":
         return None
     fact = switched_off_by(journal, cut.clock)
     return None if fact is None else of_fact(fact, cut.site)
+
+
+def as_decorator(block: Switch, place: ResolvedSite | None) -> Switch | None:
+    """A decorator of the user's own whose wrapper has the block in it, where the function around the place is decorated with it."""
+    maker, inside, _ = (block.owner or "").partition(".<locals>.")
+    if block.how != "with" or not inside or place is None:
+        return None
+    for each in place.decorators():
+        made_by = each.node.func if isinstance(each.node, ast.Call) else each.node
+        if _last_name(made_by) == maker.rpartition(".")[2]:
+            runs = block.span.model_copy(update={"label": f"runs what it decorates under `{block.text}`", "role": "declared"})
+            return Switch("decorator", each.span, each.text, place.function, (runs,))
+    return None
 
 
 def switched_off_by(journal: Journal, clock: int) -> ModeFact | None:
@@ -144,8 +157,12 @@ def of_fact(fact: ModeFact, user: CallSite | None = None) -> Switch | None:
         source = load(fact.decorated.co_filename)
         if function is not None and source is not None:
             found = decorator_of(source, function)
-            if found is not None:
+            called = resolve(user) if found is not None and not USER_FILES[source.filename] else None
+            if found is not None and called is None:
                 return found
+            if found is not None and called is not None:  # a library's function is as it is: what the user wrote is the call, or is called
+                calls = fact.site is not None and user is not None and (fact.site.code, fact.site.lasti) == (user.code, user.lasti)
+                return Switch("library" if calls else "caller", called.span(), found.text, found.owner if calls else called.function)
     place = resolve(fact.site)
     if place is None or place.source is None:
         return None
