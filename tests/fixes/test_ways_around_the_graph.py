@@ -1,0 +1,289 @@
+"""Gradients that end where no operation of the user's cuts a path: in a custom backward, in indices, in arrays, in copies of values; and
+that sound twins are silent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.running import HEAD, applied, only, said
+
+TRAIN = """
+opt = torch.optim.SGD(net.parameters(), lr=0.05)
+for it in range(30):
+    opt.zero_grad()
+    loss = net(torch.randn(8, 4)).pow(2).mean()
+    loss.backward()
+    opt.step()
+    shown = loss.item()
+"""
+
+ROUND = """
+class Hard(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, values, scale, digits):
+        return torch.round(values * scale, decimals=digits)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return {returned}
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.last(Hard.apply(self.first(x), torch.ones(()), 1))
+
+net = Net()
+"""
+
+CHOICE = """
+class Pool(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.score, self.last = nn.Linear(4, 1), nn.Linear(4, 1)
+
+    def forward(self, x):
+        best, index = self.score(x)[:, 0].topk(3)
+        return self.last(x[index]{gate})
+
+net = Pool()
+"""
+
+ARRAYS = """
+import numpy as np
+table, net = nn.Embedding(20, 4), nn.Linear(4, 1)
+opt = torch.optim.SGD([*table.parameters(), *net.parameters()], lr=0.05)
+for it in range(30):
+    ids = torch.randint(0, 20, (6,))
+    rows = [table(i){leave} for i in ids]
+    x = {stack}(rows)
+    {shown}
+    loss = net(x).pow(2).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+SWALLOWED = """
+class Part(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    def forward(self, x):
+        return self.net(x)
+
+class Whole(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.part, self.last = Part(), nn.Linear(4, 1)
+
+    def forward(self, x):
+        with torch.no_grad():
+            x = x / x.std()
+            {inside}
+        {outside}
+        return self.last(seen)
+
+net = Whole()
+"""
+
+
+@pytest.mark.parametrize(
+    "program, repair, culprit, said_of",
+    [
+        (ROUND, ({"returned": "None, None, None"}, {"returned": "grad, None, None"}), "None, None, None", "`Hard`"),
+        (CHOICE, ({"gate": ""}, {"gate": " * best[:, None]"}), "self.score(x)[:, 0].topk(3)", "`index`"),
+        (
+            SWALLOWED,
+            ({"inside": "seen = self.part(x)", "outside": "pass"}, {"inside": "pass", "outside": "seen = self.part(x)"}),
+            "torch.no_grad()",
+            "`net.part",
+        ),
+    ],
+    ids=["custom backward", "indices", "block around a part's call"],
+)
+def test_parameters_without_a_way_back(
+    tmp_path: Path, program: str, repair: tuple[dict[str, str], dict[str, str]], culprit: str, said_of: str
+) -> None:
+    found = only(tmp_path, program.format(**repair[0]) + TRAIN, "GG605", culprit)
+    assert said_of in found.headline
+    assert said(tmp_path, program.format(**repair[1]) + TRAIN) == []
+
+
+def test_embedded_rows_that_went_through_arrays(tmp_path: Path) -> None:
+    lost = {"leave": ".detach().numpy()", "stack": "torch.from_numpy(np.stack", "shown": ""}
+    source = ARRAYS.format(**lost).replace("(rows)", "(rows))")
+    only(tmp_path, source, "GG605", "table(i).detach()")
+    kept = {"leave": "", "stack": "torch.stack", "shown": "mean = x.detach().numpy().mean()"}
+    assert said(tmp_path, ARRAYS.format(**kept)) == []
+
+
+HYPER = """
+from torch.func import functional_call
+net = nn.Linear(4, 1)
+hyper = nn.Linear(2, 4)
+opt = torch.optim.SGD(hyper.parameters(), lr=0.05)
+for it in range(30):
+    made = {{"weight": hyper(torch.randn(2))[None], "bias": torch.zeros(1)}}
+    x = torch.randn(8, 4)
+    {call}
+    opt.zero_grad()
+    out.pow(2).mean().backward()
+    opt.step()
+"""
+
+
+def test_generated_weights_that_are_loaded(tmp_path: Path) -> None:
+    found = only(tmp_path, HYPER.format(call="net.load_state_dict(made); out = net(x)"), "GG606", "net.load_state_dict(made)")
+    assert "functional_call" in found.fixes[0].title
+    assert said(tmp_path, HYPER.format(call="out = functional_call(net, made, (x,))")) == []
+
+
+ASIDE = """
+net = nn.Linear(4, 1)
+copies = {{name: p.detach() for name, p in net.named_parameters()}}
+opt = torch.optim.SGD(net.parameters(), lr=0.05)
+for it in range(12):
+    x = torch.randn(8, 4)
+    made = torch.func.grad(lambda values: torch.func.functional_call(net, values, (x,)).pow(2).mean())(copies)
+    for name, gradient in made.items():
+        {target}[name].grad = gradient
+    opt.step()
+"""
+
+
+def test_gradients_written_to_copies(tmp_path: Path) -> None:
+    found = only(tmp_path, ASIDE.format(target="copies"), "GG606", "copies[name].grad = gradient")
+    assert "copies`" in found.headline and "named_parameters" in found.related[0].text
+    assert said(tmp_path, ASIDE.format(target="dict(net.named_parameters())")) == []
+
+
+GAUSSIAN = """
+from torch.distributions import Normal
+actor, critic = nn.Linear(3, 2), nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+opts = [torch.optim.SGD(net.parameters(), lr=0.01) for net in (actor, critic)]
+for it in range(6):
+    obs = torch.randn(16, 3)
+    mean, log_std = actor(obs).chunk(2, -1)
+    dist = Normal(mean, log_std.exp())
+    act = dist.{draw}()
+    logp = dist.log_prob(act)
+    {freeze}
+    q = critic(torch.cat([obs, act], -1))
+    loss = {loss}
+    for opt in opts:
+        opt.zero_grad()
+    loss.backward()
+    for opt in opts:
+        opt.step()
+    critic.requires_grad_(True)
+"""
+FROZEN = "critic.requires_grad_(False)"
+
+
+@pytest.mark.parametrize("freeze", [FROZEN, ""])
+def test_sample_that_is_scored_and_valued(tmp_path: Path, freeze: str) -> None:
+    values = {"freeze": freeze, "loss": "(0.1 * logp - q).mean()"}
+    source = GAUSSIAN.format(draw="sample", **values)
+    found = [each for each in said(tmp_path, source) if each.code != "GG614"]
+    assert [each.code for each in found] == ["GG308"] and found[0].culprit is not None and found[0].culprit.text == "dist.sample()"
+    assert found[0].fixes[0].patch is not None
+    mended = applied(HEAD + source, found[0].fixes[0].patch).removeprefix(HEAD)
+    assert [each.code for each in said(tmp_path, mended) if each.code == "GG308"] == []
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "-(logp * q.detach()).mean() + F.mse_loss(q, obs[:, :1])",
+        "-(logp * (obs[:, :1] - q)).mean()",
+        "(logp * 0.1 - Normal(0, 1).log_prob(act)).mean()",
+    ],
+)
+def test_score_function_estimators(tmp_path: Path, loss: str) -> None:
+    assert [each.code for each in said(tmp_path, GAUSSIAN.format(draw="sample", freeze="", loss=loss)) if each.code == "GG308"] == []
+
+
+DECORATED = """
+import functools
+
+def quick(function):
+    @functools.wraps(function)
+    def run(*args):
+        with torch.{mode}():
+            return function(*args)
+    return run
+
+body, scale = nn.Linear(4, 4), nn.Parameter(torch.ones(4))
+opt = torch.optim.SGD([*body.parameters(), scale], lr=0.05)
+
+@quick
+def features(x):
+    return body(x)
+
+for it in range(3):
+    x = torch.randn(8, 4)
+    loss = {loss}
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+
+def test_decorator_of_the_users_own(tmp_path: Path) -> None:
+    found = only(tmp_path, DECORATED.format(mode="inference_mode", loss="(scale * features(x)).mean()"), "GG305", "quick")
+    assert "undecorated" in found.fixes[0].title and len(found.fixes) == 1, "no_grad in its place would only silence the error"
+    target = only(tmp_path, DECORATED.format(mode="inference_mode", loss="(body(x) * features(x)).mean()"), "GG305", "quick")
+    assert "no_grad" in target.fixes[0].title, "a target beside the prediction may stay without a graph"
+    only(tmp_path, DECORATED.format(mode="no_grad", loss="features(x).mean()"), "GG301", "quick")
+
+
+COMPILED = """
+net = nn.Linear(4, 3)
+opt = torch.optim.SGD(net.parameters(), lr=0.05)
+
+def hard(scores):
+    return F.one_hot(scores.argmax(dim=1), 3).float()
+
+class Distance(nn.Module):
+    def forward(self, scores, wanted):
+        return (hard(scores) - wanted).abs().mean()
+
+distance = torch.compile(Distance(), backend="aot_eager")
+loss = distance(net(torch.randn(8, 4)), torch.rand(8, 3))
+loss.backward()
+"""
+
+
+def test_cut_within_what_was_compiled(tmp_path: Path) -> None:
+    only(tmp_path, COMPILED, "GG304", "scores.argmax(dim=1)")
+
+
+CALLED = """
+from torch.optim.swa_utils import update_bn
+
+class Force(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+    def forward(self, x):
+        with torch.set_grad_enabled({on}):
+            x = x.clone().requires_grad_(True)
+            energy = self.net(x).sum()
+            return torch.autograd.grad(energy, x)[0]
+
+update_bn([torch.randn(6, 4)], Force())
+"""
+
+
+def test_function_that_a_library_calls_with_grad_mode_off(tmp_path: Path) -> None:
+    plain = CALLED.replace("with torch.set_grad_enabled({on}):", "if {on}:")
+    found = only(tmp_path, plain.format(on="True"), "GG301", "self.net(x)")
+    assert "enable_grad" in found.fixes[0].title and "`Force.forward` is called with grad mode off" in found.headline
+    assert said(tmp_path, CALLED.format(on="True")) == []
