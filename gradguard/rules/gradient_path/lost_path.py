@@ -204,6 +204,7 @@ def tell(incident: Incident, lost: LostPath, code: str) -> Diagnosis:
         )
     clause = words.why(origin, root)
     if lost.silent:
+        incident.memory["fresh leaf told"] = True  # GG606 need not tell of the parameters that it keeps from gradients
         what = "is" if lost.root.grad_fn is None else "is computed from"
         headline = f"backward() runs, but no gradient can reach any parameter: {in_words(root)} {what} a fresh leaf, since {clause}"
     else:

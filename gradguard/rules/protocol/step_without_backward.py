@@ -210,7 +210,7 @@ def _bare_backward(step: ResolvedSite | None) -> SourceSpan | None:
 
 def _no_path(incident: Incident, book: Book, name: str, parameters: list[Any]) -> Diagnosis | None:
     """backward() runs, and nothing that it goes through leads to what this optimizer holds."""
-    if any(p.grad is not None for p in parameters) or "orphaned" in book.gathered:
+    if any(p.grad is not None for p in parameters) or "orphaned" in book.gathered or "fresh leaf told" in incident.memory:
         return None
     replaced = exchanged(incident, book, parameters)
     if replaced is not None:
