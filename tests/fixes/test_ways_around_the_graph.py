@@ -292,3 +292,35 @@ def test_function_that_a_library_calls_with_grad_mode_off(tmp_path: Path) -> Non
     found = only(tmp_path, plain.format(on="True"), "GG301", "self.net(x)")
     assert "enable_grad" in found.fixes[0].title and "`Force.forward` is called with grad mode off" in found.headline
     assert said(tmp_path, CALLED.format(on="True")) == []
+
+
+DRAWS = """
+import sys
+sys.path.insert(0, {folder!r})
+from drawing_library import Draws
+
+class Net(Draws, nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.last(x)
+
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+drawn = net.generate(torch.randn(8, 4))
+loss = (drawn * (drawn > 0)).mean()
+loss.backward()
+"""
+
+
+@pytest.mark.parametrize("level", ["standard", "watch"])
+def test_librarys_function_that_runs_without_grad(tmp_path: Path, level: str) -> None:
+    library = tmp_path / "site-packages"
+    library.mkdir()
+    (library / "drawing_library.py").write_text(
+        "import torch\nclass Draws:\n    @torch.no_grad()\n    def generate(self, x):\n        return self(x)\n"
+    )
+    found = only(tmp_path, DRAWS.format(folder=str(library)), "GG301", "net.generate(torch.randn(8, 4))", level)
+    assert "`Draws.generate` is decorated" in found.headline and "calling the module itself" in found.fixes[0].title

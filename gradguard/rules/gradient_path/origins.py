@@ -80,6 +80,8 @@ def of_cut(incident: Incident, cut: Cut) -> Origin:
     place = _in_body(resolve(cut.site), cut)
     if kind == "no_grad" and switch is not None and switch.how == "library" and callee_name(place) == "sample":
         kind = "sample"
+    if switch is not None and switch.called is not None:
+        place = switch.called
     made = None
     for seq in cut.sources:
         made = incident.place_of_node(seq) if seq >= 0 else None

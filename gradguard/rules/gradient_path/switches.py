@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from types import FunctionType
+from typing import Any, Literal, NamedTuple
+
+import torch
 
 from gradguard.callsite import USER_FILES, CallSite
 from gradguard.diagnosis import SourceSpan
@@ -30,6 +33,7 @@ class Switch:
         text: what is written there, `torch.no_grad()`.
         owner: the decorated function (of a library: only where it is known), the generator, or what the block or call stands in.
         also: further places that belong to it, such as the `yield`.
+        called: the user's call of a library's function that has it.
     """
 
     how: How
@@ -37,6 +41,7 @@ class Switch:
     text: str
     owner: str | None = None
     also: tuple[SourceSpan, ...] = ()
+    called: ResolvedSite | None = None
 
 
 def turns_grad_off(node: ast.expr) -> bool:
@@ -102,6 +107,29 @@ def decorator_of(source: Source, function: Function) -> Switch | None:
     return None
 
 
+class Quiet(NamedTuple):
+    """A function that runs under a decorator of torch's: what is written there, what it is called, what it is bound to."""
+
+    text: str
+    owner: str
+    bound: Any
+
+
+def graded_off(callee: Any) -> Quiet | None:
+    """Whether a live function is decorated with `no_grad` or `inference_mode`: the decorator keeps the context that it clones."""
+    bound = getattr(callee, "__self__", None)
+    function = getattr(callee, "__func__", callee)
+    while isinstance(function, FunctionType) and "__wrapped__" in function.__dict__:
+        names = function.__code__.co_freevars
+        cell = (function.__closure__ or ())[names.index("ctx_factory")] if "ctx_factory" in names else None
+        context = None if cell is None else getattr(cell.cell_contents, "__self__", None)
+        if isinstance(context, (torch.no_grad, torch.inference_mode)) and getattr(context, "mode", True):
+            text = "torch.inference_mode()" if isinstance(context, torch.inference_mode) else "torch.no_grad()"
+            return Quiet(text, function.__qualname__, bound)
+        function = function.__dict__["__wrapped__"]
+    return None
+
+
 def of_cut(journal: Journal, cut: Cut) -> Switch | None:
     """What had switched grad mode off when a value lost its path."""
     place = resolve(cut.site)
@@ -161,8 +189,10 @@ def of_fact(fact: ModeFact, user: CallSite | None = None) -> Switch | None:
             if found is not None and called is None:
                 return found
             if found is not None and called is not None:  # a library's function is as it is: what the user wrote is the call, or is called
-                calls = fact.site is not None and user is not None and (fact.site.code, fact.site.lasti) == (user.code, user.lasti)
-                return Switch("library" if calls else "caller", called.span(), found.text, found.owner if calls else called.function)
+                if not torch.is_grad_enabled():  # under way
+                    return Switch("caller", called.span(), found.text, called.function)
+                at = resolve(fact.site) or called
+                return Switch("library", at.span(), found.text, found.owner, called=at)
     place = resolve(fact.site)
     if place is None or place.source is None:
         return None
