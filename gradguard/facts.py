@@ -126,6 +126,7 @@ class Cut:
         "func",
         "guess",
         "into_graph",
+        "into_leaf",
         "kind",
         "leaves",
         "mode",
@@ -171,7 +172,8 @@ class Cut:
         self.around = around  # for inference mode, which no probe sees being entered: the user frames further out
         self.guess = guess  # the origins are only what left shortly before (numpy arrays carry no memory): to be verified
         self.output = 0  # which of several results
-        self.into_graph = False  # written, with grad mode off, into a tensor that has a graph of its own
+        self.into_graph = False  # written, with grad mode off, into a tensor that has a graph of its own, or into a leaf
+        self.into_leaf = False
         self.scored = False  # of a random sample: its probability was taken, as score-function estimators do
 
     def roots(self) -> tuple[Cut, ...]:

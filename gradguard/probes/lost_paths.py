@@ -27,6 +27,7 @@ _grad_enabled = torch.is_grad_enabled
 _Tensor = torch.Tensor
 _MOST_AT_ONE_LINE, _MOST_SEARCHED = 8, 64
 _MOST_SEVERED, _MOST_BEHIND = 64, 4_096  # cuts noted, graph nodes searched for each
+_TELLING, _ARRAYS_SEARCHED = 4, 32  # values of an array by which it is known again, arrays compared
 _ESCAPES_SEARCHED = 256  # for the number a new tensor is made of; all 4,096 would take milliseconds
 
 
@@ -106,18 +107,19 @@ class LostPaths:
             journal.remember_cut(out, cut)
 
     def _written(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        """With grad mode off a value is written into a tensor that has a graph: no gradient comes back to the value."""
-        if not args or not isinstance(args[0], _Tensor) or args[0].grad_fn is None:  # updates of parameters are written so
+        """With grad mode off a value with a graph is written where a graph begins or goes on: no gradient comes back to the value."""
+        if not args or not isinstance(args[0], _Tensor):
             return
         attached, _, leaves, _ = self._inputs(args[1:], kwargs)
-        if not attached:
+        leaf = args[0].grad_fn is None
+        if not attached or (leaf and max(attached) < 0):  # updates of parameters by others are written so
             return
         journal = self.journal
         frame = user_frame(sys._getframe(1))
         site = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
         mode = journal.modes[-1] if journal.modes else None
         cut = Cut("no_grad", journal.tick(), site, name, sequence_number(), tuple(attached), mode, leaves=tuple(leaves))
-        cut.into_graph = True
+        cut.into_graph, cut.into_leaf = True, leaf
         self._sever(cut, tensors_in(args[1:], kwargs))
 
     def mapped(self, frame: FrameType, given: Any, result: Any) -> None:
@@ -135,7 +137,7 @@ class LostPaths:
         for out in outputs:
             journal.remember_cut(out, cut)
 
-    def side_results(self, before: int, func: Any, result: Any) -> None:
+    def side_results(self, before: int, func: Any, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         """The indices that `x.max(dim=1)` gives beside the values: no derivative leads through them."""
         for position, out in enumerate(result):
             if isinstance(out, _Tensor) and not out.requires_grad and not out.is_floating_point():
@@ -143,6 +145,8 @@ class LostPaths:
                 site = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
                 cut = Cut("nondiff", self.journal.tick(), site, call_name(func), before, (before,))
                 cut.output = position
+                if self.journal.wanted:
+                    self._sever(cut, tensors_in(args, kwargs))
                 self.journal.remember_cut(out, cut)
 
     def escape(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
@@ -184,6 +188,8 @@ class LostPaths:
         if cut is not None:
             self.escaped_in = journal.step
         value = result if isinstance(result, (int, float, complex)) else (tuple(result) if name == "tolist" and is_flat(result) else None)
+        if storage is not None and journal.wanted and cut is not None and source.is_floating_point():
+            value = tuple(source.detach().flatten()[:_TELLING].tolist())  # to know them again in a tensor made of arrays
         array = None if storage is None else weakref.ref(result)
         frame_id = 0 if frame is None else id(frame)
         journal.escapes.append(EscapeFact(self.journal.tick(), name, site, value, cut, storage, frame_id, journal.step, array))
@@ -283,10 +289,27 @@ class LostPaths:
             cut = journal.cut_of(tensor)
             if cut is not None:
                 self._fed(kind, before, cut)
+        if journal.wanted and self.escaped_in == journal.step and numpy_reachable(tensor) and tensor.is_floating_point():
+            self._came_back(before, tensor)
         if kind & ADDEND and before not in journal.partial and self.escaped_in == journal.step and not tensor.dim():
             journal.remember_partial(before, ())  # it may have been made of numbers or arrays, which carry no memory
         if self.prints.whose == "numpy" and numpy_reachable(tensor):
             self.prints.note_quietly(tensor, before, after)
+
+    def _came_back(self, seq: int, tensor: torch.Tensor) -> None:
+        """A tensor on numpy's memory goes into a differentiable call: arrays carry no memory, but values of one that left are in it."""
+        journal = self.journal
+        if journal.cut_of(tensor) is not None:
+            return
+        found: list[tuple[Cut, ...]] = []
+        for fact in islice(reversed(journal.escapes), _ARRAYS_SEARCHED):
+            telling = {value for value in fact.value if round(value, 2) != value} if isinstance(fact.value, tuple) else set()
+            if fact.step == journal.step and fact.cut is not None and len(telling) > 1:
+                wanted = torch.tensor(sorted(telling), dtype=tensor.dtype)
+                if bool(torch.isin(wanted, tensor.detach().flatten()).all()):
+                    found.append(fact.cut.roots())
+        if found:
+            journal.remember_guessed(seq, _merge(found))
 
     def _fed(self, kind: int, seq: int, cut: Cut) -> None:
         """A value that had lost its path goes into a differentiable call."""

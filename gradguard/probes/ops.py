@@ -168,9 +168,9 @@ class OpProbe(TorchFunctionMode):
                     self.prints.note_saved(args, result, before, after)
                 if type(result) is _Tensor:
                     if not result.requires_grad:  # `x.argsort()`: sorted inside, and only the indices come out
-                        self.lost.side_results(before, func, (result,))
+                        self.lost.side_results(before, func, (result,), args, kwargs)
                 elif isinstance(result, tuple):
-                    self.lost.side_results(before, func, result)
+                    self.lost.side_results(before, func, result, args, kwargs)
             elif kind & ~FACTOR == PLAIN and not self.journal.has_cuts and _grad_enabled():
                 # the bulk of gradless calls (data preparation, metrics) has nothing to remember
                 if any_requires_grad(args):

@@ -38,6 +38,14 @@ def test_update_that_is_nowhere(tmp_path: Path) -> None:
     assert found[0].culprit is not None and found[0].culprit.text == "scaler.step(opt)"
 
 
+@pytest.mark.parametrize("level", ["standard", "watch"])
+def test_parameters_cast_to_half_precision(tmp_path: Path, level: str) -> None:
+    halved = SCALER.replace("opt =", "net.half()\nopt =").replace("torch.randn(8, 4)", "torch.randn(8, 4).half()")
+    found = said(tmp_path, halved.format(body="    scaler.unscale_(opt)\n    scaler.step(opt)\n    scaler.update()"), level)
+    assert [diagnosis.code for diagnosis in found] == ["GG722"]
+    assert found[0].culprit is not None and found[0].culprit.text == "net.half()"
+
+
 def test_unscaled_too_late(tmp_path: Path) -> None:
     found = said(tmp_path, SCALER.format(body="    scaler.step(opt)\n    scaler.unscale_(opt)\n    scaler.update()"))
     assert [diagnosis.code for diagnosis in found] == ["GG721"]

@@ -114,3 +114,31 @@ opt.step()
     [(told, _)] = run_source(tmp_path, source)
     assert told.code == "GG303"
     assert told.culprit is not None and told.culprit.text == "body[2].requires_grad = True"
+
+
+THAWED = """
+class Phases:
+    def __init__(self, parts):
+        self.parts = list(parts)
+        for part in self.parts:
+            part.requires_grad_(False)
+
+    def thaw(self, phase):
+        for part in self.parts[len(self.parts) - phase:]:
+            part.requires_grad_(True)
+
+net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+phases = Phases(net)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for phase in range({first}, 3):
+    phases.thaw(phase)
+    opt.zero_grad()
+    net(torch.randn(8, 4)).pow(2).mean().backward()
+    opt.step()
+"""
+
+
+def test_switch_that_was_to_thaw_them(tmp_path: Path) -> None:
+    found = only(tmp_path, THAWED.format(first=0), "standard")
+    assert "`Phases.thaw`" in found.fixes[0].title and found.related[0].text == "part.requires_grad_(True)"
+    assert run_source(tmp_path, HEAD + THAWED.format(first=1)) == []

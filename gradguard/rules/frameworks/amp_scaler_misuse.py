@@ -30,14 +30,18 @@ Where the optimizer has no gradients because a path is cut, the rule for the cut
 
 from __future__ import annotations
 
+import torch
+
 from gradguard.diagnosis import Diagnosis, Fix
-from gradguard.evidence.source import ResolvedSite
+from gradguard.evidence.optimizers import parameters_of
+from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import missing_update
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 
 CODE, NAME = "GG722", "amp-scaler-misuse"
+_HALF = "attempting to unscale fp16 gradients"
 _AGAIN, _LATE = "step() has already been called since the last update()", "unscale_() is being called after step()"
 _CASES = {
     _AGAIN: (
@@ -63,7 +67,7 @@ _CASES = {
         "The scale is made when the first loss is scaled.",
         "Call `{scaler}.scale(loss).backward()` before",
     ),
-    "attempting to unscale fp16 gradients": (
+    _HALF: (
         "finds float16 gradients: the parameters themselves are float16",
         (
             "A GradScaler is for float32 parameters under autocast. Parameters "
@@ -89,6 +93,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
         return None
     scaler = (place.callee or "scaler.step").rpartition(".")[0] or "scaler"
     what, why, fix = (part.format(scaler=scaler) for part in found)
+    if _HALF in text and (half := _cast_by_hand(incident, place, scaler, why)) is not None:
+        return half
     return Diagnosis(
         code=CODE,
         name=NAME,
@@ -96,6 +102,32 @@ def recognise(incident: Incident) -> Diagnosis | None:
         culprit=place.span("the scaler refuses here", "culprit"),
         explanation=why,
         fixes=[Fix(title=fix, safety="manual")],
+    )
+
+
+def _cast_by_hand(incident: Incident, place: ResolvedSite, scaler: str, why: str) -> Diagnosis | None:
+    """The line that made the parameters of the optimizer float16, where it was seen."""
+    held = [p for optimizer in incident.names.optimizers() for p in parameters_of(optimizer) if p.dtype == torch.float16]
+    made = resolve(tell.cast(incident, held)) if held else None
+    if made is None:
+        return None
+    roots = tell.roots_of(held, incident.names)
+    whose = f"the parameters of `{roots[0]}`" if roots else "the parameters"
+    return Diagnosis(
+        code=CODE,
+        name=NAME,
+        headline=f"`{place.callee or 'the scaler'}` finds float16 gradients: {whose} were cast to float16 by `{tell.short(made.text, 40)}`",
+        culprit=made.span("from here on the parameters, and so their gradients, are float16", "culprit"),
+        related=[place.span(f"`{scaler}` (a GradScaler) refuses here", "backward")],
+        tensors=tell.facts(held, incident.names),
+        explanation=why,
+        fixes=[
+            Fix(
+                title=f"Leave out `{tell.short(made.text, 40)}`, and run forward under `torch.autocast(..., dtype=torch.float16)`",
+                safety="unsafe",
+                detail="Or train in bfloat16 without a scaler: its range is that of float32.",
+            )
+        ],
     )
 
 

@@ -2,8 +2,8 @@
 
 ## What it is
 A checkpointed function gives another result when backward runs it again than it gave in forward: a tensor it reads from outside
-its arguments was changed in between, or it branches on something that has changed: a counter, a flag, a draw of Python's or
-numpy's random numbers (only torch's default random state is put back).
+its arguments was changed in between, or it branches on something that has changed: a counter, a flag, a cache that forward has
+filled, a draw of Python's or numpy's random numbers (only torch's default random state is put back).
 
 ## Why it is wrong
 Checkpointing drops the activations and recomputes them in backward. The recomputation must see what forward saw; else the
@@ -37,7 +37,7 @@ from gradguard.diagnosis import Diagnosis, Fix, TensorFacts
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.fixes.edits import edit_of, patched
 from gradguard.rules.base import Rule
-from gradguard.rules.frameworks import drawn_anew
+from gradguard.rules.frameworks import drawn_anew, remembered
 from gradguard.rules.incident import Incident
 
 CODE, NAME = "GG712", "checkpoint-mismatch"
@@ -124,6 +124,9 @@ def _raised(incident: Incident) -> Diagnosis:
     place = incident.place
     function = drawn_anew.function_run_again(incident)
     drawn = drawn_anew.draws_in(function) if function is not None else []
+    filled = remembered.filled_in(function) if function is not None and not drawn else None
+    if filled is not None:
+        return remembered.told(filled, place, CODE, NAME)
     text = drawn[0].text if len(drawn) == 1 else None
     told = [each.span("draws anew when the function runs again", "culprit") for each in drawn]
     headline = "a checkpointed function did not do in backward what it did in forward: "

@@ -6,7 +6,8 @@ A parameter of a DistributedDataParallel module reports its gradient twice in on
 ## Why it is wrong
 DDP expects one report a parameter and step. Reentrant checkpointing runs a backward inside backward, once for each
 checkpointed block, so that a parameter used in two of them reports twice; a parameter used outside of forward reports after
-DDP had noted it as unused.
+DDP had noted it as unused. With `find_unused_parameters=True` all are noted as unused where forward returns an object in which
+DDP finds no tensor.
 
 ## Example
     def forward(self, x):
@@ -40,6 +41,7 @@ from gradguard.evidence.source import module_ast, parent_of, span_of
 from gradguard.evidence.syntax import FUNCTIONS
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import ddp as shared
+from gradguard.rules.frameworks import ddp_outputs
 from gradguard.rules.frameworks.calls import keyword, last_part, user_files
 from gradguard.rules.incident import Incident
 
@@ -58,8 +60,19 @@ def recognise(incident: Incident) -> Diagnosis | None:
     made = shared.made(incident, ddp, "expects one report a parameter and step")
     found = _checkpointed(incident, ddp, twice)
     outside = [] if found else _outside(incident, ddp)
+    hides = None if found or outside else ddp_outputs.hidden(incident, ddp)
     culprit: SourceSpan | None = None
-    if found:
+    if hides is not None:
+        culprit = hides.returned or (None if made is None else made.model_copy(update={"role": "culprit"}))
+        headline = f"{what} reports its gradient after DDP has noted it as unused: forward returns a `{hides.kind}`, in which "
+        headline += "`find_unused_parameters=True` finds no tensor"
+        why = "With `find_unused_parameters=True` it walks the graphs of the tensors that forward returns, in lists, tuples, dicts and "
+        why += f"dataclasses; `{hides.name}` is a plain `{hides.kind}`, so each parameter counts as unused and ready, and reports again."
+        fixes = [
+            Fix(title=f"Return a dict, a tuple or a dataclass in place of `{hides.kind}`", safety="manual"),
+            Fix(title="Leave `find_unused_parameters=True` out, if every parameter takes part in each step", safety="manual"),
+        ]
+    elif found:
         culprit = span_of(*found[0], label="runs a backward of its own inside backward", role="culprit") if len(found) == 1 else None
         headline = f"{what} reports its gradient twice in one step: "
         headline += "reentrant checkpointing (`use_reentrant=True`) runs its block more than once"
@@ -80,7 +93,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
         culprit = None if made is None else made.model_copy(update={"role": "culprit"})
         together = f": {short_list(shared_by)} are one parameter" if len(shared_by) > 1 else ""
         headline = f"{what} reports its gradient twice in one step{together}"
-        why = "It is used in two forwards before one backward, or by two modules that share it, or runs backward twice after one forward."
+        why = "It may be used in two forwards before one backward, or by two modules that share it, or run backward twice after one "
+        why += "forward."
         fixes = [Fix(title="Run one forward of the DDP module for each backward, on all inputs at once", safety="manual")]
         if getattr(ddp, "find_unused_parameters", False):
             fixes.append(Fix(title="Leave `find_unused_parameters=True` out, if every parameter takes part in each step", safety="manual"))

@@ -51,23 +51,30 @@ def _bodies(function: Any) -> Iterator[tuple[Source, ast.AST]]:
     """The source of a function, and of the classes of the user's modules that it is, belongs to or closes over."""
     while isinstance(function, functools.partial):
         function = function.func
-    owners = [function, getattr(function, "__self__", None)]
-    plain = getattr(function, "__func__", function)
-    code = getattr(plain, "__code__", None)
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
     if code is not None:
         tree, source = function_def(code), load(code.co_filename)
         if tree is not None and source is not None and USER_FILES[code.co_filename]:
             yield source, tree
+    for kind in dict.fromkeys(base for module in modules_of(function) for base in type(module).__mro__):
+        found = None if kind.__module__.partition(".")[0] == "torch" or not issubclass(kind, nn.Module) else class_node(kind)
+        if found is not None:
+            yield found
+
+
+def modules_of(function: Any) -> list[nn.Module]:
+    """The modules that a function is, belongs to or closes over, with all their parts."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    owners = [function, getattr(function, "__self__", None)]
+    plain = getattr(function, "__func__", function)
+    if getattr(plain, "__code__", None) is not None:
         for cell in getattr(plain, "__closure__", None) or ():
             try:
                 owners.append(cell.cell_contents)
             except ValueError:
                 continue
-    modules = [module for owner in owners if isinstance(owner, nn.Module) for module in owner.modules()]
-    for kind in dict.fromkeys(base for module in modules for base in type(module).__mro__):
-        found = None if kind.__module__.partition(".")[0] == "torch" or not issubclass(kind, nn.Module) else class_node(kind)
-        if found is not None:
-            yield found
+    return [module for owner in owners if isinstance(owner, nn.Module) for module in owner.modules()]
 
 
 def _draws(source: Source, node: ast.Call) -> bool:

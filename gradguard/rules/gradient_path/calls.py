@@ -10,6 +10,7 @@ from torch import nn
 
 from gradguard.evidence.bindings import dotted, full_name
 from gradguard.evidence.source import ResolvedSite
+from gradguard.rules.gradient_path import switches
 from gradguard.rules.gradient_path.cutting import cut_by
 from gradguard.rules.gradient_path.flows import NOTHING, Flow, asks_for_grad, given_back, join
 from gradguard.rules.gradient_path.places import site_at
@@ -34,7 +35,7 @@ class Calls:
         """A value, computed inside the `with` blocks around it."""
         raise NotImplementedError
 
-    def cut(self, kind: str, func: str, node: ast.AST, scope: Scope, inner: Flow, switch: Switch | None = None) -> Flow:
+    def cut(self, kind: str, func: str, node: ast.AST, scope: Scope, inner: Flow, switch: Switch | None = None, output: int = 0) -> Flow:
         """The value behind `node` loses its path here, if it had one."""
         raise NotImplementedError
 
@@ -50,6 +51,12 @@ class Calls:
             self.modules.append(callee)
         if entry is not None and not isinstance(callee, type):
             return self._enter(entry, node, scope, pick)
+        quiet = switches.graded_off(callee)
+        if quiet is not None:  # a library's, such as `generate`
+            given = [*self._arguments(node, scope), Flow((), True, frozenset()) if isinstance(quiet.bound, nn.Module) else NOTHING]
+            place = site_at(scope.source, node)
+            switch = Switch("library", place.span(), quiet.text, quiet.owner)
+            return self.cut("inference" if is_inference(quiet.text) else "no_grad", "no_grad", node, scope, join(given), switch)
         receiver = NOTHING
         if isinstance(func, ast.Attribute) and not full.startswith(("torch.", "numpy.", "np.", "math.")):
             receiver = self.flow(func.value, scope)
@@ -67,7 +74,7 @@ class Calls:
                     self.made.append(site_at(scope.source, node))
                 return NOTHING
             if kind == "indices":
-                return self.cut("nondiff", short, node, scope, inner) if pick in (1, "indices") else inner
+                return self.cut("nondiff", short, node, scope, inner, output=1) if pick in (1, "indices") else inner
             return self.cut(kind, short, node, scope, inner)
         return inner
 

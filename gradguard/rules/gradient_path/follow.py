@@ -329,7 +329,7 @@ class Follower(Calls):
 
     # -- cuts ---------------------------------------------------------------------------------------------------------
 
-    def cut(self, kind: str, func: str, node: ast.AST, scope: Scope, inner: Flow, switch: Switch | None = None) -> Flow:
+    def cut(self, kind: str, func: str, node: ast.AST, scope: Scope, inner: Flow, switch: Switch | None = None, output: int = 0) -> Flow:
         """The value behind `node` loses its path here, if it had one."""
         if inner.attached is False:
             return inner if inner.found else NOTHING
@@ -344,7 +344,8 @@ class Follower(Calls):
             [self.tensors[i] for i in inner.leaves if i in self.tensors],
             False,
             _origins.receiver_text(place),
-            inner.attached is True,
+            output=output,
+            sure=inner.attached is True,
         )
         return Flow((*inner.found, origin), False, frozenset())
 

@@ -44,6 +44,12 @@ def diagnosis(incident: Incident, lost: lost_path.LostPath, play: AllFrozen) -> 
         f"{in_words(root)} has no gradient path: {what} of `{play.optimizer}`, which trains {listed}, {'are' if count > 1 else 'is'} frozen"
     )
     again = (off.again if off is not None else None) or f"{names[0]}.requires_grad_(True)"
+    thaws = [] if off is None else _thaws(off.place)
+    fixes = [Fix(title=f"Switch it on again before {in_words(root)} is computed: `{again}`", safety="unsafe")]
+    if len(thaws) == 1:
+        where = f" in `{thaws[0].function}`" if thaws[0].function != "<module>" else ""
+        reach = f"Let `{short(thaws[0].text, 40)}`{where} reach what is to be trained before {in_words(root)} is computed"
+        fixes.insert(0, Fix(title=reach, safety="manual", detail="Nothing that the optimizer holds is switched on at this moment."))
     states = [(incident.names.state(parameter), parameter) for parameter in play.parameters[:4]]
     notes = lost_path.second_problem(lost.root, root, incident)
     if off is None:
@@ -55,7 +61,10 @@ def diagnosis(incident: Incident, lost: lost_path.LostPath, play: AllFrozen) -> 
         culprit=None
         if off is None
         else off.place.span(f"freezes {listed}, which is still frozen when {in_words(root)} is computed", "culprit"),
-        related=[] if incident.place is None else [incident.place.span(f"{in_words(root)} has no graph to follow", "backward")],
+        related=[
+            *(each.span("is to switch it on, and has not for any of these", "context") for each in thaws[:2]),
+            *([] if incident.place is None else [incident.place.span(f"{in_words(root)} has no graph to follow", "backward")]),
+        ],
         tensors=[
             lost_path.facts(state.full if state is not None else incident.names.of(parameter), parameter).model_copy(
                 update={"kind": "parameter"}
@@ -65,7 +74,7 @@ def diagnosis(incident: Incident, lost: lost_path.LostPath, play: AllFrozen) -> 
         explanation=f"PyTorch records a graph only where an input requires grad. {listed} takes part in {in_words(root)}, but none of its "
         "parameters requires grad at this moment."
         + (" What else is cut off on the way is not to blame: these parameters come in behind it." if play.detached else ""),
-        fixes=[Fix(title=f"Switch it on again before {in_words(root)} is computed: `{again}`", safety="unsafe")],
+        fixes=fixes,
         avoid=[
             f"`{bare(root)}.requires_grad_(True)` is no cure. It silences the error: {in_words(root)} becomes a leaf of its own and no "
             "parameter learns anything."
@@ -95,6 +104,16 @@ def switched_off(incident: Incident, play: AllFrozen) -> tuple[Off | None, bool]
     candidates = [*_candidates(incident.sources, scopes, play), *(each for scope in scopes for each in _toggles(scope, play))]
     found = {(off.place.file, off.place.line, off.place.column): off for off in candidates}
     return next((Off(off.place, off.again) for off in found.values() if len(found) == 1), None), False
+
+
+def _thaws(off: ResolvedSite) -> list[ResolvedSite]:
+    """The statements of the class that froze the parameters which switch requires_grad on."""
+    source = off.source
+    if source is None or off.node is None:
+        return []
+    cls = next((above for above in source.ancestors(off.node) if isinstance(above, ast.ClassDef)), None)
+    inside = {id(node) for node in ast.walk(cls)} if cls is not None else set()
+    return [site_at(source, node) for node, _, flag in _switches(source) if id(node) in inside and _is_true(flag)]
 
 
 class _Candidate(NamedTuple):
@@ -222,6 +241,10 @@ def _is_trained(owner: ast.expr, scopes: Sequence[Scope], play: AllFrozen) -> bo
 
 def _same(parameter: torch.Tensor, others: Sequence[torch.Tensor]) -> bool:
     return any(parameter is other for other in others)
+
+
+def _is_true(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is True
 
 
 def _is_false(node: ast.expr | None) -> bool:

@@ -23,7 +23,8 @@ with torch.no_grad():
 or `features.clone()` outside inference mode, where the producer cannot be changed.
 
 ## Fix safety
-`no_grad` in place of `inference_mode` gives the same numbers, a little slower: safe.
+`no_grad` in place of `inference_mode` gives the same numbers, a little slower: safe. Where what was computed should have trained
+parameters of an optimizer, it is to be computed with grad mode on: manual.
 
 ## When it speaks, what silences it
 When PyTorch raises over an inference tensor in forward, in an in-place write or in backward. Evaluation in inference mode is
@@ -41,10 +42,12 @@ import torch
 from gradguard.callsite import CallSite
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.bindings import dotted
+from gradguard.evidence.graph import leaves, root_nodes
+from gradguard.evidence.names import short_list
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
-from gradguard.rules.gradient_path import follow, lost_path, switches
+from gradguard.rules.gradient_path import follow, lost_path, origins, switches
 from gradguard.rules.gradient_path.places import same_place, short, site_at
 from gradguard.rules.gradient_path.scopes import UNKNOWN, Scope, entry_by_name, entry_of, evaluate
 from gradguard.rules.gradient_path.switches import Switch
@@ -93,6 +96,10 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 def _diagnose(incident: Incident, tensor: torch.Tensor | None) -> Diagnosis:
     name, made, switch = _story(incident, tensor)
+    block = switch
+    if switch is not None and (cut := incident.journal.cut_of(tensor) if tensor is not None else None) is not None:
+        used = (switches.as_decorator(switch, resolve(site)) for origin in (cut, *cut.roots()) for site in (origin.site, origin.outer))
+        switch = next((each for each in used if each is not None), switch)
     what = f"`{name}`" if name else "a tensor"
     writes = incident.says("inplace update")
     use = "written in place outside inference mode" if writes else "needed for backward"
@@ -105,7 +112,11 @@ def _diagnose(incident: Incident, tensor: torch.Tensor | None) -> Diagnosis:
         culprit = switch.span.model_copy(
             update={"label": f"what {subject} makes are inference tensors, which autograd can never use", "role": "culprit"}
         )
-        where = f" under `{text}`" + (f" in `{switch.owner}`" if switch.owner else "")
+        if switch.how == "decorator" and not switches.is_inference(switch.text):
+            where = f" in `{switch.owner}`, which `@{text}` runs in inference mode"
+        else:
+            where = f" under `{text}`" + (f" in `{switch.owner}`" if switch.owner else "")
+        related += switch.also
     kept = _kept(incident, tensor) if culprit is None and tensor is not None else None
     if kept is not None:
         place, owner, attribute, path = kept
@@ -126,10 +137,13 @@ def _diagnose(incident: Incident, tensor: torch.Tensor | None) -> Diagnosis:
         f"{what} is an inference tensor and cannot be {'written in place here' if writes else 'saved for backward'}: it "
         f"was made{where or ' in inference mode'}"
     )
+    wanted = [] if kept is not None or tensor is None else _trained_behind(incident, tensor)
     fixes = [
-        _no_grad_instead(switch) if kept is None else _build_outside(incident, kept[2]),
+        _no_grad_instead(block) if kept is None else _build_outside(incident, kept[2]),
         Fix(title=f"Take an ordinary copy outside inference mode: `{name or 'x'}.clone()`", safety="safe"),
     ]
+    if wanted:
+        fixes = [_with_grad(switch, wanted)]
     return Diagnosis(
         code="GG305", name="inference-tensor", headline=headline, culprit=culprit, related=related,
         tensors=[lost_path.facts(name, tensor)] if tensor is not None else [],
@@ -137,9 +151,35 @@ def _diagnose(incident: Incident, tensor: torch.Tensor | None) -> Diagnosis:
                     f"{use}, however long ago it was made. "
                     "`torch.no_grad()` records no graph either, and makes ordinary tensors.",
         fixes=fixes, confidence="certain" if switch is not None or kept is not None else "likely",
+        avoid=[f"`torch.no_grad()` in its place, or `clone()`: it silences the error, and {short_list(wanted, 2)} never trains"]
+        if wanted else [],
         notes=[] if switch is not None or kept is not None else [("Where inference mode was entered was not "
             "seen; look for `inference_mode` in what made it.")],
     )  # fmt: skip
+
+
+def _trained_behind(incident: Incident, tensor: torch.Tensor) -> list[str]:
+    """Modules of an optimizer's parameters that the tensor was computed from, and that nothing around it has a path to: to be trained.
+
+    A target is computed from parameters too, that the prediction beside it trains.
+    """
+    cut = incident.journal.cut_of(tensor)
+    trained = origins.trained_ids(incident)
+    found = [leaf for origin in (cut.roots() if cut is not None else ()) for ref in origin.leaves if (leaf := ref()) is not None]
+    beside = [*_tensors((incident.args, incident.kwargs)), *(value for _, value in incident.names.tensor_bindings())]
+    live = {id(leaf) for leaf in leaves(root_nodes(beside))}
+    wanted = [leaf for leaf in found if id(leaf) in trained and id(leaf) not in live]
+    return list(dict.fromkeys(state.full.rpartition(".")[0] for leaf in wanted if (state := incident.names.state(leaf)) is not None))
+
+
+def _with_grad(switch: Switch | None, wanted: list[str]) -> Fix:
+    what = short_list(wanted, 2)
+    detail = f"An optimizer holds the parameters of {what}, and no gradient comes back through inference mode."
+    if switch is not None and switch.how == "decorator":
+        text = short(switch.text, 40)
+        return Fix(title=f"Call an undecorated version of `{switch.owner}` for training, without `@{text}`", safety="manual", detail=detail)
+    where = f"`{short(switch.text, 40)}`" if switch is not None else "inference mode"
+    return Fix(title=f"Call {what} outside {where} for training", safety="manual", detail=detail)
 
 
 def _kept(incident: Incident, tensor: torch.Tensor) -> tuple[ResolvedSite, str, str, str | None] | None:

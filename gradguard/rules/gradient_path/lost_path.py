@@ -16,9 +16,10 @@ from gradguard.evidence.optimizers import parameters_of
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.facts import Cut
 from gradguard.journal import current_journal
-from gradguard.rules.gradient_path import in_play, origins, patching, roots, switches, words
+from gradguard.rules.gradient_path import in_play, origins, patching, roots, words
 from gradguard.rules.gradient_path.origins import Origin
 from gradguard.rules.gradient_path.places import UNNAMED, bare, in_words, same_place, short
+from gradguard.rules.gradient_path.still_off import still_off
 from gradguard.rules.incident import Incident
 from gradguard.torch_internals import only_leaf
 
@@ -151,20 +152,10 @@ def find(incident: Incident, root: torch.Tensor, leaf: bool = False) -> list[Ori
             return roots.refined(incident, origins.ranked(incident, recorded))
         return recorded
     if not leaf and not torch.is_grad_enabled():
-        off = _still_off(incident)
+        off = still_off(incident)
         if off is not None:
             return [off]
     return roots.origins_of_root(incident, leaf)
-
-
-def _still_off(incident: Incident) -> Origin | None:
-    """Untraced, but grad mode is off at this very moment: the block around the call, or the one statement that left it off."""
-    for view in incident.user_frames[:12]:
-        around = switches.block_around(resolve(view.site))
-        if around is not None:
-            return Origin("inference" if switches.is_inference(around.text) else "no_grad", "no_grad", None, around, certain=False)
-    left = switches.left_off_in(incident.sources)
-    return Origin("no_grad", "no_grad", None, left[0], certain=False) if len(left) == 1 else None
 
 
 def screen(memory: dict[str, Any], moment: str, facts: dict[str, Any], traced: bool) -> bool:
@@ -213,6 +204,7 @@ def tell(incident: Incident, lost: LostPath, code: str) -> Diagnosis:
         )
     clause = words.why(origin, root)
     if lost.silent:
+        incident.memory["fresh leaf told"] = True  # GG606 need not tell of the parameters that it keeps from gradients
         what = "is" if lost.root.grad_fn is None else "is computed from"
         headline = f"backward() runs, but no gradient can reach any parameter: {in_words(root)} {what} a fresh leaf, since {clause}"
     else:
@@ -231,7 +223,12 @@ def story(origin: Origin) -> tuple[SourceSpan | None, list[SourceSpan]]:
     place = origin.place
     switch = origin.switch
     culprit: SourceSpan | None
-    if switch is not None and switch.how != "library" and words.rule_of(origin) in ("GG301", "GG305"):
+    if (
+        not origin.into_leaf
+        and switch is not None
+        and switch.how not in ("library", "caller")
+        and words.rule_of(origin) in ("GG301", "GG305")
+    ):
         culprit = switch.span.model_copy(update={"label": words.switch_label(origin), "role": "culprit"})
         related += switch.also
         if place is not None:
@@ -334,7 +331,7 @@ def _values(incident: Incident, function: str | None, expression: str) -> list[s
 
 
 def _line(origin: Origin) -> int:
-    if origin.switch is not None and origin.switch.how != "library":
+    if origin.switch is not None and origin.switch.how not in ("library", "caller"):
         return origin.switch.span.line
     return origin.place.line if origin.place is not None else 0
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.diagnosis import Diagnosis
 from gradguard.evidence.graph import walk
 from gradguard.evidence.optimizers import parameters_of
 from gradguard.evidence.source import ResolvedSite, resolve
@@ -18,6 +17,7 @@ from gradguard.rules.gradient_path import additive, lost_path, origins, patching
 from gradguard.rules.gradient_path.additive import Region
 from gradguard.rules.gradient_path.origins import Origin
 from gradguard.rules.gradient_path.places import function_word, in_words, same_place, short
+from gradguard.rules.gradient_path.sampled import sampled
 from gradguard.rules.incident import Incident
 from gradguard.torch_internals import node_sequence
 
@@ -54,7 +54,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if newest_partial >= since[1]:
         found = _term(incident, region, since[0])
     if found is None and max(newest_fed, newest_partial) >= since[1]:
-        found = _sampled(incident, since[1])
+        found = sampled(incident, region, since[1])
     if found is None and newest_fed >= since[1]:
         found = _weight(incident, region, since)
     return found
@@ -229,7 +229,7 @@ def _tell_term(incident: Incident, found: list[Origin], place: ResolvedSite | No
     incident.memory.setdefault("GG308 told", set()).add(origin.key)
     root = incident.roots[0]
     name = lost_path.root_name(incident, root)
-    term = _term_name(origin, place, _pathless_side(incident, node))
+    term = _term_name(origin, place, pathless_side(incident, node))
     culprit, related = lost_path.story(origin)
     outer = origin.outer
     if outer is not None and not same_place(outer, origin.place) and not same_place(outer, place):
@@ -250,7 +250,7 @@ def _tell_term(incident: Incident, found: list[Origin], place: ResolvedSite | No
     )  # fmt: skip
 
 
-def _pathless_side(incident: Incident, node: Any) -> int | None:
+def pathless_side(incident: Incident, node: Any) -> int | None:
     """Which operand of a sum of two has no graph, as written: 0 is the left one."""
     edges = [source for source, _ in node.next_functions]
     fact = incident.journal.op_at(node_sequence(node))
@@ -275,78 +275,6 @@ def _term_name(origin: Origin, place: ResolvedSite | None, pathless: int | None)
     if isinstance(node, ast.AugAssign) and place is not None and place.source is not None:
         return short(place.source.flat(node.value), 40)
     return None
-
-
-# -- a sample in the way ----------------------------------------------------------------------------------------------------
-
-
-def _sampled(incident: Incident, since: int) -> Diagnosis | None:
-    """`sample()` between encoder and decoder of one loss, where `rsample()` would have given a path."""
-    journal = incident.journal
-    candidates: dict[int, tuple[Cut, list[int]]] = {}
-    for store in (journal.fed, journal.partial):
-        for seq in reversed(store):
-            if seq < since:
-                break
-            for cut in store[seq]:
-                if cut.kind == "sample" and not cut.scored:
-                    candidates.setdefault(id(cut), (cut, []))[1].append(seq)
-    if not candidates:
-        return None
-    nodes = {node_sequence(node): node for node, _ in walk(incident.root_nodes)}
-    for cut, uses in candidates.values():
-        live = [seq for seq in uses if seq in nodes]
-        behind = [seq for seq in cut.sources if seq in nodes]
-        if not live or not behind or _by_hand(nodes, live, behind):
-            continue
-        origin = origins.of_cut(incident, cut)
-        if origin.place is None or not _trained(incident, [origin]):
-            continue
-        return _tell_sample(incident, origin, incident.place_of_node(min(live)))
-    return None
-
-
-def _by_hand(nodes: dict[int, Any], uses: Iterable[int], sources: Iterable[int]) -> bool:
-    """A density computed by hand: the sample meets the distribution's own parameters (`(action - mu) ** 2`)."""
-    known: set[Any] = set()
-    for seq in sources:
-        node = nodes[seq]
-        known.add(node)
-        known.update(source for source, _ in node.next_functions if source is not None)
-    return any(source in known for seq in uses for source, _ in nodes[seq].next_functions)
-
-
-def _tell_sample(incident: Incident, origin: Origin, use: ResolvedSite | None) -> Diagnosis:
-    place = origin.place
-    assert place is not None
-    name = words.result_name(origin)
-    distribution = origin.inner or "the distribution"
-    root = lost_path.root_name(incident, incident.roots[0])
-    related: list[SourceSpan] = []
-    if origin.made is not None:
-        related.append(origin.made.span(f"parameters of `{short(distribution, 30)}`", "made"))
-    if use is not None and not same_place(use, place):
-        related.append(use.span(f"{f'`{name}`' if name else 'the sample'} goes on from here", "context"))
-    if origin.outer is not None and not same_place(origin.outer, incident.place):
-        related.append(origin.outer.span("called from here", "context"))
-    if incident.place is not None:
-        related.append(
-            incident.place.span(
-                f"what is computed from {f'`{name}`' if name else 'the sample'} gives `{short(distribution, 30)}` no gradient", "backward"
-            )
-        )
-    return Diagnosis(
-        code="GG308", name="partial-detach", severity="warning",
-        headline=f"{f'`{name}`' if name else 'a value'} is drawn with "
-                 f"`{short(distribution, 30)}.sample()`{function_word(place)}: no gradient of {in_words(root)} goes through it",
-        culprit=place.span(words.label(origin), "culprit"), related=related, tensors=[],
-        explanation=f"`sample()` draws under no_grad. {in_words(root, True)} trains the parameters of `{short(distribution, 30)}` by "
-                    "another term, but not by what is computed from the sample, "
-                    "and its log-probability is not used either. `rsample()` draws reparametrized samples, through "
-                    "which gradients flow.",
-        fixes=[patching.with_patch(Fix(title=f"Draw with "
-                                             f"`{short(distribution, 30)}.rsample()`", safety="unsafe"), origin)], confidence="likely",
-    )  # fmt: skip
 
 
 # -- a weight that only its regularizer trains --------------------------------------------------------------------------------

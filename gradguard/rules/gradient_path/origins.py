@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 import torch
 
 from gradguard.evidence.optimizers import trained_by
-from gradguard.evidence.source import ResolvedSite, resolve
+from gradguard.evidence.source import ResolvedSite, function_def, resolve
+from gradguard.evidence.syntax import load
 from gradguard.facts import Cut
 from gradguard.rules.gradient_path import switches
+from gradguard.rules.gradient_path.places import site_at
 from gradguard.rules.gradient_path.switches import Switch
 from gradguard.rules.incident import Incident
 
@@ -40,6 +42,7 @@ class Origin:
         leaves: the leaves that were cut off directly.
         certain: seen happening, not only read in the source.
         output: which of several results it is about (the indices beside the values of `max`).
+        into_leaf: the value was copied into a leaf that requires grad, without grad (`load_state_dict`).
     """
 
     kind: str
@@ -52,6 +55,7 @@ class Origin:
     certain: bool = True
     inner: str | None = None
     output: int = 0
+    into_leaf: bool = False
     sure: bool = True
     """Read in the source: whether what was cut off is known to have had a path."""
 
@@ -73,16 +77,47 @@ def of_cut(incident: Incident, cut: Cut) -> Origin:
         if kind in ("no_grad", "inference", "sample", "escape") and (kind != "escape" or cut.mode)
         else None
     )
-    place = resolve(cut.site)
+    place = _in_body(resolve(cut.site), cut)
     if kind == "no_grad" and switch is not None and switch.how == "library" and callee_name(place) == "sample":
         kind = "sample"
+    if switch is not None and switch.called is not None:
+        place = switch.called
     made = None
     for seq in cut.sources:
         made = incident.place_of_node(seq) if seq >= 0 else None
         if made is not None:
             break
     leaves = [leaf for leaf in (ref() for ref in cut.leaves) if leaf is not None]
-    return Origin(kind, cut.func, place, switch, resolve(cut.outer), made, leaves, True, receiver_text(place), cut.output)
+    inner = receiver_text(place)
+    if cut.into_leaf:
+        inner = place.arguments[0] if place is not None and place.arguments else None
+    return Origin(kind, cut.func, place, switch, resolve(cut.outer), made, leaves, True, inner, cut.output, cut.into_leaf)
+
+
+def _in_body(place: ResolvedSite | None, cut: Cut) -> ResolvedSite | None:
+    """The place; in a compiled function, whose code has only the lines of its header left, the one call of this name in its body."""
+    function, source = _compiled(place, cut), None if place is None else load(place.file)
+    if function is None or source is None:
+        return place
+    calls = [node for node in ast.walk(function) if isinstance(node, ast.Call) and _last(node.func) == cut.func]
+    return site_at(source, calls[0]) if len(calls) == 1 else place
+
+
+def _compiled(place: ResolvedSite | None, cut: Cut) -> ast.FunctionDef | None:
+    """The function whose compiled code made the cut: nothing of what is written in a header runs when it is called."""
+    function = None if place is None or cut.site is None else function_def(cut.site.code)
+    header = isinstance(function, ast.FunctionDef) and place is not None and place.line < function.body[0].lineno
+    return function if header and isinstance(function, ast.FunctionDef) else None
+
+
+def _unknown(cut: Cut) -> bool:
+    """Whether compiled code made the cut, and it is not known where: its runtime may have switched grad mode off for itself."""
+    place = resolve(cut.site)
+    return _compiled(place, cut) is not None and (cut.kind == "no_grad" or _in_body(place, cut) is place)
+
+
+def _last(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def callee_name(place: ResolvedSite | None) -> str:
@@ -107,7 +142,7 @@ def of_tensor(incident: Incident, tensor: torch.Tensor) -> list[Origin]:
     cut = incident.journal.cut_of(tensor)
     if cut is None or cut.guess:
         return []
-    return merged(of_cut(incident, origin) for origin in cut.roots())
+    return merged(of_cut(incident, origin) for origin in cut.roots() if not _unknown(origin))
 
 
 def merged(origins: Iterable[Origin]) -> list[Origin]:
@@ -154,3 +189,9 @@ def trained_ids(incident: Incident) -> set[int]:
 
 def _untrained(origin: Origin, trained: set[int]) -> bool:
     return bool(origin.leaves) and bool(trained) and not any(id(leaf) in trained for leaf in origin.leaves)
+
+
+def of_trained(incident: Incident, origin: Origin) -> bool:
+    """Whether an optimizer holds a leaf that was cut off, as far as leaves are known."""
+    trained = trained_ids(incident)
+    return not trained or not origin.leaves or any(id(leaf) in trained for leaf in origin.leaves)

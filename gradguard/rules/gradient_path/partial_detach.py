@@ -28,7 +28,8 @@ applied.
 In traced steps, as a warning, once a place. Only for *terms*: what is added to the loss, reached from it through sums, means
 and scalings alone, and computed in this very step. Silent are targets, advantages and other factors; straight-through
 estimators (`z + (q - z).detach()`) and `x - x.detach()`; values from networks that no optimizer trains; a sample whose
-`log_prob` is taken; and a weight that is detached here and trained by a loss of its own.
+`log_prob` is taken, unless what a network makes of the sample is a term of its own beside it (`alpha * log_prob - q`); and a
+weight that is detached here and trained by a loss of its own.
 """
 
 from __future__ import annotations

@@ -130,6 +130,8 @@ def attribute(obj: Any, name: str) -> Any:
 def entry_of(callee: Any) -> Entry | None:
     """The user's function that calling this object runs; None for libraries' and unknown ones."""
     bound: Any = UNKNOWN
+    while isinstance(callee, nn.Module) and isinstance(inner := callee._modules.get("_orig_mod"), nn.Module):  # torch.compile's wrapper
+        callee = inner
     if isinstance(callee, nn.Module):
         callee = attribute(callee, "forward")
     for _ in range(8):
@@ -139,6 +141,8 @@ def entry_of(callee: Any) -> Entry | None:
             callee = callee.func
         elif isinstance(callee, FunctionType) and "__wrapped__" in callee.__dict__:
             callee = callee.__dict__["__wrapped__"]
+        elif isinstance(callee, FunctionType) and "_torchdynamo_orig_callable" in callee.__dict__:
+            callee = callee.__dict__["_torchdynamo_orig_callable"]
         elif (
             not isinstance(callee, FunctionType)
             and not isinstance(callee, type)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from types import FunctionType
+from typing import Any, Literal, NamedTuple
 
-from gradguard.callsite import CallSite
+import torch
+
+from gradguard.callsite import USER_FILES, CallSite
 from gradguard.diagnosis import SourceSpan
 from gradguard.evidence.source import ResolvedSite, WithBlock, function_def, resolve
 from gradguard.evidence.syntax import FUNCTIONS, Function, Source, load
@@ -15,7 +18,7 @@ from gradguard.facts import Cut, ModeFact
 from gradguard.journal import Journal
 from gradguard.rules.gradient_path.places import site_at
 
-How = Literal["with", "decorator", "left_on", "yield", "checkpoint", "library"]
+How = Literal["with", "decorator", "left_on", "yield", "checkpoint", "library", "caller"]
 _CO_GENERATOR = 0x20 | 0x200
 
 
@@ -26,10 +29,11 @@ class Switch:
     Attributes:
         how: a `with` block around the code; a decorator; a call that nothing undid; a generator that yields inside its
             block; a reentrant checkpoint, which runs its function without grad at first; inside another library function
-            that the user's line calls.
+            that the user's line calls; in the library that calls the user's function.
         text: what is written there, `torch.no_grad()`.
-        owner: the decorated function, the generator, or what the block or call stands in.
+        owner: the decorated function (of a library: only where it is known), the generator, or what the block or call stands in.
         also: further places that belong to it, such as the `yield`.
+        called: the user's call of a library's function that has it.
     """
 
     how: How
@@ -37,6 +41,7 @@ class Switch:
     text: str
     owner: str | None = None
     also: tuple[SourceSpan, ...] = ()
+    called: ResolvedSite | None = None
 
 
 def turns_grad_off(node: ast.expr) -> bool:
@@ -102,6 +107,29 @@ def decorator_of(source: Source, function: Function) -> Switch | None:
     return None
 
 
+class Quiet(NamedTuple):
+    """A function that runs under a decorator of torch's: what is written there, what it is called, what it is bound to."""
+
+    text: str
+    owner: str
+    bound: Any
+
+
+def graded_off(callee: Any) -> Quiet | None:
+    """Whether a live function is decorated with `no_grad` or `inference_mode`: the decorator keeps the context that it clones."""
+    bound = getattr(callee, "__self__", None)
+    function = getattr(callee, "__func__", callee)
+    while isinstance(function, FunctionType) and "__wrapped__" in function.__dict__:
+        names = function.__code__.co_freevars
+        cell = (function.__closure__ or ())[names.index("ctx_factory")] if "ctx_factory" in names else None
+        context = None if cell is None else getattr(cell.cell_contents, "__self__", None)
+        if isinstance(context, (torch.no_grad, torch.inference_mode)) and getattr(context, "mode", True):
+            text = "torch.inference_mode()" if isinstance(context, torch.inference_mode) else "torch.no_grad()"
+            return Quiet(text, function.__qualname__, bound)
+        function = function.__dict__["__wrapped__"]
+    return None
+
+
 def of_cut(journal: Journal, cut: Cut) -> Switch | None:
     """What had switched grad mode off when a value lost its path."""
     place = resolve(cut.site)
@@ -111,11 +139,24 @@ def of_cut(journal: Journal, cut: Cut) -> Switch | None:
     for site in (*((cut.outer,) if cut.outer else ()), *cut.around):
         further = block_around(resolve(site))
         if further is not None:
-            return further
+            return as_decorator(further, place) or further
     if cut.kind == "inference":
         return None
     fact = switched_off_by(journal, cut.clock)
     return None if fact is None else of_fact(fact, cut.site)
+
+
+def as_decorator(block: Switch, place: ResolvedSite | None) -> Switch | None:
+    """A decorator of the user's own whose wrapper has the block in it, where the function around the place is decorated with it."""
+    maker, inside, _ = (block.owner or "").partition(".<locals>.")
+    if block.how != "with" or not inside or place is None:
+        return None
+    for each in place.decorators():
+        made_by = each.node.func if isinstance(each.node, ast.Call) else each.node
+        if _last_name(made_by) == maker.rpartition(".")[2]:
+            runs = block.span.model_copy(update={"label": f"runs what it decorates under `{block.text}`", "role": "declared"})
+            return Switch("decorator", each.span, each.text, place.function, (runs,))
+    return None
 
 
 def switched_off_by(journal: Journal, clock: int) -> ModeFact | None:
@@ -144,8 +185,14 @@ def of_fact(fact: ModeFact, user: CallSite | None = None) -> Switch | None:
         source = load(fact.decorated.co_filename)
         if function is not None and source is not None:
             found = decorator_of(source, function)
-            if found is not None:
+            called = resolve(user) if found is not None and not USER_FILES[source.filename] else None
+            if found is not None and called is None:
                 return found
+            if found is not None and called is not None:  # a library's function is as it is: what the user wrote is the call, or is called
+                if not torch.is_grad_enabled():  # under way
+                    return Switch("caller", called.span(), found.text, called.function)
+                at = resolve(fact.site) or called
+                return Switch("library", at.span(), found.text, found.owner, called=at)
     place = resolve(fact.site)
     if place is None or place.source is None:
         return None

@@ -10,9 +10,11 @@ from gradguard.diagnosis import Fix
 from gradguard.evidence.source import dotted
 from gradguard.rules.gradient_path.origins import Origin, callee_name
 from gradguard.rules.gradient_path.places import function_word, in_words, quoted, short
+from gradguard.rules.gradient_path.recording import recording
 from gradguard.rules.gradient_path.rounding import before_rounding
 
 _GATHERING = ("all_gather", "all_gather_into_tensor", "all_gather_single", "all_to_all_single", "gather", "scatter")  # collective calls
+_MODES = {"no_grad": "with grad mode off", "inference": "in inference mode"}
 _LEAVES = {"escape": "a Python number or an array", "rewrap": "a new tensor"}
 
 
@@ -63,6 +65,10 @@ def label(origin: Origin) -> str:
     inner = f"`{short(origin.inner, 32)}`" if origin.inner else "its input"
     if inner == result:  # `a = a.detach()`
         result = f"the new {result}"
+    if origin.into_leaf:
+        return "copies values: no gradient comes back from the parameters they are copied into"
+    if origin.switch is not None and origin.switch.how == "caller":
+        return f"runs {_MODES[origin.kind]}: that is how `{origin.switch.owner}` was called"
     if origin.kind in ("no_grad", "inference"):
         return f"{result} is computed here with grad mode off" if origin.place is not None else "computed with grad mode off"
     if origin.kind == "sample":
@@ -132,8 +138,12 @@ def why(origin: Origin, root: str) -> str:
     name = result_name(origin)
     function = function_word(origin.place)
     switch = origin.switch
+    if origin.into_leaf:
+        return f"`{operation(origin)}`{function} copies its values into parameters and leaves the graph behind"
     if rule_of(origin) in ("GG301", "GG305") and switch is not None and switch.how != "library":
         text = short(switch.text, 48)
+        if switch.how == "caller":
+            return f"`{switch.owner}` is called {_MODES[origin.kind]}"
         if switch.how == "left_on":
             return (
                 f"grad mode was switched off by `{text}`"
@@ -149,6 +159,8 @@ def why(origin: Origin, root: str) -> str:
         if switch.how == "decorator":
             return f"`{switch.owner}` runs under `{text}`"
         return f"{f'`{name}`' if name and name != root else 'it'} is computed under `{text}`{function}"
+    if rule_of(origin) in ("GG301", "GG305") and switch is not None and switch.owner is not None:
+        return f"`{operation(origin)}`{function} runs under `{switch.text}`, as `{switch.owner}` is decorated"
     if rule_of(origin) in ("GG301", "GG305"):
         return f"{f'`{name}`' if name and name != root else 'it'} is computed with grad mode off{function}"
     done = f"`{operation(origin)}`"
@@ -169,7 +181,8 @@ def why(origin: Origin, root: str) -> str:
         )
     if origin.kind == "rewrap":
         return f"{done}{function} copies values and leaves the graph behind"
-    return f"{done} takes {f'`{name}`' if name and name != root else f'`{inner}`' if inner else 'the value'} out of the graph{function}"
+    taken = name if name and name != root and "[" not in name else inner
+    return f"{done} takes {f'`{taken}`' if taken else 'the value'} out of the graph{function}"
 
 
 def condition(origin: Origin) -> str | None:
@@ -272,6 +285,19 @@ def fix(origin: Origin, root: str) -> Fix:
     name = result_name(origin)
     what = f"`{name}`" if name else "this"
     inner = short(origin.inner, 40)
+    if rule in ("GG301", "GG305") and origin.switch is not None and origin.switch.how == "library" and origin.switch.owner is not None:
+        return Fix(
+            title=f"Take only values from `{operation(origin)}`, and compute what is to be trained by calling the module itself on them",
+            safety="manual",
+            detail=f"`{origin.switch.owner}` is made for use without training. One more forward pass on what it gives has a graph.",
+        )
+    if origin.into_leaf:
+        return Fix(
+            title="Call the module with the computed values in place of its parameters: `torch.func.functional_call(module, values, x)`",
+            safety="manual",
+        )
+    if origin.switch is not None and origin.switch.how == "caller":
+        return recording(origin.kind == "inference", in_words(root))
     if rule in ("GG301", "GG305") and origin.switch is not None:
         text = short(origin.switch.text, 40)
         if origin.switch.how == "left_on":

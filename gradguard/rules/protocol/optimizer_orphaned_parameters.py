@@ -33,6 +33,7 @@ from gradguard.diagnosis import Diagnosis
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import copies, orphans
+from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.owners import Owners
 
 CODE, NAME = orphans.CODE, orphans.NAME
@@ -45,6 +46,14 @@ def recognise(incident: Incident) -> Diagnosis | None:
         return data["prepared"]  # type: ignore[no-any-return]
     if book is None:
         return None
+    told = _told(incident, book)
+    if told is not None:
+        book.gathered["orphaned"] = True
+    return told
+
+
+def _told(incident: Incident, book: Book) -> Diagnosis | None:
+    data = incident.suspicion.data
     mine = [p for p in book.parameters() if p.requires_grad]
     if not mine or any(p.grad is not None for p in mine):
         return None

@@ -34,7 +34,7 @@ def told(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]],
     """The diagnosis: the optimizer's parameters are not the model's."""
     name = tell.optimizer_name(book, incident)
     owner = left[0][1]
-    still = _alive_owner(gone[0])
+    still = alive_owner(gone[0])
     if still is not None:
         return _another(incident, book, left, still)
     paths = [each.path for _, each in left]
@@ -134,7 +134,7 @@ def _another(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owne
     )
 
 
-def _alive_owner(parameter: torch.Tensor) -> nn.Module | None:
+def alive_owner(parameter: torch.Tensor) -> nn.Module | None:
     """The module that has a parameter, wherever it is held; None where it is gone."""
     for holder in gc.get_referrers(parameter):
         if type(holder) is not dict or not any(value is parameter for value in holder.values()):

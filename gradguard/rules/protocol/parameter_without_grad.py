@@ -42,6 +42,7 @@ from gradguard.rules.base import Rule
 from gradguard.rules.gradient_path import origins
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import hook_output, leaving, left_off, tell
+from gradguard.rules.protocol.blocked import blocked
 from gradguard.rules.protocol.books import Book, Prepared
 from gradguard.rules.protocol.cut_off import the_cut
 from gradguard.rules.protocol.fixed_index import fixed_index
@@ -118,6 +119,8 @@ def _called(incident: Incident, book: Book, idle: Idle, called: dict[int, Any]) 
     entry = hit[0][1]
     if whole is not None and whole[0]() is (root and root.root) and whole[2] == entry[2]:
         entry = whole  # the line that every reader knows; but where grad mode is off for a part only, it is the part's
+    elif not any(each[2] for _, each in hit):
+        entry = _outermost(root, called, [each[0] for each, _ in hit]) or entry
     site, grad_on = entry[1:]
     place = resolve(site)
     name = tell.optimizer_name(book, incident)
@@ -142,7 +145,8 @@ def _called(incident: Incident, book: Book, idle: Idle, called: dict[int, Any]) 
         culprit = culprit or place.span("runs with grad mode off", "culprit")
         headline = f"`{prefix}` is in `{name}` and never gets a gradient: it is only ever called with grad mode off"
         fix = Fix(
-            title=f"Call `{prefix}` outside `{block.text if block is not None else 'no_grad'}`, or leave it out of `{name}`",
+            title=f"Run `{tell.short(place.text, 48)}` outside `{block.text if block is not None else 'no_grad'}`, or leave `{prefix}` out "
+            f"of `{name}`",
             safety="unsafe",
         )
     elif all(entry[2] for _, entry in hit):
@@ -160,9 +164,11 @@ def _called(incident: Incident, book: Book, idle: Idle, called: dict[int, Any]) 
             return None  # the term without a path has been shown
         if not found and _is_told(incident, parameters):
             return None
-        cut = the_cut(found)
-        if cut is not None:
+        between = incident.memory["ledger"].severed.blocked(parameters)
+        cut = the_cut(found) if between is None else blocked(between)
+        if cut is not None and between is None:
             cut = hook_output.in_hook(incident, found[0], cut) or cut
+        if cut is not None:
             return _told(incident, book, headline + cut.clause, cut.culprit, [*cut.related, at], cut.fix, parameters, shown)
         lone = incident.memory["ledger"].severed.losses(parameters)
         if len(lone) == 1 and (loss := resolve(lone[0].made)) is not None:
@@ -196,6 +202,18 @@ def _called(incident: Incident, book: Book, idle: Idle, called: dict[int, Any]) 
         [each[0] for each, _ in hit],
         shown,
     )
+
+
+def _outermost(state: Any, called: dict[int, Any], parameters: list[torch.Tensor]) -> Any:
+    """Where the largest part of the model that has all these parameters, and only runs with grad mode off, was called."""
+    part = None if state is None else state.root
+    for step in () if state is None else state.path.split(".")[:-1]:
+        part = getattr(part, step, None)
+        entry = called.get(id(part))
+        if isinstance(part, nn.Module) and entry is not None and entry[0]() is part and not entry[2]:
+            held = {id(p) for p in part.parameters()}
+            return entry if all(id(p) in held for p in parameters) else None
+    return None
 
 
 def _is_told(incident: Incident, parameters: list[torch.Tensor]) -> bool:

@@ -30,6 +30,22 @@ class LoneLoss(NamedTuple):
     backward: CallSite | None
 
 
+class Blocked(NamedTuple):
+    """A custom Function in the graph of a loss whose backward gave no gradient to what parameters are behind.
+
+    Attributes:
+        kind: the Function's class.
+        applied: where it was called.
+        backward: where the backward call was.
+        only: the one of the graph edges behind which the parameters are, and how many edges there are.
+    """
+
+    kind: weakref.ref[type]
+    applied: CallSite | None
+    backward: CallSite | None
+    only: tuple[int, int]
+
+
 class Severed:
     """The cuts between some parameters and the losses of a step.
 
@@ -44,6 +60,7 @@ class Severed:
         self._met: dict[int, tuple[Cut, frozenset[int]]] = {}  # all cuts that were noted, whatever became of their results
         # losses of which only the number was taken, by where they were made: where it was, what is behind them
         self._lone: dict[CallSite, tuple[CallSite | None, frozenset[int]]] = {}
+        self._reached: dict[int, set[tuple[Blocked, ...]]] = {}  # parameters that a loss's graph leads to: through which Functions
         self._roots: set[CallSite] = set()  # where the losses that backward started from were made
         self._loss: CallSite | None = None  # where the backward call was
 
@@ -51,7 +68,7 @@ class Severed:
         """From here on, cuts that have one of these parameters behind them are noted."""
         self._journal.wanted = {id(p): ref for ref in parameters if (p := ref()) is not None}
         self._journal.severed = []
-        self._used, self._lone, self._met = {}, {}, {}
+        self._used, self._lone, self._met, self._reached = {}, {}, {}, {}
 
     def disarm(self) -> None:
         """That was enough."""
@@ -61,6 +78,8 @@ class Severed:
     def look(self, call: BackwardFact, roots: tuple[Any, ...]) -> None:
         """A backward call has run: which of the cut values its graph was fed with."""
         journal = self._journal
+        if journal.wanted:
+            self._reach(call, roots)
         if not journal.severed:
             return
         self._loss = call.site
@@ -87,6 +106,43 @@ class Severed:
                 if id(each) in noted:
                     self._use(id(each), noted, call.site)
 
+    def _reach(self, call: BackwardFact, roots: tuple[Any, ...]) -> None:
+        """Which of the parameters the graph leads to, though the call gave them nothing, and through which custom Functions."""
+        wanted = self._journal.wanted
+        stack: list[tuple[Any, tuple[Blocked, ...]]] = [(node, ()) for node in root_nodes(roots)]
+        seen = set(stack)
+        while stack and len(seen) < _MOST_NODES:
+            node, through = stack.pop()
+            leaf = getattr(node, "variable", None)
+            if leaf is not None and id(leaf) in wanted and leaf.grad is None:
+                self._reached.setdefault(id(leaf), set()).add(through)
+            kind = getattr(node, "_forward_cls", None)
+            count = len(node.next_functions)
+            for i, (below, _) in enumerate(node.next_functions):
+                if below is None:
+                    continue
+                by = through
+                if isinstance(kind, type):
+                    made = self._journal.op_at(node_sequence(node))
+                    by = (*through[-2:], Blocked(weakref.ref(kind), None if made is None else made.site, call.site, (i, count)))
+                if (below, by) not in seen:
+                    seen.add((below, by))
+                    stack.append((below, by))
+
+    def blocked(self, parameters: list[Any]) -> list[Blocked] | None:
+        """The custom Functions between these parameters and losses whose graphs lead to them: one each way has at least one of, or
+        none are; None where no graph leads to one of the parameters."""
+        found: dict[tuple[Any, Any, tuple[int, int]], Blocked] = {}
+        for parameter in parameters:
+            ways = self._reached.get(id(parameter))
+            if not ways:
+                return None
+            if () in ways:
+                return []
+            for each in (function for way in ways for function in way):
+                found.setdefault((each.kind, each.applied, each.only), each)
+        return list(found.values())
+
     def _use(self, key: int, noted: dict[int, tuple[Cut, frozenset[int], tuple[Cut, ...]]], site: CallSite | None) -> None:
         """This cut stands between parameters and the loss, and so do those behind it."""
         stack, seen = [key], {key}
@@ -111,9 +167,12 @@ class Severed:
         return [cut for cut, _ in found] if reached == wanted else []
 
     def met(self, parameters: list[Any]) -> list[Cut]:
-        """The cuts that all of these parameters stand behind, and whose results may have gone anywhere."""
+        """The cuts that all of these parameters stand behind (of one line: together), and whose results may have gone anywhere."""
         wanted = {id(parameter) for parameter in parameters}
-        return [cut for cut, behind in self._met.values() if behind >= wanted]
+        lines: dict[CallSite | None, set[int]] = {}
+        for cut, behind in self._met.values():
+            lines.setdefault(cut.site, set()).update(behind)
+        return [cut for cut, behind in self._met.values() if behind & wanted and lines[cut.site] >= wanted]
 
     def losses(self, parameters: list[Any]) -> list[LoneLoss]:
         """Losses that all of these parameters stand behind, and of which the steps looked at took nothing but the number."""

@@ -45,10 +45,13 @@ from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import lightning_manual, lightning_no_loss_returned
 from gradguard.rules.gradient_path import origins
 from gradguard.rules.incident import Incident
-from gradguard.rules.protocol import closures, kept_by_hand, tell
+from gradguard.rules.protocol import closures, kept_by_hand, leaving, tell
+from gradguard.rules.protocol.blocked import blocked
 from gradguard.rules.protocol.books import Book, Prepared
 from gradguard.rules.protocol.cut_off import the_cut
+from gradguard.rules.protocol.exchanged import exchanged
 from gradguard.rules.protocol.places import function_around, named_not_called, the_one
+from gradguard.rules.protocol.written_aside import written_aside
 
 CODE, NAME = "GG606", "step-without-backward"
 
@@ -76,6 +79,9 @@ def recognise(incident: Incident) -> Diagnosis | None:
             return None
         bare = _bare_backward(step)
         taken = None if bare is not None else _returned(incident, book)
+        aside = None if bare is not None else written_aside(incident, book, parameters, CODE, NAME)
+        if aside is not None:
+            return aside
         if taken is not None:
             return _unassigned(taken, step, book, name, len(parameters))
         closure = None if bare is not None else closures.without_backward(step)
@@ -210,13 +216,20 @@ def _bare_backward(step: ResolvedSite | None) -> SourceSpan | None:
 
 def _no_path(incident: Incident, book: Book, name: str, parameters: list[Any]) -> Diagnosis | None:
     """backward() runs, and nothing that it goes through leads to what this optimizer holds."""
-    if any(p.grad is not None for p in parameters):
+    if any(p.grad is not None for p in parameters) or "orphaned" in book.gathered or "fresh leaf told" in incident.memory:
         return None
+    replaced = exchanged(incident, book, parameters)
+    if replaced is not None:
+        return replaced
     roots = tell.roots_of(parameters, incident.names)
     whose = f"`{roots[0]}`" if len(roots) == 1 else f"its {len(parameters)} parameters"
     last = next((call for call in reversed(incident.journal.backwards) if call.kind == "backward"), None)
-    cuts = incident.memory["ledger"].severed.cuts([p for slot in book.active if (p := slot.ref()) is not None], last)
-    cut = the_cut(origins.merged(origins.of_cut(incident, each) for each in cuts))
+    ledger = incident.memory["ledger"]
+    cuts = ledger.severed.cuts([p for slot in book.active if (p := slot.ref()) is not None], last)
+    found = origins.merged(origins.of_cut(incident, each) for each in cuts)
+    active = [p for slot in book.active if (p := slot.ref()) is not None]
+    between = ledger.severed.blocked(active)
+    cut = the_cut(found or leaving.left(incident, active)) if between is None else blocked(between)
     step = tell.span(book.step_site, f"no parameter of `{name}` has a gradient here", "context")
     headline = f"`{name}.step()` does nothing: no backward() has ever given {whose} a gradient"
     fix = Fix(title=f"Compute the loss that is to train {whose} from what it computes, with its graph", safety="manual")

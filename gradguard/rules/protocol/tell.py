@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -134,6 +135,14 @@ def roots_of(parameters: Iterable[torch.Tensor], names: Names) -> list[str]:
         if name is not None and name not in found:
             found.append(name)
     return found
+
+
+def cast(incident: Incident, parameters: list[torch.Tensor]) -> CallSite | None:
+    """Where a module that has one of the parameters was last cast to a 16-bit type."""
+    wanted = {id(p) for p in parameters}
+    casts: list[tuple[weakref.ref[Any], CallSite | None]] = incident.memory["ledger"].casts
+    alive = ((module, site) for ref, site in reversed(casts) if (module := ref()) is not None)
+    return next((site for module, site in alive if any(id(p) in wanted for p in module.parameters())), None)
 
 
 def facts(parameters: Iterable[torch.Tensor], names: Names, most: int = 4) -> list[TensorFacts]:

@@ -35,7 +35,6 @@ from __future__ import annotations
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from gradguard.callsite import CallSite
 from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
@@ -149,7 +148,7 @@ def _rounding(incident: Incident, book: Book, name: str, data: dict[str, int]) -
         severity="warning",
         headline=f"the updates of {whose} round away: its parameters are {kind}, and {share} % of the sampled weights with a gradient "
         "have not changed in 40 steps",
-        culprit=tell.span(_cast(incident, parameters), f"from here on the parameters are {kind}", "culprit"),
+        culprit=tell.span(tell.cast(incident, parameters), f"from here on the parameters are {kind}", "culprit"),
         related=tell.spans(tell.span(book.step_site, f"updates of about {book.rates.highest:g} are below the precision", "context")),
         tensors=tell.facts(parameters, incident.names),
         explanation=f"{kind} keeps {8 if kind == 'bfloat16' else 11} significant bits: an update smaller than half a unit in the last "
@@ -164,15 +163,6 @@ def _rounding(incident: Incident, book: Book, name: str, data: dict[str, int]) -
         ],
         avoid=["a larger learning rate: only the weights that are small or have large gradients move then, by too much"],
     )
-
-
-def _cast(incident: Incident, parameters: list[torch.Tensor]) -> CallSite | None:
-    wanted = {id(p) for p in parameters}
-    for ref, site in reversed(incident.memory["ledger"].casts):
-        module = ref()
-        if module is None or any(id(p) in wanted for p in module.parameters()):
-            return site  # type: ignore[no-any-return]
-    return None
 
 
 RULE = Rule(

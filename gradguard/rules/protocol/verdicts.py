@@ -66,10 +66,10 @@ def nothing_new(ledger: Ledger, book: Book, same: int, none: int) -> None:
                 ledger.found.append(Suspicion("GG606", book, {"kind": "no backward"}))
             elif _in_their_place(ledger, book):
                 ledger.found.append(Suspicion("GG604", book, {"strangers": ledger.survey.strangers}))
-            elif not book.filled and book.empty == 3:
+            if ledger.backwards != book.backwards_at_step and not book.filled and book.empty == 3:
                 ledger.census_until = ledger.steps + 3
                 ledger.severed.arm([slot.ref for slot in book.active])
-            elif not book.filled and book.empty == 10:
+            elif ledger.backwards != book.backwards_at_step and not book.filled and book.empty == 10:  # unless GG604 has spoken
                 fresh = any(stranger.is_parameter for stranger in ledger.survey.strangers.values())
                 ledger.found.append(Suspicion("GG606", book, {"kind": "no path", "fresh": fresh}))
 

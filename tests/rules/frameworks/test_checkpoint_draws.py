@@ -79,3 +79,34 @@ def test_two_draws_are_both_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize("skips", ["torch.rand(()) < 0.5", "torch.rand(1).item() < 0.5"])
 def test_the_default_generator_is_put_back(skips: str, tmp_path: Path) -> None:
     assert run_source(tmp_path, program(skips)) == []
+
+
+REMEMBERS = """
+from torch.utils.checkpoint import checkpoint
+
+class Stage(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gain, self.known = nn.Linear(1, 6), None
+
+    def scale(self):
+        if self.known is None:
+            self.known = self.gain({given}).tanh()
+        return self.known
+
+    def forward(self, x):
+        return x * self.scale()
+
+stage = Stage()
+{first}
+x = torch.randn(4, 6, requires_grad=True)
+checkpoint(stage, x, use_reentrant=False).pow(2).mean().backward()
+"""
+
+
+def test_cache_that_forward_fills(tmp_path: Path) -> None:
+    source = HEAD + REMEMBERS.format(given="torch.ones(1)", first="pass")
+    [(found, _)] = run_source(tmp_path, source)
+    assert found.code == "GG712" and "`self.known` of `Stage`" in found.headline
+    assert found.culprit is not None and found.culprit.text.startswith("self.known = ")
+    assert not run_source(tmp_path, HEAD + REMEMBERS.format(given="torch.ones(1)", first="stage.scale()"))

@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import fsdp
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -171,6 +174,58 @@ def test_parameter_used_outside_of_forward() -> None:
     found = diagnosis(run)
     assert found.code == "GG702"
     assert found.culprit is not None and found.culprit.text == "net.extra.weight"
+
+
+class Told:
+    def __init__(self, logits: torch.Tensor) -> None:
+        self.logits = logits
+
+
+class Teller(nn.Module):
+    def __init__(self, plain: bool) -> None:
+        super().__init__()
+        self.body, self.plain = nn.Linear(4, 4), plain
+
+    def forward(self, x: torch.Tensor) -> Any:
+        logits = self.body(x)
+        if self.plain:
+            return Told(logits)
+        return {"logits": logits}
+
+
+def test_output_in_which_no_tensor_is_found() -> None:
+    def run() -> None:
+        ddp = DistributedDataParallel(Teller(plain=True), find_unused_parameters=True)
+        for _ in range(2):
+            out = ddp(torch.randn(2, 4))
+            out.logits.sum().backward()
+
+    found = diagnosis(run)
+    assert found.code == "GG702" and "`Told`" in found.headline
+    assert found.culprit is not None and found.culprit.text == "return Told(logits)"
+    ddp = DistributedDataParallel(Teller(plain=False), find_unused_parameters=True)
+    with gradguard() as guard:
+        ddp(torch.randn(2, 4))["logits"].sum().backward()
+    assert not guard.diagnoses
+
+
+@pytest.mark.skipif(not hasattr(fsdp, "fully_shard"), reason="newer than this torch")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("late", [False, True])
+def test_optimizer_made_before_the_model_is_sharded(late: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+    with gradguard() as guard:
+        opt = None if late else torch.optim.SGD(model.parameters(), lr=0.01)
+        fsdp.fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        opt = opt or torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(14):
+            model(torch.randn(8, 4)).pow(2).mean().backward()
+            opt.step()
+            opt.zero_grad()
+    assert [each.code for each in guard.diagnoses] == ([] if late else ["GG604"])
+    if not late:
+        culprit = guard.diagnoses[0].culprit
+        assert "`fully_shard`" in guard.diagnoses[0].headline and culprit is not None and "SGD(" in culprit.text
 
 
 def test_sound_training_is_silent(recwarn: pytest.WarningsRecorder) -> None:
