@@ -44,11 +44,12 @@ from gradguard.evidence.syntax import range_of
 from gradguard.fixes.edits import before, patched
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
-from gradguard.rules.inplace import tell
+from gradguard.rules.inplace import tell, threads
 from gradguard.rules.inplace.aliases import is_loop_target, is_view, peel
 from gradguard.rules.inplace.classify import kind_of
 from gradguard.rules.inplace.detached import detached
 from gradguard.rules.inplace.flags import Flag, flag_argument, flag_of, holder_of
+from gradguard.rules.inplace.last_write import last_writer
 from gradguard.rules.inplace.numpy_write import numpy_written, told
 from gradguard.rules.inplace.rebinding import reaches_nobody, returned_instead
 from gradguard.rules.inplace.renormed import renormed
@@ -70,7 +71,11 @@ def recognise(incident: Incident) -> Diagnosis | None:
     story = story_of(incident)
     if story is None or kind_of(story) != "value":
         return None
-    return renormed(story, CODE, NAME) or tell.with_guesses(_told(story, story.blamed or Write("op", 0, None, "")), story)
+    return (
+        renormed(story, CODE, NAME)
+        or threads.told(story, CODE, NAME)
+        or tell.with_guesses(_told(story, story.blamed or Write("op", 0, None, "")), story)
+    )
 
 
 def _told(story: Story, write: Write) -> Diagnosis:
@@ -88,9 +93,11 @@ def _told(story: Story, write: Write) -> Diagnosis:
         text = short(place.text if place else write.func)
         subject = f"`{text}`" if text else ""
     saved_by = f"which `{story.op_word}` had saved for its backward pass"
-    headline = (
-        f"{subject} writes over {target.phrase}, {saved_by}" if subject else f"{target.phrase}, {saved_by}, was written over in place"
-    )
+    writer = last_writer(story.mismatch)
+    by = f" by `{writer}`" if writer else ""
+    headline = f"{subject} writes over {target.phrase}, {saved_by}"
+    if not subject:
+        headline = f"{target.phrase}, {saved_by}, was written over in place{by}"
     facts = tell.tensor_facts(story, target.name)
     related = tell.compact(
         [

@@ -76,6 +76,8 @@ def _told(story: Story, write: Write) -> Diagnosis:
         headline = (
             f"`{place.function.rpartition('.')[2]}` updates `{parameter}` in place between the forward pass{through} and its backward pass"
         )
+    if write.sure == "possible" and subject.startswith("`"):
+        headline = f"`{parameter}` was changed in place between the forward pass{through} and its backward pass, it may be by {subject}"
     used = story.saved_at
     spans = [
         None

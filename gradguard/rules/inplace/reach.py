@@ -7,6 +7,8 @@ follows calls by name. It finds too much rather than too little; what it finds i
 from __future__ import annotations
 
 import ast
+import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,13 +16,17 @@ from inspect import getattr_static
 from types import CodeType
 from typing import Any
 
+import torch
 from torch import nn
 
 from gradguard.callsite import USER_FILES
 from gradguard.evidence.bindings import dotted
+from gradguard.evidence.contents import tensors_in
+from gradguard.evidence.frames import FrameView, live_frames
 from gradguard.evidence.source import function_def, resolve
 from gradguard.evidence.syntax import FUNCTIONS, Source, load
 from gradguard.rules.incident import Incident
+from gradguard.torch_internals import storage_key
 
 _MAX_FUNCTIONS = 400
 
@@ -66,6 +72,14 @@ def step_scopes(incident: Incident) -> list[Scope]:
     children = [child for root in incident.modules for child in root.modules()]
     found: dict[ast.AST, Scope] = {}
     queue: list[Scope] = []
+    storages = {item.storage for item in incident.mismatches if item.storage is not None}
+    for view in other_threads() if storages else ():
+        if not storages.intersection(map(storage_key, tensors_of(view))):
+            continue
+        source, running = load(view.frame.f_code.co_filename), function_def(view.frame.f_code)
+        if source is not None and running is not None and running not in found:
+            found[running] = Scope(source, running, statements_of(running), _class_of(source, running), 1)
+            queue.append(found[running])
     for view in incident.user_frames:
         place = resolve(view.site)
         if place is None or place.source is None:
@@ -178,6 +192,17 @@ def _forwards(by_name: dict[str, list[tuple[Source, ast.AST]]], kinds: set[str] 
 def module_types(modules: list[nn.Module]) -> dict[str, set[str]]:
     """Attribute name -> class names, for op look-ups (`self.act` is a `Sigmoid`)."""
     return _attribute_types(modules)
+
+
+def other_threads() -> list[FrameView]:
+    """The user's frames of the threads beside this one, which may write while this one computes."""
+    own = threading.get_ident()
+    return [view for ident, frame in sys._current_frames().items() if ident != own for view in live_frames(frame) if view.is_user]
+
+
+def tensors_of(view: FrameView) -> list[torch.Tensor]:
+    """The tensors in a frame's variables and in their containers."""
+    return [tensor for name, value in view.locals.items() if name != "self" for tensor in tensors_in(value, 2)]
 
 
 def live_value(incident: Incident, scope: Scope, name: str) -> Any:

@@ -100,8 +100,10 @@ def _in_method(carrier: Carrier, name: str) -> Fix:
     reads = reads_of(value, written) if value is not None else []
     if plain and len(reads) == 1:
         title = f"read the earlier value as `{written}.detach()` where the new one is made from it"
-        change = None if _may_be_none(carrier, written) else patched(store.source, edit_of(reads[0], f"{written}.detach()"))
-        return Fix(title=title, safety="unsafe", detail=IN_METHOD, patch=change)
+        constant = _may_be_none(carrier, written)
+        change = None if constant else patched(store.source, edit_of(reads[0], f"{written}.detach()"))
+        detail = f"{IN_METHOD}; where it begins as a number, which has no detach(), begin with a tensor" if constant else IN_METHOD
+        return Fix(title=title, safety="unsafe", detail=detail, patch=change)
     return unknown
 
 
@@ -112,7 +114,9 @@ def _may_be_none(carrier: Carrier, written: str) -> bool:
     asked = any(
         isinstance(above, (ast.If, ast.IfExp)) and bool(reads_of(above.test, written)) for above in store.source.ancestors(store.statement)
     )
-    owner = next((above for above in store.source.ancestors(store.statement) if isinstance(above, ast.ClassDef)), None)
+    owner: ast.AST | None = next((above for above in store.source.ancestors(store.statement) if isinstance(above, ast.ClassDef)), None)
+    if owner is None and "." in written:  # an attribute of a function
+        owner = store.source.tree
     constant = owner is not None and any(
         isinstance(node, (ast.Assign, ast.AnnAssign))
         and isinstance(node.value, ast.Constant)
