@@ -294,7 +294,8 @@ def _new_tensor(place: ResolvedSite, target: Target) -> list[Fix]:
         text, diff = made
         if is_loop_target(place, target.written):
             return [Fix(title="build a new list of the changed tensors, in place of writing into each in a loop", safety="manual")]
-        if target.written is not None and reaches_nobody(place, target.written):
+        used = isinstance(place.node, ast.Call) and not isinstance(place.statement, ast.Expr)  # its value goes on where it stands
+        if target.written is not None and not used and reaches_nobody(place, target.written):
             return [returned_instead(place, target.written, text)]
         local = target.written is not None and not target.chain and target.written.isidentifier() and not is_view(place, target.written)
         return [
@@ -332,7 +333,8 @@ def _for_assignment(place: ResolvedSite, target: Target) -> Fix:
                 safety="manual",
                 detail=f"such as `{mask}.unsqueeze(-1)`, where `{mask}` picks rows",
             )
-        if place.enclosing_loops:
+        constant = isinstance(node.value, (ast.Constant, ast.UnaryOp))
+        if place.enclosing_loops and not constant:
             return Fix(
                 title=(
                     "collect the pieces in a Python list and join them after the loop "
@@ -341,6 +343,8 @@ def _for_assignment(place: ResolvedSite, target: Target) -> Fix:
                 safety="manual",
                 detail=f"within the loop use the piece itself, not a view of `{name}`",
             )
+        if constant and written.isidentifier() and not is_view(place, written):
+            return Fix(title=f"write into a copy: `{written} = {written}.clone()` before the first write", safety="manual")
         return Fix(
             title=f"build the changed `{name}` as a new tensor (`torch.cat`, `torch.stack`, `torch.where`) instead of assigning into it",
             safety="manual",

@@ -118,7 +118,8 @@ def _method(source: Source, node: ast.Call) -> tuple[str, str | None] | None:
     whole = range_of(top)
     if not edits or whole is None or whole[0] != whole[2] or _in_place_left(current):
         return None
-    name = dotted(current)
+    keyed = isinstance(current, ast.Subscript) and isinstance(current.slice, ast.Constant) and isinstance(current.slice.value, str)
+    name = source.flat(current) if keyed else dotted(current)  # `batch["x"].clamp_(0, 1)`: a dict's item can be replaced
     prefix = ""
     if isinstance(source.parents.get(top), ast.Expr):
         if name is None:

@@ -77,7 +77,7 @@ class _Flow:
         for scope in scopes:
             self._assignments(scope, by_name)
             for call in scope.calls:
-                for callee in self.callees(call, by_name):
+                for callee in [*self.callees(call, by_name), *(each for each in scopes if (call, each.node) in scope.by_value)]:
                     self._arguments(scope, call, callee)
 
     def find(self, key: tuple[ast.AST, str]) -> tuple[ast.AST, str]:
