@@ -25,7 +25,9 @@ _PLAIN = frozenset(
 def last_writer(mismatch: Mismatch) -> str | None:
     """The op of the newest write that autograd has recorded since the value was saved: `relu`; None where it was a write through a view,
     or none was recorded."""
-    node = None if mismatch.tensor is None else node_of(mismatch.tensor)
+    tensor = mismatch.tensor
+    # a view whose base was written gets a new node of its view's kind, which wrote nothing
+    node = None if tensor is None or tensor._is_view() else node_of(tensor)
     if node is None or node is mismatch.node or node_sequence(node) <= mismatch.seq:
         return None
     op = op_name(node)
