@@ -53,7 +53,7 @@ from gradguard.rules.inplace.last_write import last_writer
 from gradguard.rules.inplace.numpy_write import numpy_written, told
 from gradguard.rules.inplace.rebinding import reaches_nobody, returned_instead
 from gradguard.rules.inplace.renormed import renormed
-from gradguard.rules.inplace.repairs import drop_argument, out_of_place
+from gradguard.rules.inplace.repairs import drawn, drop_argument, out_of_place
 from gradguard.rules.inplace.story import DETACHED, MODIFIED, Story, Write, story_of
 from gradguard.rules.inplace.tell import Target, short
 from gradguard.rules.inplace.unseen import screen
@@ -179,7 +179,8 @@ def _fixes(story: Story, write: Write, target: Target, flag: Flag | None) -> lis
     if write.module is not None:
         fixes.append(_without_flag(write, flag))
     elif place is not None:
-        fixes += [_joined(target)] if _reads_what_it_writes(story, place) else _moved(write, place) or _new_tensor(place, target)
+        fresh = [] if reaches_nobody(place, target.written) else drawn(place)
+        fixes += [_joined(target)] if _reads_what_it_writes(story, place) else _moved(write, place) or fresh or _new_tensor(place, target)
     if write.module is None:
         fixes += _copy_for_the_op(story, target)
     if any(link.call in ("detach", "data") for link in target.chain):

@@ -45,7 +45,7 @@ from gradguard.evidence.syntax import FUNCTIONS
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.lifetime import retained, tell
-from gradguard.rules.lifetime.caching import CachedBlock, cached_parametrization, memoized
+from gradguard.rules.lifetime.caching import CachedBlock, cached_parametrization, memoized, plain_property
 from gradguard.rules.lifetime.study import MESSAGES, Study, study
 
 AVOID = (
@@ -179,6 +179,8 @@ def _fixes(facts: Study, carrier: Carrier, block: CachedBlock | None, name: str)
                 detail="what does not depend on parameters can be cached in a function of its own",
             )
         ]
+    if carrier.store is not None and (plain := plain_property(carrier.store)) is not None:
+        return [plain]
     closure = next(
         (
             view.code_name
