@@ -8,7 +8,7 @@ been updated since (TORCH_FACTS 34): `find_carried_state` answers for both.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from inspect import CO_GENERATOR
 from typing import Any, Literal
@@ -17,13 +17,15 @@ import torch
 
 from gradguard.evidence.alive import node_of
 from gradguard.evidence.consumed import Consumed, Link, consumed, same_place
+from gradguard.evidence.contents import lookup, own_objects, tensors_in
+from gradguard.evidence.filling import is_run_by_a_hook, puts_result_of
 from gradguard.evidence.flow import Carried, loop_carried, reads_of
 from gradguard.evidence.frames import FrameView
-from gradguard.evidence.graph import is_accumulate
+from gradguard.evidence.graph import is_accumulate, op_name
 from gradguard.evidence.holders import Holding, holdings
 from gradguard.evidence.names import Names
 from gradguard.evidence.source import ResolvedSite, resolve
-from gradguard.evidence.stores import Store, relation_in, stores_of_attribute, stores_of_global, stores_of_variable, view_of
+from gradguard.evidence.stores import Store, relation_in, stores_of_attribute, stores_of_global, stores_of_variable, taken_from, view_of
 from gradguard.facts import BackwardFact, OpFact
 from gradguard.journal import Journal
 from gradguard.torch_internals import node_sequence
@@ -76,7 +78,7 @@ class Carriers:
         self.frames = [view for view in frames if view.is_user]
         self.names = names
         self.call = call
-        self.ignore = _own_objects(names, frames) | graph.alive.own()
+        self.ignore = own_objects(names, frames) | graph.alive.own()
 
     # -- facts --------------------------------------------------------------------------------------------------------
 
@@ -142,9 +144,9 @@ class Carriers:
                 continue
             for loop in place.enclosing_loops:
                 for carried in loop_carried(loop):
-                    value = _lookup(view, carried.name)
+                    value = lookup(view, carried.name)
                     ranked = max(
-                        ((self._rank(tensor, carrier, above, border), tensor) for tensor in _tensors_in(value)),
+                        ((self._rank(tensor, carrier, above, border), tensor) for tensor in tensors_in(value)),
                         key=lambda pair: pair[0],
                         default=(0, None),
                     )
@@ -163,7 +165,7 @@ class Carriers:
         carrier.how = "variable" if rank == 3 else "overwritten"
         carrier.stores, carrier.store = stores, self._best(stores, carrier, ("carried", "fresh"))
         carrier.renewal = "each step"
-        carrier.tensor, carrier.value = tensor, _lookup(view, carried.name)
+        carrier.tensor, carrier.value = tensor, lookup(view, carried.name)
         carrier.read = carried.read
 
     def _rank(self, tensor: torch.Tensor, carrier: Carrier, above: set[Any], border: int | None) -> int:
@@ -184,7 +186,8 @@ class Carriers:
         nodes = list(carrier.link.carriers)
         found: list[Holding] = []
         for tensor in self._oldest_first(self.graph.alive.made_by(nodes), nodes):
-            found.extend(holdings(tensor, self.frames, self.ignore))
+            held = holdings(tensor, self.frames, self.ignore)
+            found.extend([*taken_from(tensor, held, self.frames), *held])
         rated = [(rating, holding, stores) for holding in found for rating, stores in [self._stores(holding)] if rating]
         if not rated:
             if found:
@@ -223,7 +226,7 @@ class Carriers:
             traced = [op for op in self.journal.ops if op[2].co_filename == store.file and op[2].co_firstlineno in lines]
             if any(op[0] >= border for op in traced):
                 return True
-        if function.name in ("forward", "__call__"):
+        if function.name in ("forward", "__call__") or is_run_by_a_hook(store.source, function):
             return True
         called = self._called_around(store)
         if function.name in called:
@@ -253,6 +256,8 @@ class Carriers:
             if view is None and holding.frame.f_code.co_flags & CO_GENERATOR:  # a generator that waits at its `yield`
                 view = FrameView(holding.frame)
             stores = [] if view is None else stores_of_variable(holding.name, view, container=bool(holding.through))
+            if stores and all(isinstance(store.statement, (ast.For, ast.AsyncFor)) for store in stores):
+                return 1, stores  # what a loop takes out of a container: the container's variable says more
             if stores:
                 return 4, stores
             return 0, []  # a parameter: the caller's variable says more
@@ -330,9 +335,13 @@ class Carriers:
                 return
 
     def _best(self, stores: Sequence[Store], carrier: Carrier, wanted: tuple[str, ...]) -> Store | None:
-        """The store that made this very tensor where that is known, else the first of the wanted kinds."""
+        """The store that made this very tensor where that is known, else one that can have made it, of the first of the wanted kinds."""
         chosen = [store for kind in wanted for store in stores if store.relation == kind] or list(stores)
-        return next((store for store in chosen if store.covers(carrier.made)), chosen[0] if chosen else None)
+        held = None if carrier.tensor is None else node_of(carrier.tensor)
+        places = [carrier.made, None if held is None else self.site(held)]
+        known = (store for place in places for store in chosen if store.covers(place))
+        fitting = (store for store in chosen if held is not None and puts_result_of(store.value, op_name(held)))
+        return next(known, None) or next(fitting, None) or (chosen[0] if chosen else None)
 
     def _oldest_first(self, tensors: list[torch.Tensor], nodes: list[Any]) -> list[torch.Tensor]:
         return sorted(tensors, key=lambda tensor: nodes.index(node_of(tensor)))
@@ -385,36 +394,3 @@ def _reads_itself(store: Store, name: str) -> bool:
 
 def _kind(node: Any) -> str:
     return "" if node is None else str(node.name())
-
-
-def _lookup(view: FrameView, name: str) -> Any:
-    first, *rest = name.split(".")
-    value = view.locals.get(first, view.globals.get(first))
-    for part in rest:
-        value = getattr(value, part, None) if not isinstance(value, type) else None
-    return value
-
-
-def _tensors_in(value: Any, depth: int = 3) -> Iterator[torch.Tensor]:
-    """The tensors in a value: itself, items of containers, attributes of small objects."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif depth and isinstance(value, (list, tuple)):
-        for item in value[:64]:
-            yield from _tensors_in(item, depth - 1)
-    elif depth and isinstance(value, dict):
-        for item in list(value.values())[:64]:
-            yield from _tensors_in(item, depth - 1)
-    elif (
-        depth
-        and not isinstance(value, (torch.nn.Module, type, torch.optim.Optimizer))
-        and isinstance(getattr(value, "__dict__", None), dict)
-    ):
-        yield from _tensors_in(vars(value), depth - 1)
-
-
-def _own_objects(names: Names, frames: Sequence[FrameView]) -> set[int]:
-    """ids of what gradguard itself has made in looking around, which holds tensors too."""
-    own = {id(view._locals) for view in frames if view._locals is not None}
-    bindings = vars(names).get("bindings", ())
-    return own | {id(entry) for entry in bindings} | {id(bindings)}

@@ -5,10 +5,11 @@ name stands for.
 from __future__ import annotations
 
 import ast
+import re
 
 from gradguard.evidence.bindings import dotted, targets_of
-from gradguard.evidence.flow import stores_into
-from gradguard.evidence.syntax import FUNCTIONS
+from gradguard.evidence.flow import STORING_METHODS, stores_into
+from gradguard.evidence.syntax import FUNCTIONS, Source
 
 _CONTAINERS = frozenset({"list", "dict", "deque", "set", "OrderedDict"})
 _MAKERS = frozenset(
@@ -20,6 +21,7 @@ _MAKERS_BY = frozenset(
 _CARRYING = frozenset(
     {"clone", "to", "float", "double", "half", "cpu", "cuda", "repeat", "expand", "view", "reshape", "unsqueeze", "squeeze"}
 )
+_REGISTERING = re.compile(r"register_(module_)?forward(_pre)?_hook")
 _PARTS = frozenset({"get", "setdefault"})
 
 
@@ -93,3 +95,58 @@ def _is_part_of(value: ast.expr, name: str) -> bool:
             value = value.args[0]
         else:
             return False
+
+
+_OPERATORS: dict[type[ast.operator], str] = {
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.Div: "div",
+    ast.Pow: "pow",
+    ast.MatMult: "matmul",
+}
+
+
+def puts_result_of(value: ast.expr | None, op: str) -> bool:
+    """Whether what is stored is, as it is written, the result of this op: `x.abs() + eps` of `add`, `bank.append(a.exp())` of `exp`."""
+    if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in STORING_METHODS and value.args:
+        value = value.args[-1]
+    if isinstance(value, ast.BinOp):
+        return _OPERATORS.get(type(value.op)) == op
+    called = value.func if isinstance(value, ast.Call) else None
+    return (called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else None) == op
+
+
+def is_run_by_a_hook(source: Source, function: ast.AST) -> bool:
+    """Whether a module's hook runs this function: registered itself, or made by what is called there. No line calls it then, and each
+    forward pass runs it."""
+    inside = [above for above in source.ancestors(function) if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    names = {getattr(each, "name", "") for each in (function, *inside)}
+    for node in ast.walk(source.tree) if source.tree is not None else ():
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _REGISTERING.fullmatch(node.func.attr):
+            for argument in node.args[:1]:
+                parts = [argument.func, *argument.args] if isinstance(argument, ast.Call) else [argument]  # partial(self.capture, name)
+                if any((dotted(part) or "").rpartition(".")[2] in names for part in parts):
+                    return True
+    return False
+
+
+def built_with(source: Source, kind: type, field: str) -> list[ast.stmt]:
+    """Statements that build a record with something for one of its fields: `State(h, c)`, `replace(self, h=h)`, `state._replace(h=h)`."""
+    fields = [*getattr(kind, "__dataclass_fields__", ()), *getattr(kind, "_fields", ())]
+    if field not in fields:
+        return []
+    found: dict[ast.stmt, None] = {}
+    for node in ast.walk(source.tree) if source.tree is not None else ():
+        if not isinstance(node, ast.Call):
+            continue
+        called = (dotted(node.func) or "").rpartition(".")[2]
+        given = {keyword.arg: keyword.value for keyword in node.keywords}
+        if called in (kind.__name__, "cls"):
+            given |= dict(zip(fields, node.args, strict=False))
+        elif called not in ("replace", "_replace") or not set(given) <= {*fields, None}:
+            continue
+        statement = source.statement(node)
+        if field in given and statement is not None and not without_graph(given[field]):
+            found.setdefault(statement)
+    return sorted(found, key=lambda statement: statement.lineno)

@@ -18,7 +18,7 @@ Loop = ast.For | ast.AsyncFor | ast.While
 
 _CUTS = {"detach", "detach_", "item", "tolist", "numpy", "data", "argmax", "argmin", "bool", "int", "long", "size", "shape", "dim", "numel"}
 _CUTTING_CALLS = {"float", "int", "bool", "len", "isinstance", "type", "print", "id", "str", "repr", "format"}
-_STORING_METHODS = {
+STORING_METHODS = {
     *("append", "appendleft", "extend", "extendleft", "insert", "add", "update", "setdefault"),
     *("put", "put_nowait", "push", "enqueue", "store"),
     "__setitem__",
@@ -253,7 +253,7 @@ def stores_into(tree: ast.AST, name: str) -> list[ast.stmt]:
             if (
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Attribute)
-                and node.func.attr in _STORING_METHODS
+                and node.func.attr in STORING_METHODS
                 and _is_part(node.func.value, name)
             ):
                 found.setdefault(statement)

@@ -45,7 +45,7 @@ class Holding:
 
     @property
     def owner_type(self) -> str | None:
-        return None if self.owner is None else type(self.owner).__name__
+        return None if self.owner is None or isinstance(self.owner, FunctionType) else type(self.owner).__name__
 
 
 def holdings(tensor: torch.Tensor, frames: Sequence[FrameView], ignore: Collection[int] = ()) -> list[Holding]:
@@ -147,9 +147,11 @@ def _attributes(referrer: Any, step: _Step, tensor: torch.Tensor, scopes: set[in
             names = [key for key, value in list(obj.items()) if value is step.inner]
             return [Holding(f"{referrer.__name__}.{name}", name, referrer, None, through[1:], tensor) for name in names]
         return []
+    if isinstance(referrer, FunctionType):
+        return _of_function(referrer, step, tensor)
     if isinstance(referrer, CellType):
         return _in_closure(referrer, through, tensor)
-    if isinstance(referrer, (list, tuple, set, frozenset, FrameType, FunctionType, MethodType, torch.Tensor)):
+    if isinstance(referrer, (list, tuple, set, frozenset, FrameType, MethodType, torch.Tensor)):
         return []
     attributes = getattr(referrer, "__dict__", None)
     if isinstance(attributes, dict):
@@ -158,6 +160,15 @@ def _attributes(referrer: Any, step: _Step, tensor: torch.Tensor, scopes: set[in
         return _of_instance(referrer, attributes, obj, through, tensor)
     slots = [name for kind in type(referrer).__mro__ for name in getattr(kind, "__slots__", ()) if isinstance(name, str)]
     return [Holding(f"self.{name}", name, referrer, None, through, tensor) for name in slots if getattr(referrer, name, None) is obj]
+
+
+def _of_function(function: FunctionType, step: _Step, tensor: torch.Tensor) -> list[Holding]:
+    """An attribute of a function of the user's, as decorators keep them: by the name that its own code has for it."""
+    kept, written = vars(function), function.__code__.co_name
+    if kept is not step.obj or not USER_FILES[function.__code__.co_filename]:
+        return []
+    names = [name for name, value in kept.items() if value is step.inner]
+    return [Holding(f"{written}.{name}", name, function, None, step.through[1:], tensor) for name in names]
 
 
 def _in_closure(cell: CellType, through: tuple[str, ...], tensor: torch.Tensor) -> list[Holding]:

@@ -10,10 +10,13 @@ from dataclasses import dataclass, replace
 from types import CodeType, FrameType
 from typing import Any, Literal
 
+import torch
+
 from gradguard.callsite import USER_FILES
 from gradguard.diagnosis import Role, SourceSpan
 from gradguard.evidence.bindings import assignments_to, dotted, targets_of
-from gradguard.evidence.filling import stores_through_names, without_graph
+from gradguard.evidence.contents import lookup, tensors_in
+from gradguard.evidence.filling import built_with, stores_through_names, without_graph
 from gradguard.evidence.flow import contains, guards_a_cache, position_before, stores_into
 from gradguard.evidence.frames import FrameView
 from gradguard.evidence.holders import Holding
@@ -114,6 +117,27 @@ def stores_of_variable(name: str, view: FrameView, *, container: bool) -> list[S
     return _kept(found, set(puts))
 
 
+def taken_from(tensor: torch.Tensor, held: Sequence[Holding], frames: Sequence[FrameView]) -> list[Holding]:
+    """The containers that a tensor is in, where a variable holds it that a loop has set: `for x, y in pairs` takes it out of `pairs`."""
+    found: list[Holding] = []
+    for holding in held:
+        view = view_of(holding.frame, frames)
+        place = None if view is None else resolve(view.site)
+        if view is None or place is None:
+            continue
+        for loop in place.enclosing_loops:
+            if isinstance(loop, ast.While) or holding.name not in map(dotted, targets_of(loop)):
+                continue
+            for read in ast.walk(loop.iter):
+                name = dotted(read) if isinstance(read, (ast.Name, ast.Attribute)) else None
+                value = None if name is None else lookup(view, name)
+                if name is not None and isinstance(value, (list, tuple, dict)) and any(item is tensor for item in tensors_in(value)):
+                    owner = lookup(view, name.rpartition(".")[0]) if "." in name else None
+                    frame = holding.frame if owner is None and name in view.locals else None
+                    found.append(Holding(name, name.rpartition(".")[2], owner, frame, (type(value).__name__,), tensor))
+    return found
+
+
 def _kept(stores: list[Store], puts: set[ast.stmt]) -> list[Store]:
     """What is put into a container in this turn stays there for the next, unless the container itself is made anew in each turn."""
     if any(store.relation == "fresh" and store.statement not in puts for store in stores):
@@ -161,6 +185,12 @@ def stores_of_attribute(holding: Holding, frames: Sequence[FrameView]) -> list[S
             for source, definition in classes_of(holding.owner)
             for store in _cached_property(source, definition, holding.attribute)
         }
+    if not found and not isinstance(holding.owner, type):
+        for file in dict.fromkeys([view.frame.f_code.co_filename for view in frames if view.is_user]):
+            outside = load(file)
+            for statement in built_with(outside, type(holding.owner), holding.attribute) if outside is not None else ():
+                assert outside is not None
+                found.setdefault(statement, Store(outside, statement, _attribute_relation(outside, statement, holding.name, frames)))
     return [store for store in (_kept(list(found.values()), puts) if container else found.values()) if not _stores_nothing(store)]
 
 

@@ -34,7 +34,8 @@ import re
 import torch
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
-from gradguard.evidence.source import dotted
+from gradguard.evidence.bindings import assignments_to
+from gradguard.evidence.source import ResolvedSite, dotted
 from gradguard.evidence.syntax import range_of
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
@@ -166,6 +167,8 @@ def _from_argument(incident: Incident, index: int, got: str, expected: str) -> D
         else None
     )
     given = _gradient_argument(call, index, incident.where) if call is not None else None
+    if given is None and call is not None and scopes:
+        given = _from_settings(call, place, index)
     culprit = place.span(f"gradient of shape {got} for an output of shape {expected}", "culprit")
     related = []
     name = None
@@ -230,6 +233,23 @@ def _gradient_argument(call: ast.Call, index: int, where: str) -> ast.expr | Non
     if isinstance(named, (ast.Tuple, ast.List)):
         return named.elts[index] if index < len(named.elts) else None
     return named
+
+
+def _from_settings(call: ast.Call, place: ResolvedSite, index: int) -> ast.expr | None:
+    """The same out of a dict that the call is given as `**settings`, made in this function."""
+    names = [keyword.value.id for keyword in call.keywords if keyword.arg is None and isinstance(keyword.value, ast.Name)]
+    scope = place.enclosing_function
+    for statement in assignments_to(scope, names[0]) if scope is not None and len(names) == 1 else ():
+        value = getattr(statement, "value", None)
+        items: list[tuple[object, ast.expr]] = []
+        if isinstance(value, ast.Dict):
+            items = [(key.value, item) for key, item in zip(value.keys, value.values, strict=True) if isinstance(key, ast.Constant)]
+        elif isinstance(value, ast.Call) and dotted(value.func) == "dict":
+            items = [(keyword.arg, keyword.value) for keyword in value.keywords]
+        found = next((item for key, item in items if key in ("grad_outputs", "gradient", "grad_tensors")), None)
+        if found is not None and not isinstance(found, (ast.Tuple, ast.List)) and index == 0:
+            return found
+    return None
 
 
 def _from_assignment(incident: Incident, got: str, expected: str) -> Diagnosis | None:

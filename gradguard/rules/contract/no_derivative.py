@@ -231,6 +231,7 @@ def _op(incident: Incident, aten: str) -> Diagnosis | None:
         fixes = [
             Fix(title=f"write `{name}` with elementary operations where the second derivative goes through it"),
             Fix(title="take the penalty's gradient with respect to a tensor behind it, so that it is not passed twice"),
+            Fix(title="where the first gradient may be taken as a constant, such as in a first-order inner step: leave out `create_graph`"),
         ]
     else:
         fixes = [Fix(title=f"replace `{name}` by a differentiable expression, or detach its input if no gradient is wanted through it")]

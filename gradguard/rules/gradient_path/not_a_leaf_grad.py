@@ -36,7 +36,10 @@ import ast
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence import graph
+from gradguard.evidence.bindings import dotted
+from gradguard.evidence.filling import puts_result_of
 from gradguard.evidence.source import ResolvedSite
+from gradguard.evidence.stores import returns_of
 from gradguard.rules.base import Rule
 from gradguard.rules.gradient_path import lost_path, missing_grad
 from gradguard.rules.gradient_path.missing_grad import Missing
@@ -52,7 +55,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if missing is None or missing.tensor.is_leaf or missing.tensor.retains_grad:
         return None
     name = missing.text
-    rebound = _rebound(incident, missing)
+    bound = _rebound(incident, missing)
+    rebound = _returned(incident, bound, missing) or bound
     op = graph.op_name(missing.tensor.grad_fn)
     leaf = _leaf(incident, missing)
     related: list[SourceSpan] = []
@@ -61,6 +65,9 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if rebound is not None:
         culprit = rebound.statement_span(f"`{name}` is the result of an operation from here on, no longer the leaf", "culprit")
         headline = f"`{name}.grad` is None: `{name}` was rebound to the result of an operation, and backward() fills `.grad` of leaves only"
+    if rebound is not bound and bound is not None:
+        culprit = rebound.statement_span("returns the result of an operation on the leaf", "culprit") if rebound is not None else None
+        related.append(bound.statement_span(f"`{name}` is that result from here on", "made"))
     if leaf is not None:
         related.append(leaf.span("the leaf: its `.grad` is filled", "made"))
     if not same_place(rebound, missing.place):
@@ -119,6 +126,25 @@ def _rebound(incident: Incident, missing: Missing) -> ResolvedSite | None:
         if outer:
             return site_at(caller.source, outer[0].value)
     return made
+
+
+def _returned(incident: Incident, bound: ResolvedSite | None, missing: Missing) -> ResolvedSite | None:
+    """The `return` of the user's function that the name was bound to the result of, where it is the only one that gives such a result."""
+    statement = None if bound is None else bound.statement
+    value = statement.value if isinstance(statement, (ast.Assign, ast.AnnAssign)) else None
+    called = None if not isinstance(value, ast.Call) else (dotted(value.func) or "").rpartition(".")[2]
+    if not called:
+        return None
+    op = graph.op_name(missing.tensor.grad_fn)
+    found = [
+        site_at(source, statement)
+        for source in incident.sources
+        for function in source.scopes
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)) and function.name == called
+        for statement in returns_of(function)
+    ]
+    fitting = [place for place in found if isinstance(place.statement, ast.Return) and puts_result_of(place.statement.value, op)]
+    return fitting[0] if len(found) == len(fitting) == 1 else None
 
 
 def _leaf(incident: Incident, missing: Missing) -> ResolvedSite | None:

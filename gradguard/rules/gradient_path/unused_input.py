@@ -88,7 +88,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
 def _diagnose(incident: Incident, tensor: torch.Tensor, index: int, leaves: list[torch.Tensor]) -> Diagnosis:
     text = wanted.input_text(incident, index)
     state = incident.names.state(tensor)
-    name = text or (state.full if state is not None else incident.names.of(tensor)) or f"input {index}"
+    name = text or (state.full if state is not None else _called(incident, tensor)) or f"input {index}"
     output = lost_path.root_text(incident) or "the output"
     reason = (
         _made_later(incident, tensor, index, name, output) or _cut(incident, tensor, name) or _stepped(incident, leaves,
@@ -108,6 +108,13 @@ def _diagnose(incident: Incident, tensor: torch.Tensor, index: int, leaves: list
         avoid=["`allow_unused=True` is no cure: it gives None in place of the "
                "gradient."], confidence="certain" if reason.certain else "likely",
     )  # fmt: skip
+
+
+def _called(incident: Incident, tensor: torch.Tensor) -> str | None:
+    """A variable of its own, where there is one, before an item of a container."""
+    name = incident.names.of(tensor)
+    variable = wanted.made_in_a_caller(incident, tensor) if name is not None and not name.isidentifier() else None
+    return name if variable is None else variable[0]
 
 
 def _parameter_left_out(incident: Incident, tensor: torch.Tensor, name: str) -> Diagnosis:
@@ -153,9 +160,13 @@ def _made_later(incident: Incident, tensor: torch.Tensor, index: int, name: str,
     node = wanted.input_node(incident, index)
     inline = isinstance(node, (ast.Subscript, ast.Call, ast.BinOp))
     site = place or (incident.place if inline else wanted.made(incident, tensor, name))
+    caller = None if inline else wanted.made_in_a_caller(incident, tensor)
+    site = site or (caller[1] if caller is not None else None)
     base = (
         short(incident.place.source.flat(node.value), 30)
         if inline and isinstance(node, ast.Subscript) and incident.place is not None and incident.place.source
+        else wanted.sliced(caller[1], caller[0])
+        if caller is not None
         else None
     )
     return Reason(

@@ -6,6 +6,7 @@ import ast
 
 import torch
 
+from gradguard.evidence.bindings import dotted
 from gradguard.evidence.source import ResolvedSite
 from gradguard.rules.gradient_path.follow import Follower
 from gradguard.rules.gradient_path.origins import Origin
@@ -65,6 +66,36 @@ def made(incident: Incident, tensor: torch.Tensor, text: str | None) -> Resolved
         name = scope.source.flat(expression)
         if not name.isidentifier() and not name.replace(".", "").isidentifier():
             return site_at(scope.source, expression)
+    return None
+
+
+def made_in_a_caller(incident: Incident, tensor: torch.Tensor) -> tuple[str, ResolvedSite] | None:
+    """The variable of a frame around that is this very tensor, and the statement that gave it its value there."""
+    follower = Follower(incident)
+    for level in range(len(follower.views)):
+        scope = follower.live(level)
+        if scope is None or scope.view is None:
+            continue
+        for name, value in scope.view.locals.items():
+            found = _before(scope, name) if value is tensor and name.isidentifier() else []
+            if found and not isinstance(found[0].statement, (ast.For, ast.With)):
+                return name, site_at(scope.source, found[0].statement)
+    return None
+
+
+def sliced(place: ResolvedSite | None, name: str) -> str | None:
+    """What the variable is a slice of: `xt` of `x, t = xt[:, :1], xt[:, 1:]`."""
+    statement = None if place is None else place.statement
+    if not isinstance(statement, ast.Assign):
+        return None
+    for target in statement.targets:
+        values = [statement.value]
+        targets = [target]
+        if isinstance(target, ast.Tuple) and isinstance(statement.value, ast.Tuple) and len(target.elts) == len(statement.value.elts):
+            targets, values = list(target.elts), list(statement.value.elts)
+        for single, value in zip(targets, values, strict=False):
+            if dotted(single) == name and isinstance(value, ast.Subscript):
+                return dotted(value.value)
     return None
 
 

@@ -187,7 +187,10 @@ def list_item(place: ResolvedSite | None) -> ast.Subscript | None:
         else:
             break
     name = None if node is None else dotted(node)
-    return inner if inner is not None and name is not None and scope is not None and _is_list(scope, name, place) else None
+    if inner is None or name is None or scope is None:
+        return None
+    keyed = isinstance(inner.slice, ast.Constant) and isinstance(inner.slice.value, str)  # no tensor has such an index
+    return inner if keyed or _is_list(scope, name, place) else None
 
 
 def aliases(place: ResolvedSite | None, caller: ResolvedSite | None = None, by_module: bool = False, limit: int = 5) -> list[Alias]:

@@ -44,15 +44,16 @@ from gradguard.evidence.syntax import range_of
 from gradguard.fixes.edits import before, patched
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
-from gradguard.rules.inplace import tell
+from gradguard.rules.inplace import tell, threads
 from gradguard.rules.inplace.aliases import is_loop_target, is_view, peel
 from gradguard.rules.inplace.classify import kind_of
 from gradguard.rules.inplace.detached import detached
 from gradguard.rules.inplace.flags import Flag, flag_argument, flag_of, holder_of
+from gradguard.rules.inplace.last_write import last_writer
 from gradguard.rules.inplace.numpy_write import numpy_written, told
 from gradguard.rules.inplace.rebinding import reaches_nobody, returned_instead
 from gradguard.rules.inplace.renormed import renormed
-from gradguard.rules.inplace.repairs import drop_argument, out_of_place
+from gradguard.rules.inplace.repairs import drawn, drop_argument, out_of_place
 from gradguard.rules.inplace.story import DETACHED, MODIFIED, Story, Write, story_of
 from gradguard.rules.inplace.tell import Target, short
 from gradguard.rules.inplace.unseen import screen
@@ -70,7 +71,11 @@ def recognise(incident: Incident) -> Diagnosis | None:
     story = story_of(incident)
     if story is None or kind_of(story) != "value":
         return None
-    return renormed(story, CODE, NAME) or tell.with_guesses(_told(story, story.blamed or Write("op", 0, None, "")), story)
+    return (
+        renormed(story, CODE, NAME)
+        or threads.told(story, CODE, NAME)
+        or tell.with_guesses(_told(story, story.blamed or Write("op", 0, None, "")), story)
+    )
 
 
 def _told(story: Story, write: Write) -> Diagnosis:
@@ -88,9 +93,11 @@ def _told(story: Story, write: Write) -> Diagnosis:
         text = short(place.text if place else write.func)
         subject = f"`{text}`" if text else ""
     saved_by = f"which `{story.op_word}` had saved for its backward pass"
-    headline = (
-        f"{subject} writes over {target.phrase}, {saved_by}" if subject else f"{target.phrase}, {saved_by}, was written over in place"
-    )
+    writer = last_writer(story.mismatch)
+    by = f" by `{writer}`" if writer else ""
+    headline = f"{subject} writes over {target.phrase}, {saved_by}"
+    if not subject:
+        headline = f"{target.phrase}, {saved_by}, was written over in place{by}"
     facts = tell.tensor_facts(story, target.name)
     related = tell.compact(
         [
@@ -172,7 +179,8 @@ def _fixes(story: Story, write: Write, target: Target, flag: Flag | None) -> lis
     if write.module is not None:
         fixes.append(_without_flag(write, flag))
     elif place is not None:
-        fixes += [_joined(target)] if _reads_what_it_writes(story, place) else _moved(write, place) or _new_tensor(place, target)
+        fresh = [] if reaches_nobody(place, target.written) else drawn(place)
+        fixes += [_joined(target)] if _reads_what_it_writes(story, place) else _moved(write, place) or fresh or _new_tensor(place, target)
     if write.module is None:
         fixes += _copy_for_the_op(story, target)
     if any(link.call in ("detach", "data") for link in target.chain):
@@ -287,7 +295,8 @@ def _new_tensor(place: ResolvedSite, target: Target) -> list[Fix]:
         text, diff = made
         if is_loop_target(place, target.written):
             return [Fix(title="build a new list of the changed tensors, in place of writing into each in a loop", safety="manual")]
-        if target.written is not None and reaches_nobody(place, target.written):
+        used = isinstance(place.node, ast.Call) and not isinstance(place.statement, ast.Expr)  # its value goes on where it stands
+        if target.written is not None and not used and reaches_nobody(place, target.written):
             return [returned_instead(place, target.written, text)]
         local = target.written is not None and not target.chain and target.written.isidentifier() and not is_view(place, target.written)
         return [
@@ -325,7 +334,8 @@ def _for_assignment(place: ResolvedSite, target: Target) -> Fix:
                 safety="manual",
                 detail=f"such as `{mask}.unsqueeze(-1)`, where `{mask}` picks rows",
             )
-        if place.enclosing_loops:
+        constant = isinstance(node.value, (ast.Constant, ast.UnaryOp))
+        if place.enclosing_loops and not constant:
             return Fix(
                 title=(
                     "collect the pieces in a Python list and join them after the loop "
@@ -334,6 +344,8 @@ def _for_assignment(place: ResolvedSite, target: Target) -> Fix:
                 safety="manual",
                 detail=f"within the loop use the piece itself, not a view of `{name}`",
             )
+        if constant and written.isidentifier() and not is_view(place, written):
+            return Fix(title=f"write into a copy: `{written} = {written}.clone()` before the first write", safety="manual")
         return Fix(
             title=f"build the changed `{name}` as a new tensor (`torch.cat`, `torch.stack`, `torch.where`) instead of assigning into it",
             safety="manual",

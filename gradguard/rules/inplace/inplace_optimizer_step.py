@@ -32,7 +32,7 @@ from __future__ import annotations
 from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.graph import leaves
 from gradguard.evidence.names import short_list
-from gradguard.evidence.optimizers import trained_by
+from gradguard.evidence.optimizers import holds_memory, trained_by
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace import tell
@@ -76,6 +76,8 @@ def _told(story: Story, write: Write) -> Diagnosis:
         headline = (
             f"`{place.function.rpartition('.')[2]}` updates `{parameter}` in place between the forward pass{through} and its backward pass"
         )
+    if write.sure == "possible" and subject.startswith("`"):
+        headline = f"`{parameter}` was changed in place between the forward pass{through} and its backward pass, it may be by {subject}"
     used = story.saved_at
     spans = [
         None
@@ -175,7 +177,15 @@ def _fixes(story: Story, write: Write, carried: Carried | None, subject: str) ->
         ]
     again = Fix(title=f"compute the loss again after {subject}, with the updated {network}", safety="manual")
     earlier = _all_backwards_first(story, write, f"call this backward before {subject}")
-    return [again, earlier] if _others_trained(story, write) else [earlier, again]
+    alone = _others_trained(story, write) and not _shared(story, write)
+    return [again, earlier] if alone else [earlier, again]
+
+
+def _shared(story: Story, write: Write) -> bool:
+    """Whether another optimizer holds the changed parameter as well: both losses are to train it."""
+    storage = story.mismatch.storage
+    others = [optimizer for optimizer in story.incident.names.optimizers() if optimizer is not write.optimizer]
+    return storage is not None and any(holds_memory(optimizer, storage) for optimizer in others)
 
 
 def _all_backwards_first(story: Story, write: Write, title: str) -> Fix:
@@ -183,6 +193,13 @@ def _all_backwards_first(story: Story, write: Write, title: str) -> Fix:
     others = _others_trained(story, write)
     if not others:
         return Fix(title=title, safety="manual", detail="first all backward passes of one forward pass, then the steps")
+    if _shared(story, write):
+        return Fix(
+            title=title,
+            safety="manual",
+            detail="first each zero_grad(), then all backward passes of one forward pass, then the steps; `"
+            f"{story.state.full if story.state is not None else 'the parameter'}` is held by several optimizers and is updated by each",
+        )
     return Fix(
         title=f"{title}, with `inputs=` set to the parameters of `{others[0]}`",
         safety="manual",

@@ -7,20 +7,25 @@ follows calls by name. It finds too much rather than too little; what it finds i
 from __future__ import annotations
 
 import ast
+import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
-from inspect import getattr_static
 from types import CodeType
 from typing import Any
 
+import torch
 from torch import nn
 
 from gradguard.callsite import USER_FILES
 from gradguard.evidence.bindings import dotted
+from gradguard.evidence.contents import tensors_in
+from gradguard.evidence.frames import FrameView, live_frames
 from gradguard.evidence.source import function_def, resolve
 from gradguard.evidence.syntax import FUNCTIONS, Source, load
 from gradguard.rules.incident import Incident
+from gradguard.rules.inplace.held import called_by_value, code_of, held_functions
+from gradguard.torch_internals import storage_key
 
 _MAX_FUNCTIONS = 400
 
@@ -35,6 +40,7 @@ class Scope:
     owner: ast.ClassDef | None = None
     depth: int = 0
     calls: list[ast.Call] = field(default_factory=list)
+    by_value: list[tuple[ast.Call, ast.AST]] = field(default_factory=list)  # calls of functions that a container keeps
 
     @property
     def name(self) -> str:
@@ -66,6 +72,14 @@ def step_scopes(incident: Incident) -> list[Scope]:
     children = [child for root in incident.modules for child in root.modules()]
     found: dict[ast.AST, Scope] = {}
     queue: list[Scope] = []
+    storages = {item.storage for item in incident.mismatches if item.storage is not None}
+    for view in other_threads() if storages else ():
+        if not storages.intersection(map(storage_key, tensors_of(view))):
+            continue
+        source, running = load(view.frame.f_code.co_filename), function_def(view.frame.f_code)
+        if source is not None and running is not None and running not in found:
+            found[running] = Scope(source, running, statements_of(running), _class_of(source, running), 1)
+            queue.append(found[running])
     for view in incident.user_frames:
         place = resolve(view.site)
         if place is None or place.source is None:
@@ -91,6 +105,7 @@ def step_scopes(incident: Incident) -> list[Scope]:
         if loaded is not None and hook is not None and hook not in found:
             found[hook] = Scope(loaded, hook, statements_of(hook), _class_of(loaded, hook), 1)
             queue.append(found[hook])
+    kept = held_functions(incident.user_frames, children)
     while queue and len(found) < _MAX_FUNCTIONS:
         scope = queue.pop(0)
         for statement in scope.statements:
@@ -98,7 +113,10 @@ def step_scopes(incident: Incident) -> list[Scope]:
                 if not isinstance(item, ast.Call):
                     continue
                 scope.calls.append(item)
-                for source, callee in _called(item, scope, by_name, types):
+                runs = dict.fromkeys(called_by_value(item, scope.source, kept)) if kept else {}
+                by_value = [(running, node) for code in runs for running, node in [_defined(code)] if running is not None]
+                scope.by_value.extend((item, node) for _, node in by_value)
+                for source, callee in [*by_value, *_called(item, scope, by_name, types)]:
                     if callee not in found:
                         fresh = Scope(source, callee, statements_of(callee), _class_of(source, callee), scope.depth + 1)
                         found[callee] = fresh
@@ -111,20 +129,15 @@ def _hooks(modules: list[nn.Module]) -> list[CodeType]:
     found: dict[CodeType, None] = {}
     for module in modules:
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
-            code = _code_of(hook)
+            code = code_of(hook)
             if code is not None and USER_FILES[code.co_filename]:
                 found.setdefault(code)
     return list(found)
 
 
-def _code_of(hook: object) -> CodeType | None:
-    """The code that a hook runs: of a function, a method, a `partial` of one, an object that can be called."""
-    while isinstance(hook, partial):
-        hook = hook.func
-    if not hasattr(hook, "__code__") and not hasattr(hook, "__func__"):
-        hook = getattr_static(type(hook), "__call__", None)
-    code = getattr(getattr(hook, "__func__", hook), "__code__", None)
-    return code if isinstance(code, CodeType) else None
+def _defined(code: CodeType) -> tuple[Source | None, ast.AST]:
+    node = function_def(code)
+    return (None, ast.Pass()) if node is None else (load(code.co_filename), node)
 
 
 def _class_of(source: Source, node: ast.AST) -> ast.ClassDef | None:
@@ -178,6 +191,17 @@ def _forwards(by_name: dict[str, list[tuple[Source, ast.AST]]], kinds: set[str] 
 def module_types(modules: list[nn.Module]) -> dict[str, set[str]]:
     """Attribute name -> class names, for op look-ups (`self.act` is a `Sigmoid`)."""
     return _attribute_types(modules)
+
+
+def other_threads() -> list[FrameView]:
+    """The user's frames of the threads beside this one, which may write while this one computes."""
+    own = threading.get_ident()
+    return [view for ident, frame in sys._current_frames().items() if ident != own for view in live_frames(frame) if view.is_user]
+
+
+def tensors_of(view: FrameView) -> list[torch.Tensor]:
+    """The tensors in a frame's variables and in their containers."""
+    return [tensor for name, value in view.locals.items() if name != "self" for tensor in tensors_in(value, 2)]
 
 
 def live_value(incident: Incident, scope: Scope, name: str) -> Any:

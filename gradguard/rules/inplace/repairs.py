@@ -6,6 +6,7 @@ import ast
 
 import torch
 
+from gradguard.diagnosis import Fix
 from gradguard.evidence.bindings import call_arguments, dotted
 from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.syntax import Source, range_of
@@ -31,6 +32,7 @@ _PLAIN = (ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.Constant, ast.Li
 _RANDOM = frozenset(
     {"copy", "fill", "zero", "uniform", "normal", "random", "bernoulli", "exponential", "requires_grad", "set", "resize", "swap"}
 )
+_DRAWING = frozenset({"normal_", "uniform_", "random_", "bernoulli_", "exponential_", "log_normal_", "cauchy_", "geometric_"})
 
 
 def out_of_place(place: ResolvedSite) -> tuple[str, str | None] | None:
@@ -118,7 +120,8 @@ def _method(source: Source, node: ast.Call) -> tuple[str, str | None] | None:
     whole = range_of(top)
     if not edits or whole is None or whole[0] != whole[2] or _in_place_left(current):
         return None
-    name = dotted(current)
+    keyed = isinstance(current, ast.Subscript) and isinstance(current.slice, ast.Constant) and isinstance(current.slice.value, str)
+    name = source.flat(current) if keyed else dotted(current)  # `batch["x"].clamp_(0, 1)`: a dict's item can be replaced
     prefix = ""
     if isinstance(source.parents.get(top), ast.Expr):
         if name is None:
@@ -129,6 +132,19 @@ def _method(source: Source, node: ast.Call) -> tuple[str, str | None] | None:
         raw = raw[: start - whole[1]] + new.encode() + raw[end - whole[1] :]
     text = prefix + raw.decode()
     return text, patched(source, [(whole, text)])
+
+
+def drawn(place: ResolvedSite) -> list[Fix]:
+    """New random values in a new tensor: `self.noise = torch.empty_like(self.noise).normal_()`."""
+    source, node, statement = place.source, place.node, place.statement
+    if source is None or not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr not in _DRAWING:
+        return []
+    name, whole = dotted(node.func.value), range_of(node)
+    torch_name = next((called for called, full in source.imports.items() if full == "torch"), None)
+    if name is None or whole is None or torch_name is None or not isinstance(statement, ast.Expr) or statement.value is not node:
+        return []
+    text = f"{name} = {torch_name}.empty_like({source.flat(node).replace(name, f'{name})', 1)}"
+    return [Fix(title=f"draw into a new tensor each time: `{text}`", safety="safe", patch=patched(source, [(whole, text)]))]
 
 
 def _in_place_left(node: ast.expr) -> bool:

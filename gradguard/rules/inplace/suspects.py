@@ -20,9 +20,12 @@ from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.syntax import range_of
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace.aliases import argument_for, parameters_of, peel
+from gradguard.rules.inplace.elsewhere import belongs_elsewhere, over_parameters
 from gradguard.rules.inplace.flags import holder_of
+from gradguard.rules.inplace.last_write import fits
 from gradguard.rules.inplace.reach import Scope, live_value, module_types, own_nodes, step_scopes
 from gradguard.rules.inplace.story import Story, Write
+from gradguard.rules.inplace.threads import held_in_threads
 from gradguard.rules.inplace.words import same_op
 
 _NUMBERS = ("item", "len", "float", "int", "time", "perf_counter", "numel", "size", "tolist")
@@ -74,7 +77,7 @@ class _Flow:
         for scope in scopes:
             self._assignments(scope, by_name)
             for call in scope.calls:
-                for callee in self.callees(call, by_name):
+                for callee in [*self.callees(call, by_name), *(each for each in scopes if (call, each.node) in scope.by_value)]:
                     self._arguments(scope, call, callee)
 
     def find(self, key: tuple[ast.AST, str]) -> tuple[ast.AST, str]:
@@ -141,15 +144,15 @@ def suspects_of(story: Story) -> list[Suspect]:
     incident = story.incident
     scopes = step_scopes(incident)
     modules = [child for root in incident.modules for child in root.modules()]
-    found = [suspect for scope in scopes for suspect in writes_of(incident, scope)]
-    found += _module_writes(story, scopes, modules)
+    everything = [*(suspect for scope in scopes for suspect in writes_of(incident, scope)), *_module_writes(story, scopes, modules)]
+    found = [suspect for suspect in everything if fits(story.mismatch, suspect.node, suspect.module)]
     state = story.state
     if state is not None:
         attribute = state.path.rpartition(".")[2]
         kind = type(state.owner).__name__
         for suspect in found:
             suspect.score += _state_score(suspect, attribute, kind, state.is_buffer)
-        found = [suspect for suspect in found if suspect.score > 0]
+        found = [each for each in found if each.score > 0 and not belongs_elsewhere(incident, each.scope, each.node, each.written, state)]
     else:
         flow = _Flow(scopes)
         seeds = _seeds(story, scopes, flow, module_types(modules))
@@ -194,18 +197,9 @@ def _state_score(suspect: Suspect, attribute: str, kind: str, is_buffer: bool) -
     written, owner = suspect.written or "", suspect.scope.owner
     if written.rpartition(".")[2] == attribute and "." in written:
         return 4.0 if owner is not None and owner.name == kind else 3.0
-    if not is_buffer and _over_parameters(suspect):
+    if not is_buffer and over_parameters(suspect.scope, suspect.node, suspect.written):
         return 3.0
     return 0.0
-
-
-def _over_parameters(suspect: Suspect) -> bool:
-    """Whether the written name is a loop variable over `.parameters()` or the like."""
-    for above in suspect.scope.source.ancestors(suspect.node) if suspect.node is not None else ():
-        if isinstance(above, (ast.For, ast.AsyncFor)) and suspect.written in [dotted(single) for single in flatten(above.target)]:
-            names = {item.attr for item in ast.walk(above.iter) if isinstance(item, ast.Attribute)}
-            return bool(names & {"parameters", "named_parameters", "values", "items", "state_dict"}) or isinstance(above.iter, ast.Call)
-    return False
 
 
 def _seeds(story: Story, scopes: list[Scope], flow: _Flow, types: dict[str, set[str]]) -> dict[tuple[ast.AST, str], float]:
@@ -226,6 +220,8 @@ def _seeds(story: Story, scopes: list[Scope], flow: _Flow, types: dict[str, set[
                 add(scope, name, 3.0)
             if name.startswith("self."):
                 add(scope, name, 3.0)
+    for scope, name in () if storage is None else held_in_threads(scopes, storage):
+        add(scope, name, 3.0)
     result = story.mismatch.slot in ("result", "output", "result0")
     op = same_op(op_name(story.mismatch.node))
     for scope in scopes:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gradguard.diagnosis import Confidence, Diagnosis, SourceSpan, TensorFacts
-from gradguard.evidence.names import StateName
+from gradguard.evidence.names import StateName, short_list
 from gradguard.evidence.source import ResolvedSite
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace.aliases import Alias, aliases, is_view, list_item, written_name
@@ -244,5 +244,9 @@ def with_guesses(diagnosis: Diagnosis, story: Story) -> Diagnosis:
         notes.append(
             ("other statements that may have written it: " if blamed is not None else "statements that may have written it: ") + listed
         )
+    modules = [write.module for write in story.guesses if write.module is not None]
+    if blamed is None and modules and len(modules) == len(story.guesses):
+        paths = [path for module in modules if (path := module_word(module, story.incident)[1]) is not None]
+        notes.append(f"modules that work in place (`inplace=True`) and may have written it: {short_list(paths)}")
     confidence: Confidence = blamed.sure if blamed is not None else "certain"
     return diagnosis.model_copy(update={"notes": [*diagnosis.notes, *notes], "confidence": confidence})

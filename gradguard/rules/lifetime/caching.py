@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from gradguard.diagnosis import SourceSpan
-from gradguard.evidence.bindings import full_name
+from gradguard.diagnosis import Fix, SourceSpan
+from gradguard.evidence.bindings import dotted, full_name
 from gradguard.evidence.carried import Carrier
 from gradguard.evidence.source import function_def, resolve
-from gradguard.evidence.stores import returns_of
+from gradguard.evidence.stores import Store, returns_of
 from gradguard.evidence.syntax import load, span_of
+from gradguard.fixes.edits import edit_of, patched
 from gradguard.rules.lifetime.study import Study
 from gradguard.torch_internals import parametrization_cache
 
@@ -76,3 +77,20 @@ def memoized(carrier: Carrier) -> Memoized | None:
             return Memoized(code.co_name, span_of(code.co_filename, decorator, label, "culprit"), source.flat(decorator))
     returns = returns_of(node)
     return Memoized(code.co_name, span_of(code.co_filename, returns[0] if len(returns) == 1 else node, label, "culprit"))
+
+
+def plain_property(store: Store) -> Fix | None:
+    """`@property` in place of a decorator that keeps the result in the instance."""
+    function = store.function
+    if not isinstance(store.statement, ast.Return) or not isinstance(function, ast.FunctionDef):
+        return None
+    for decorator in function.decorator_list:
+        called = dotted(decorator.func if isinstance(decorator, ast.Call) else decorator) or ""
+        if called.rpartition(".")[2] == "cached_property":
+            return Fix(
+                title=f"make `{function.name}` a plain `@property` in place of `@{called}`",
+                safety="unsafe",
+                detail="what is made from parameters is good for one step; each read then computes it anew",
+                patch=patched(store.source, edit_of(decorator, "property")),
+            )
+    return None

@@ -100,23 +100,28 @@ def _in_method(carrier: Carrier, name: str) -> Fix:
     reads = reads_of(value, written) if value is not None else []
     if plain and len(reads) == 1:
         title = f"read the earlier value as `{written}.detach()` where the new one is made from it"
-        change = None if _may_be_none(carrier, written) else patched(store.source, edit_of(reads[0], f"{written}.detach()"))
-        return Fix(title=title, safety="unsafe", detail=IN_METHOD, patch=change)
+        constant = _begins_with(carrier, written)
+        change = None if constant else patched(store.source, edit_of(reads[0], f"{written}.detach()"))
+        number = any(isinstance(each.value, (int, float)) for each in constant)
+        detail = f"{IN_METHOD}; it begins as a number, which has no detach(): let it begin as a tensor" if number else IN_METHOD
+        return Fix(title=title, safety="unsafe", detail=detail, patch=change)
     return unknown
 
 
-def _may_be_none(carrier: Carrier, written: str) -> bool:
-    """Whether the attribute may hold no tensor where the store reads it: it is set to a constant somewhere, and nothing asks first."""
+def _begins_with(carrier: Carrier, written: str) -> list[ast.Constant]:
+    """The constants that the attribute is set to somewhere, where the store may read them: nothing asks first."""
     store = carrier.store
     assert store is not None
     asked = any(
         isinstance(above, (ast.If, ast.IfExp)) and bool(reads_of(above.test, written)) for above in store.source.ancestors(store.statement)
     )
-    owner = next((above for above in store.source.ancestors(store.statement) if isinstance(above, ast.ClassDef)), None)
-    constant = owner is not None and any(
-        isinstance(node, (ast.Assign, ast.AnnAssign))
-        and isinstance(node.value, ast.Constant)
+    owner: ast.AST | None = next((above for above in store.source.ancestors(store.statement) if isinstance(above, ast.ClassDef)), None)
+    if owner is None and "." in written:  # an attribute of a function
+        owner = store.source.tree
+    found = [
+        node.value
+        for node in (ast.walk(owner) if owner is not None and not asked else ())
+        if isinstance(node, (ast.Assign, ast.AnnAssign))
         and any(dotted(target) == written for target in (node.targets if isinstance(node, ast.Assign) else [node.target]))
-        for node in ast.walk(owner)
-    )
-    return constant and not asked
+    ]
+    return [value for value in found if isinstance(value, ast.Constant)]

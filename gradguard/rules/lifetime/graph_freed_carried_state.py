@@ -45,6 +45,7 @@ from gradguard.fixes.edits import edit_of, patched
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.lifetime import overwritten, retained, tell
+from gradguard.rules.lifetime.collecting import emptying
 from gradguard.rules.lifetime.resetting import state_fixes
 from gradguard.rules.lifetime.study import MESSAGES, Study, is_overwritten, study
 
@@ -129,6 +130,9 @@ def _fixes(facts: Study, carrier: Carrier, name: str) -> list[Fix]:
         continued = _continued(carrier)
         if continued is not None:
             return [continued]
+        emptied = emptying(facts, carrier, name)
+        if emptied is not None:
+            return [emptied]
         stored = _stored_names(carrier)
         what = f"`{stored[0]}.detach()`" if stored else "the detached tensor"
         return [

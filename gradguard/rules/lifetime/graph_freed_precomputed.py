@@ -26,7 +26,8 @@ under `torch.no_grad()`. `retain_graph=True` would go on with values of old para
 
 ## When it speaks, what silences it
 When backward() fails on a freed graph that was made before the last call of this same backward, and what carries it is not
-made anew: an attribute set in a constructor or a cache, a variable set before the loop, a `parametrize.cached()` held open.
+made anew: an attribute set in a constructor or a cache, a variable set before the loop, a `parametrize.cached()` held open. Also
+when that graph is whole still and backward() fails in it on weights that optimizer.step() has changed since.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ from gradguard.evidence.stores import Store
 from gradguard.evidence.syntax import FUNCTIONS
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
-from gradguard.rules.lifetime import tell
-from gradguard.rules.lifetime.caching import CachedBlock, cached_parametrization, memoized
+from gradguard.rules.lifetime import retained, tell
+from gradguard.rules.lifetime.caching import CachedBlock, cached_parametrization, memoized, plain_property
 from gradguard.rules.lifetime.study import MESSAGES, Study, study
 
 AVOID = (
@@ -55,6 +56,8 @@ AVOID = (
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
+    if incident.says(retained.CHANGED):
+        return retained.recognise_precomputed(incident, RULE.code, RULE.name)
     facts = study(incident)
     if facts is None or facts.cause != "precomputed" or facts.carrier is None:
         return None
@@ -176,6 +179,8 @@ def _fixes(facts: Study, carrier: Carrier, block: CachedBlock | None, name: str)
                 detail="what does not depend on parameters can be cached in a function of its own",
             )
         ]
+    if carrier.store is not None and (plain := plain_property(carrier.store)) is not None:
+        return [plain]
     closure = next(
         (
             view.code_name
@@ -243,6 +248,6 @@ RULE = Rule(
     name="graph-freed-precomputed",
     recognise=recognise,
     priority=50,
-    messages=MESSAGES,
+    messages=(*MESSAGES, retained.CHANGED),
     summary="a value computed once from parameters (before the loop, in __init__, in a cache) is used in every step",
 )

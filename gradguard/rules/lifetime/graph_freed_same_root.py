@@ -130,7 +130,7 @@ def _twice(facts: Study, shown: str, first: BackwardFact | None) -> Diagnosis:
     keep = Fix(
         title=f"pass retain_graph=True to {tell.call_words(first)} if both are wanted",
         safety="manual",
-        detail="gradients of two backward() calls add up in .grad",
+        detail=None if by_grad else "gradients of two backward() calls add up in .grad",
     )
     once = Fix(
         title=f"call backward() once on {shown}: take {tell.call_words(call)} out, or call it on the loss that was meant", safety="unsafe"

@@ -44,7 +44,14 @@ from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.lifetime import tell
 from gradguard.rules.lifetime.keeping import retaining
-from gradguard.rules.lifetime.sharing import Entry, entry_into_first_loss, entry_into_second_loss, inner_use, whose_parameters
+from gradguard.rules.lifetime.sharing import (
+    Entry,
+    detached_text,
+    entry_into_first_loss,
+    entry_into_second_loss,
+    inner_use,
+    whose_parameters,
+)
 from gradguard.rules.lifetime.study import MESSAGES, Study, study
 
 
@@ -90,10 +97,10 @@ def _not_detached(facts: Study) -> Diagnosis:
     )
     written = entry.name if entry is not None else (carrier.name or "the tensor")
     fix = Fix(
-        title=f"use `{written}.detach()` in {which}" if written != "the tensor" else f"detach the shared tensor in {which}",
+        title=f"use `{detached_text(facts, written)}` in {which}" if written != "the tensor" else f"detach the shared tensor in {which}",
         safety="unsafe",
         detail=("it then trains what its own optimizer holds, and the graph stays whole for the other"),
-        patch=patched(entry.source, edit_of(entry.read, f"{entry.name}.detach()")) if entry is not None else None,
+        patch=patched(entry.source, edit_of(entry.read, detached_text(facts, entry.name))) if entry is not None else None,
     )
     avoid = (
         "retain_graph=True would let it run, but the first loss would leave its "
@@ -131,10 +138,12 @@ def _second_not_detached(facts: Study) -> Diagnosis:
         f"other parameters, and still runs into it because {f'`{written}`' if written != 'the tensor' else 'it'} was not detached."
     )
     fix = Fix(
-        title=f"use `{written}.detach()` in the second loss" if written != "the tensor" else "detach the shared tensor in the second loss",
+        title=f"use `{detached_text(facts, written)}` in the second loss"
+        if written != "the tensor"
+        else "detach the shared tensor in the second loss",
         safety="unsafe",
         detail=("the second loss then trains its own parameters only, with the value as it is"),
-        patch=patched(entry.source, edit_of(entry.read, f"{entry.name}.detach()")) if entry is not None else None,
+        patch=patched(entry.source, edit_of(entry.read, detached_text(facts, entry.name))) if entry is not None else None,
     )
     avoid = (
         "retain_graph=True on the first call would send the second loss into parameters "

@@ -15,7 +15,7 @@ from typing import Any
 from gradguard.callsite import CallSite
 from gradguard.diagnosis import Fix
 from gradguard.evidence.bindings import dotted, targets_of
-from gradguard.evidence.carried import Carrier
+from gradguard.evidence.carried import Carrier, called_in
 from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.stores import classes_of
 from gradguard.facts import BackwardFact
@@ -52,6 +52,17 @@ def _several_in_a_step(carrier: Carrier, journal: Journal, previous: BackwardFac
     return max(counts.values()) > sum(type(obj) is kind for obj in gc.get_objects())
 
 
+def _made_in_another_loop(carrier: Carrier, call: ResolvedSite | None) -> bool:
+    """Whether the method that keeps the state is called in a loop that the backward call does not stand in: over time, in each step."""
+    store = carrier.store
+    function = None if store is None else store.function
+    if store is None or not isinstance(function, ast.FunctionDef) or call is None or call.source is not store.source:
+        return False
+    own = [] if call.statement is None else list(store.source.ancestors(call.statement))
+    loops = [node for node in ast.walk(store.source.tree or function) if isinstance(node, (ast.For, ast.While)) and node not in own]
+    return any(function.name in called_in(loop) for loop in loops)
+
+
 def _reset_method(carrier: Carrier) -> Reset | None:
     """A method of the object's class, other than the constructor and the one that keeps the state, that empties or detaches it."""
     owner, holding, store = _owner(carrier), carrier.holding, carrier.store
@@ -82,6 +93,8 @@ def state_fixes(carrier: Carrier, name: str, call: ResolvedSite | None, journal:
         previous: the last time the program came to this same call.
     """
     several, reset = _several_in_a_step(carrier, journal, previous), _reset_method(carrier)
+    if several is None and reset is None and _made_in_another_loop(carrier, call):
+        several = True
     calling = None
     if reset is not None:
         calling = Fix(

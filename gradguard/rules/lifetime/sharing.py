@@ -6,7 +6,10 @@ import ast
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+
 from gradguard.callsite import CallSite
+from gradguard.evidence.alive import node_of
 from gradguard.evidence.bindings import dotted, names_read, targets_of
 from gradguard.evidence.carried import Carrier
 from gradguard.evidence.flow import contains, follow, is_detached, reads_of
@@ -142,14 +145,18 @@ def _known_names(study: Study, carrier: Carrier) -> dict[Any, list[str]]:
 
 
 def _made_by(value: Any, nodes: set[Any]) -> bool:
-    import torch
+    if isinstance(value, (list, tuple)):
+        return any(_made_by(item, nodes) for item in value[:64])
+    return isinstance(value, torch.Tensor) and node_of(value) in nodes
 
-    if not isinstance(value, torch.Tensor):
-        return False
-    try:
-        return value.grad_fn is not None and value.grad_fn in nodes
-    except Exception:
-        return False
+
+def detached_text(study: Study, name: str) -> str:
+    """What is to be written for the shared tensor in place of its name; of a list or tuple, for all of its items."""
+    values = [view.locals[name] for view in study.finder.frames if name in view.locals]
+    kind = next((type(value) for value in values if isinstance(value, (list, tuple))), None)
+    if kind is list:
+        return f"[part.detach() for part in {name}]"
+    return f"tuple(part.detach() for part in {name})" if kind is tuple else f"{name}.detach()"
 
 
 def _own_function(source: Source, node: ast.AST) -> ast.AST | None:
@@ -218,7 +225,8 @@ def whose_parameters(study: Study, carrier: Carrier) -> Side:
         return "both"
     below = {id(leaf) for leaf in leaves([carrier.link.source])}
     second = {id(leaf) for leaf in leaves(study.graph.roots)} - below
-    of_first = {id(leaf) for tensor in live_roots(study, first) for leaf in leaves([tensor.grad_fn])} - below
+    first_roots = live_roots(study, first)
+    of_first = {id(leaf) for tensor in first_roots for leaf in leaves([tensor.grad_fn])} - below
     optimizers = [optimizer for optimizer in study.incident.names.optimizers() if (below | second | of_first) & trained_by(optimizer)]
     owners = [optimizer for optimizer in optimizers if below & trained_by(optimizer)]
     others = [optimizer for optimizer in optimizers if optimizer not in owners]
@@ -238,8 +246,11 @@ def whose_parameters(study: Study, carrier: Carrier) -> Side:
             return "first"
     else:
         return "first"
-    return (
-        "second"
-        if any(second & trained_by(optimizer) for optimizer in others) and not any(second & trained_by(optimizer) for optimizer in owners)
-        else "both"
-    )
+    if not any(second & trained_by(optimizer) for optimizer in others):
+        return "both"
+    if not any(second & trained_by(optimizer) for optimizer in owners):
+        return "second"
+    # it reaches the owners' parameters as well, as a generator's loss goes through the discriminator: it is the others' all the same
+    # where the first loss was the owners' alone and they have stepped for it
+    of_others = any((below | of_first) & trained_by(optimizer) for optimizer in others)
+    return "second" if after and first_roots and not of_others else "both"

@@ -60,6 +60,8 @@ def optimizer_name(book: Book, incident: Incident) -> str:
         name = next((other for other in named if other is not None and not _loops_over(incident, other)), name)
     if name is None or "[" in name:
         name = call_receiver(book.step_site, "step") or _constructed(book) or name
+    if name is not None and optimizer is not None and _loops_over(incident, name):  # several have it in turn: the container's item has not
+        name = next((other for other, value in incident.names.bindings if value is optimizer and "[" in other), name)
     return name or book.type_name
 
 

@@ -1,0 +1,82 @@
+"""Functions that are kept as values: in a container that a loop goes through, in a registry, as an attribute of a module.
+
+No line names what such a call runs; the objects alive do.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from functools import partial
+from inspect import getattr_static
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+from torch import nn
+
+from gradguard.callsite import USER_FILES
+from gradguard.evidence.bindings import dotted, flatten
+from gradguard.evidence.frames import FrameView
+from gradguard.evidence.syntax import Source
+
+_MOST = 64
+
+
+def code_of(function: object) -> CodeType | None:
+    """The code that something callable runs: of a function, a method, a `partial` of one, an object that can be called."""
+    while isinstance(function, partial):
+        function = function.func
+    if not hasattr(function, "__code__") and not hasattr(function, "__func__"):
+        function = getattr_static(type(function), "__call__", None)
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    return code if isinstance(code, CodeType) else None
+
+
+def held_functions(frames: Iterable[FrameView], modules: Iterable[nn.Module]) -> dict[str, list[CodeType]]:
+    """Variable or attribute name -> the user's functions in the container that it holds."""
+    found: dict[str, list[CodeType]] = {}
+    places: list[dict[str, Any]] = [dict(vars(module)) for module in modules if USER_FILES[_file_of(module)]]
+    for view in frames:
+        places.append({name: view.globals[name] for name in view.frame.f_code.co_names if name in view.globals})
+        places.append(view.locals)
+        owner = view.locals.get("self")
+        places.append(dict(vars(owner)) if hasattr(owner, "__dict__") else {})
+    for place in places:
+        for name, value in place.items():
+            codes = [code for each in _items(value) if (code := _users(each)) is not None]
+            if codes:
+                found.setdefault(name, []).extend(code for code in codes if code not in found[name])
+    return found
+
+
+def _file_of(module: nn.Module) -> str:
+    code = getattr(type(module).forward, "__code__", None)
+    return code.co_filename if isinstance(code, CodeType) else "<unknown>"
+
+
+def _items(value: Any) -> list[Any]:
+    if type(value) in (list, tuple):
+        return list(value[:_MOST])
+    return list(value.values())[:_MOST] if type(value) is dict else []
+
+
+def _users(value: Any) -> CodeType | None:
+    code = code_of(value) if isinstance(value, (FunctionType, MethodType, partial)) else None
+    return code if code is not None and USER_FILES[code.co_filename] else None
+
+
+def called_by_value(call: ast.Call, source: Source, held: dict[str, list[CodeType]]) -> Iterator[CodeType]:
+    """What `f(x)` in `for f in self.steps`, and `REGISTRY[name](x)`, may run."""
+    if isinstance(call.func, ast.Subscript):
+        yield from held.get((dotted(call.func.value) or "").rpartition(".")[2], ())
+    if not isinstance(call.func, ast.Name):
+        return
+    for above in source.ancestors(call):
+        loops: list[ast.For | ast.AsyncFor | ast.comprehension] = list(getattr(above, "generators", ()))
+        loops += [above] if isinstance(above, (ast.For, ast.AsyncFor)) else []
+        for loop in loops:
+            if call.func.id in [dotted(single) for single in flatten(loop.target)]:
+                for read in ast.walk(loop.iter):
+                    if isinstance(read, (ast.Name, ast.Attribute)):
+                        yield from held.get((dotted(read) or "").rpartition(".")[2], ())
+                return
