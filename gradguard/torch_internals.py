@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 import torch
 
+from gradguard.saved_unpacked import Unpacked, may_unpack
+
 _absent: list[str] = []
 
 
@@ -258,11 +260,12 @@ def saved_slots(node: Any) -> Iterator[tuple[str, Any]]:
         if value is None:
             continue
         short = name.removeprefix("_raw_saved_")
+        unpacked = ("saved_tensors" if hasattr(type(node), "_forward_cls") else f"_saved_{short}") if may_unpack() else None
         if isinstance(value, (tuple, list)):
             for i, item in enumerate(value):
-                yield f"{short}[{i}]", item
+                yield f"{short}[{i}]", item if unpacked is None else Unpacked(node, unpacked, i)
         else:
-            yield short, value
+            yield short, value if unpacked is None else Unpacked(node, unpacked)
 
 
 def saved_data(slot: Any) -> torch.Tensor | None:
@@ -327,7 +330,8 @@ def saved_state(node: Any) -> Literal["held", "freed", "nothing"]:
                 verdict = "held"
             elif single:  # empty: an optional that was never saved, or a value that was let go; only reading tells, and no hook is there
                 try:
-                    getattr(node, name.replace("_raw_saved_", "_saved_"))
+                    if isinstance(getattr(node, name.replace("_raw_saved_", "_saved_")), torch.Tensor):
+                        verdict = "held"
                 except RuntimeError:
                     return "freed"
                 except Exception:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from gradguard import GradGuardError, gradguard
+from gradguard import GradGuardError, gradguard, saved_unpacked
 from gradguard.probes import patches
 
 
@@ -68,3 +69,36 @@ def test_a_class_method_of_c(anew: None, monkeypatch: pytest.MonkeyPatch) -> Non
     assert type(vars(torch.autograd.Function)["apply"]) is classmethod
     patches.uninstall()
     assert type(vars(torch.autograd.Function)["apply"]) is InC
+
+
+@pytest.fixture
+def hidden_slots(anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in torch 2.10 and older, whose `SavedTensor` shows nothing."""
+    monkeypatch.setattr(saved_unpacked, "SHOWN", False)
+    monkeypatch.setattr(saved_unpacked, "_hooks_entered", False)
+
+
+def a_write_by_numpy(probabilities: torch.Tensor) -> None:
+    array = probabilities.detach().numpy()
+    array[array > 0.5] = 1.0
+    probabilities.sum().backward()
+
+
+def test_saved_values_are_unpacked_where_the_slot_does_not_show_them(hidden_slots: None) -> None:
+    with pytest.warns(match="GG101"), gradguard() as guard:
+        a_write_by_numpy(nn.Linear(3, 2)(torch.ones(2, 3)).sigmoid())
+    [found] = guard.diagnoses
+    assert found.culprit is not None and found.culprit.text == "array[array > 0.5] = 1.0"
+
+
+def test_what_hooks_may_hold_is_not_unpacked(hidden_slots: None) -> None:
+    runs = []
+    layer = nn.Linear(3, 2)
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        runs.append(x)
+        return layer(x).sigmoid() * 2
+
+    with gradguard(level="forensic") as guard:
+        a_write_by_numpy(checkpoint(block, torch.ones(2, 3), use_reentrant=False))
+    assert len(runs) == 2 and guard.diagnoses == []  # forward, and once again in backward
