@@ -51,11 +51,8 @@ def test_an_attribute_that_another_object_fills_is_blamed_where_it_is_filled(tmp
     diagnosis = said(tmp_path, CART.replace("{more}", ""), level)[0]
     assert diagnosis.code == "GG203"
     assert diagnosis.culprit is not None and diagnosis.culprit.text == "cart.speed = cart.speed + 0.1 * (push - cart.place)"
-    patch = diagnosis.fixes[0].patch
-    if level == "standard":  # seen to be made several times in a step: nothing is to be detached within the rollout
-        assert patch is None and "before the loop" in diagnosis.fixes[0].title
-    else:
-        assert patch is not None and "cart.speed.detach()" in patch
+    # it is made several times in a step, as the trace or the loops in the source show: nothing is to be detached within the rollout
+    assert diagnosis.fixes[0].patch is None and "before the loop" in diagnosis.fixes[0].title
 
 
 def test_an_attribute_that_is_reset_is_sound(tmp_path: Path) -> None:
