@@ -9,7 +9,7 @@ import re
 
 from gradguard.evidence.bindings import dotted, targets_of
 from gradguard.evidence.flow import STORING_METHODS, stores_into
-from gradguard.evidence.syntax import FUNCTIONS, Source
+from gradguard.evidence.syntax import FUNCTIONS, OPERATOR_OPS, Source
 
 _CONTAINERS = frozenset({"list", "dict", "deque", "set", "OrderedDict"})
 _MAKERS = frozenset(
@@ -97,22 +97,12 @@ def _is_part_of(value: ast.expr, name: str) -> bool:
             return False
 
 
-_OPERATORS: dict[type[ast.operator], str] = {
-    ast.Add: "add",
-    ast.Sub: "sub",
-    ast.Mult: "mul",
-    ast.Div: "div",
-    ast.Pow: "pow",
-    ast.MatMult: "matmul",
-}
-
-
 def puts_result_of(value: ast.expr | None, op: str) -> bool:
     """Whether what is stored is, as it is written, the result of this op: `x.abs() + eps` of `add`, `bank.append(a.exp())` of `exp`."""
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in STORING_METHODS and value.args:
         value = value.args[-1]
     if isinstance(value, ast.BinOp):
-        return _OPERATORS.get(type(value.op)) == op
+        return OPERATOR_OPS.get(type(value.op)) == op
     called = value.func if isinstance(value, ast.Call) else None
     return (called.attr if isinstance(called, ast.Attribute) else called.id if isinstance(called, ast.Name) else None) == op
 

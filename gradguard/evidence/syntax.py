@@ -17,6 +17,15 @@ from gradguard.diagnosis import Role, SourceSpan
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+# the ops that operators between tensors call, as graph nodes name them
+OPERATOR_OPS: dict[type[ast.operator], str] = {
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.Div: "div",
+    ast.Pow: "pow",
+    ast.MatMult: "matmul",
+}
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 if sys.version_info >= (3, 11):
     _TRY: tuple[type[ast.stmt], ...] = (ast.Try, ast.TryStar)

@@ -11,10 +11,10 @@ from torch import nn
 
 from gradguard.evidence.alive import node_of
 from gradguard.evidence.graph import Mismatch, op_name
+from gradguard.evidence.syntax import OPERATOR_OPS
 from gradguard.rules.inplace.words import same_op
 from gradguard.torch_internals import node_sequence
 
-_OPERATORS = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow"}
 _INTO_PARTS = frozenset({"index_put", "masked_fill", "copy", "fill", "index_fill", "scatter"})
 # calls whose node has the call's own name
 _PLAIN = frozenset(
@@ -50,7 +50,7 @@ def _cannot_be(node: ast.AST | None, writer: str) -> bool:
     if isinstance(node, ast.AugAssign):
         if isinstance(node.target, ast.Subscript):
             return writer not in _INTO_PARTS
-        op = _OPERATORS.get(type(node.op))
+        op = OPERATOR_OPS.get(type(node.op))
         return op is not None and op != writer
     if isinstance(node, ast.Assign):
         return writer not in _INTO_PARTS
