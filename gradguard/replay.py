@@ -8,10 +8,7 @@ iterator advanced) cannot be undone, which is why only functions handed to `guar
 
 from __future__ import annotations
 
-import ctypes
 import gc
-import random
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -20,52 +17,6 @@ from typing import Any
 import torch
 import torch.distributed
 from torch import nn
-
-
-class RandomState:
-    """The state of every random generator a step may draw from (PyTorch's on all devices, Python's, NumPy's).
-
-    Args:
-        fresh: False where it is taken at every step: NumPy's, which is slow to read, is then read only if it has moved.
-    """
-
-    def __init__(self, fresh: bool = True) -> None:
-        self._torch = torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
-        self._python = random.getstate()
-        self._numpy = _numpy_state(fresh)
-
-    def restore(self) -> None:
-        """Puts every generator back."""
-        torch.set_rng_state(self._torch)
-        if self._cuda is not None:
-            torch.cuda.set_rng_state_all(self._cuda)
-        random.setstate(self._python)
-        if self._numpy is not None:
-            sys.modules["numpy"].random.set_state(self._numpy)
-
-
-_numpy_seen: tuple[bytes, Any] | None = None
-
-
-def _numpy_state(fresh: bool) -> Any:
-    """NumPy's global state; the one read last where the generator's memory is what it was then (0.1 ms less a step)."""
-    global _numpy_seen
-    numpy = sys.modules.get("numpy")
-    if numpy is None:
-        return None
-    if fresh:
-        return numpy.random.get_state()
-    try:
-        generator = numpy.random.mtrand._rand._bit_generator
-        # 624 words and a position: the layout of the one generator that NumPy starts with
-        memory = ctypes.string_at(generator.ctypes.state_address, 2500) if type(generator).__name__ == "MT19937" else b""
-    except Exception:
-        memory = b""
-    seen = _numpy_seen
-    if not memory or seen is None or seen[0] != memory:
-        _numpy_seen = seen = (memory, numpy.random.get_state())
-    return seen[1]
 
 
 def can_run_again(error: BaseException) -> bool:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from gradguard.diagnosis import Diagnosis
 from gradguard.errors import GradGuardError, error_type
-from gradguard.replay import RandomState, can_run_again, nothing_stays
+from gradguard.random_state import RandomState
+from gradguard.replay import can_run_again, nothing_stays
 from gradguard.session import Session, current_session
 
 if TYPE_CHECKING:

@@ -140,6 +140,9 @@ class Session(Incidents):
         """A guard is entered in this thread: a step boundary."""
         coast = self._coast
         if coast is not None:
+            if self.guards and self.run is guard.run:  # an adapter's hook around a step function: no boundary
+                self.guards.append(guard)
+                return
             if not self.guards and coast.run is guard.run and not coast.open_ended:
                 self.guards.append(guard)
                 self.run = coast.run
@@ -168,6 +171,9 @@ class Session(Incidents):
             return
         coast = self._coast
         if coast is not None:
+            if len(self.guards) > 1 and self.guards[-1] is guard and self.guards[-2].run is guard.run:
+                self.guards.pop()
+                return
             if len(self.guards) == 1 and not coast.inside:
                 del self.guards[:]
                 self.forget_run()

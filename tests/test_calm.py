@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import sys
 import warnings
@@ -51,6 +52,22 @@ def test_most_steps_of_a_healthy_loop_are_calm_and_nothing_is_said() -> None:
     said, calm = _trained(lambda y, x: y.pow(2).mean())
     assert said == []
     assert sum(calm) > STEPS // 3
+
+
+@pytest.mark.parametrize("level", ["watch", "standard"])
+def test_sound_training_is_not_searched_for_among_all_objects_alive(level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which takes a tenth of a second in a process with a framework: as long as hundreds of small steps."""
+    searches = []
+    every_object = gc.get_objects
+
+    def counted(*args: Any, **kwargs: Any) -> list[Any]:
+        searches.append(sys._getframe(1).f_code)
+        return every_object(*args, **kwargs)
+
+    monkeypatch.setattr(gc, "get_objects", counted)
+    said, _ = _trained(lambda y, x: y.pow(2).mean(), level)
+    assert said == []
+    assert searches == []
 
 
 def test_a_loss_that_is_not_finite_is_seen_in_its_own_step() -> None:

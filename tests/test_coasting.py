@@ -106,6 +106,24 @@ def _guarded_step_by_step(guard: Guard) -> Training:
     return training
 
 
+def _entered_twice(guard: Guard) -> Training:
+    training = Training()
+    with guard:
+        for step in range(STEPS):
+            with guard if step % 2 else nullcontext():
+                training.step()
+    return training
+
+
+def _between_the_hooks_of_an_adapter(guard: Guard) -> Training:
+    training = Training()
+    for _ in range(STEPS):
+        guard.__enter__()
+        getattr(guard, "step", lambda step: step())(training.step)
+        getattr(guard, "leave", lambda: None)()
+    return training
+
+
 def _with_an_average_of_the_weights(guard: Guard) -> Training:
     training = Training()
     average = [p.detach().clone() for p in training.model.parameters()]
@@ -182,6 +200,8 @@ PROGRAMS = [
     _scheduled_and_clipped,
     _two_optimizers,
     _guarded_step_by_step,
+    _entered_twice,
+    _between_the_hooks_of_an_adapter,
     _with_an_average_of_the_weights,
     _with_validation,
     _closures,

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gradguard import GradGuardError, gradguard
-from gradguard.replay import RandomState
+from gradguard.random_state import RandomState
 
 
 def untraced(**settings: Any) -> Any:

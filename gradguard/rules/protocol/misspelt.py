@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,10 +17,12 @@ from gradguard.fixes.edits import replaced
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book
-from gradguard.rules.protocol.places import the_one
+from gradguard.rules.protocol.places import the_one, written_in
 
 _MEANT = "requires_grad"
 _ALIKE = 0.88  # of `difflib`: a letter or two missing, doubled or swapped
+# where one is set in a text: one of the two words is whole in a name that is so alike
+_LIKELY = re.compile(r"""\w*(?:grad|require)\w*(?=\s*=[^=]|["'])""")
 
 
 def misspelt(incident: Incident, book: Book, moved: set[int], code: str, name: str) -> Diagnosis | None:
@@ -29,7 +32,7 @@ def misspelt(incident: Incident, book: Book, moved: set[int], code: str, name: s
         if id(parameter) in moved and parameter.requires_grad and (wrong := _wrong(parameter)) is not None:
             found.setdefault(wrong, {})[id(parameter)] = parameter
     on_modules = not found
-    if on_modules:
+    if on_modules and _set_anywhere(incident):
         for _, root in incident.names.modules:
             for module in root.modules():
                 wrong = _wrong(module)
@@ -60,11 +63,26 @@ def misspelt(incident: Incident, book: Book, moved: set[int], code: str, name: s
     )
 
 
+def _set_anywhere(incident: Incident) -> bool:
+    """Whether any file of the user's sets such an attribute, or has its name for `setattr`."""
+    for source in written_in(incident, lambda text: any(map(_alike, set(_LIKELY.findall(text))))):
+        for node in ast.walk(source.tree or ast.Module([], [])):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _alike(node.attr):
+                return True
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and _alike(node.value):
+                return True
+    return False
+
+
+def _alike(name: str) -> bool:
+    matcher = difflib.SequenceMatcher(None, name, _MEANT)
+    return name != _MEANT and matcher.real_quick_ratio() >= _ALIKE and matcher.ratio() >= _ALIKE
+
+
 def _wrong(thing: torch.Tensor | nn.Module) -> str | None:
     """The attribute that looks like the flag and is not it; private ones may be somebody's memory of it."""
     for key, value in vars(thing).items():
-        alike = not key.startswith("_") and key != _MEANT and value is False
-        if alike and difflib.SequenceMatcher(None, key, _MEANT).ratio() >= _ALIKE:
+        if not key.startswith("_") and value is False and _alike(key):
             return key
     return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import linecache
 import sys
 from collections.abc import Callable, Iterable, Iterator
 
@@ -31,11 +32,26 @@ def in_tiers(incident: Incident) -> Iterator[list[Source]]:
             break
     first = dict(files)
     yield sources_of(first)
+    files.update(dict.fromkeys(_of_modules()))
+    yield sources_of([file for file in files if file not in first][:_MOST_FILES])
+
+
+def written_in(incident: Incident, has: Callable[[str], object]) -> list[Source]:
+    """The user's loaded files whose text has something: asked of sound training before anything dear is looked at.
+
+    No other file is parsed, and no module looked for among all objects alive, which takes a tenth of a second in a large process.
+    """
+    files = dict.fromkeys(view.frame.f_code.co_filename for view in incident.user_frames)
+    files.update(dict.fromkeys(file for file in list(linecache.cache) if USER_FILES[file]))  # a notebook's cells
+    files.update(dict.fromkeys(_of_modules()))
+    return sources_of([file for file in files if has("".join(linecache.getlines(file)))])
+
+
+def _of_modules() -> Iterator[str]:
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and file.endswith(".py") and USER_FILES[file]:
-            files.setdefault(file)
-    yield sources_of([file for file in files if file not in first][:_MOST_FILES])
+            yield file
 
 
 def only_one(made: ResolvedSite | None, found: Iterable[tuple[Source, ast.stmt]]) -> tuple[str, int] | None:

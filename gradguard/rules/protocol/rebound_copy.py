@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 import torch
@@ -14,16 +15,19 @@ from gradguard.fixes.edits import replaced
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book
-from gradguard.rules.protocol.places import in_tiers
+from gradguard.rules.protocol.places import in_tiers, written_in
 from gradguard.rules.protocol.rebound import read_later
 from gradguard.rules.protocol.suspicion import few_values, version_of
 
+_OVER_PARAMETERS = re.compile(r"\bzip\([^:]*\.parameters\(\)")
 _SEEN = "GG611 copies"  # what the parameters in question held at the survey before
 
 
 def rebound_copy(incident: Incident, book: Book, code: str, name: str) -> Diagnosis | None:
     """The one such statement, once the parameters that it was to move have stayed the same while others were trained."""
     known = incident.memory["ledger"].survey.known()
+    if not any(_rebinding(written_in(incident, _OVER_PARAMETERS.search))):
+        return None
     if all(id(p) in known for _, root in incident.names.modules for p in root.parameters()):
         return None  # every parameter alive is some optimizer's: no copy is there
     places = {(source.filename, node.lineno): held for source, node, held in _rebinding(next(in_tiers(incident)))}
