@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
 
 from torch import nn
@@ -55,6 +55,21 @@ def file_of_class(kind: type) -> str | None:
         if isinstance(code, CodeType) and str(getattr(code, "co_qualname", kind.__qualname__)).startswith(kind.__qualname__):
             return code.co_filename
     return getattr(sys.modules.get(kind.__module__), "__file__", None)
+
+
+_loaded: tuple[int, tuple[str, ...]] = (0, ())  # how many modules there were, and the user's files among theirs
+
+
+def loaded_files() -> tuple[str, ...]:
+    """The user's files that modules were imported from."""
+    global _loaded
+    modules = sys.modules
+    if len(modules) != _loaded[0]:
+        # not getattr(): modules that load lazily run code for every name they are asked for
+        files = [vars(module).get("__file__") for module in list(modules.values()) if isinstance(module, ModuleType)]
+        mine = [file for file in files if isinstance(file, str) and file.endswith(".py") and USER_FILES[file]]
+        _loaded = len(modules), tuple(dict.fromkeys(mine))
+    return _loaded[1]
 
 
 def sources_of(files: Iterable[str]) -> list[Source]:

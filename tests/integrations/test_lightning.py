@@ -474,6 +474,22 @@ def test_level_off_does_nothing(tmp_path: Path) -> None:
     assert not isinstance(caught.value, GradGuardError)
 
 
+def test_hooks_that_do_nothing_are_passed_over_and_a_subclass_own_are_called(tmp_path: Path) -> None:
+    pl = lightning()
+    from gradguard.integrations.lightning import GradGuardCallback
+
+    during: set[Any] = set()
+
+    class Noting(GradGuardCallback):
+        def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+            during.add((self.on_before_backward, callable(self.on_train_batch_end)))
+
+    callback = Noting()
+    trainer(pl, tmp_path, callback).fit(regressor(pl), loader())
+    assert during == {(None, True)}
+    assert callable(callback.on_before_backward)
+
+
 def test_what_a_program_raises_to_steer_itself_is_raised_once(tmp_path: Path) -> None:
     pl = lightning()
     calls = []

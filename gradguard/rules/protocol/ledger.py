@@ -98,6 +98,8 @@ class Ledger:
         """
         if not self.steps:
             return max(1, step - self._began)
+        if len(self.books) < 2:  # without a look into the journal, which would first be told what it has not been yet
+            return self.steps + (not ended)
         recent = {fact.optimizer() for fact in islice(reversed(self.journal.steps), 8)}
         counts = [book.steps for book in self.books.values() if book.ref() in recent or not book.steps]
         if len(counts) < 2:

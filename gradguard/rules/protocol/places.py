@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import linecache
-import sys
 from collections.abc import Callable, Iterable, Iterator
 
 from gradguard.callsite import USER_FILES
 from gradguard.diagnosis import SourceSpan
 from gradguard.evidence.source import ResolvedSite, at_line, dotted
 from gradguard.evidence.syntax import FUNCTIONS, Source, load
-from gradguard.evidence.taking_part import sources_of
+from gradguard.evidence.taking_part import loaded_files, sources_of
 from gradguard.fixes.edits import replaced
 from gradguard.rules.incident import Incident
 
@@ -32,7 +31,7 @@ def in_tiers(incident: Incident) -> Iterator[list[Source]]:
             break
     first = dict(files)
     yield sources_of(first)
-    files.update(dict.fromkeys(_of_modules()))
+    files.update(dict.fromkeys(loaded_files()))
     yield sources_of([file for file in files if file not in first][:_MOST_FILES])
 
 
@@ -43,15 +42,8 @@ def written_in(incident: Incident, has: Callable[[str], object]) -> list[Source]
     """
     files = dict.fromkeys(view.frame.f_code.co_filename for view in incident.user_frames)
     files.update(dict.fromkeys(file for file in list(linecache.cache) if USER_FILES[file]))  # a notebook's cells
-    files.update(dict.fromkeys(_of_modules()))
+    files.update(dict.fromkeys(loaded_files()))
     return sources_of([file for file in files if has("".join(linecache.getlines(file)))])
-
-
-def _of_modules() -> Iterator[str]:
-    for module in list(sys.modules.values()):
-        file = getattr(module, "__file__", None)
-        if isinstance(file, str) and file.endswith(".py") and USER_FILES[file]:
-            yield file
 
 
 def only_one(made: ResolvedSite | None, found: Iterable[tuple[Source, ast.stmt]]) -> tuple[str, int] | None:
