@@ -28,7 +28,7 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.registry import rules_for
 from gradguard.run import Run
 from gradguard.session import Session, current_session
-from gradguard.settings import Settings, load_settings
+from gradguard.settings import Settings, settings_for
 from gradguard.summary import RunSummary, summary_of
 
 P = ParamSpec("P")
@@ -69,7 +69,7 @@ class Guard:
         self.models: list[nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self.watch(*objects)
-        self.settings = settings if settings is not None else _settings(level, config, report, overrides)
+        self.settings = settings if settings is not None else settings_for(level, config, report, overrides)
         self.report = JsonlReport(self.settings.report) if self.settings.report is not None else None
         ranks.report_begins(None if self.report is None else self.report.path)
         frame = user_frame(sys._getframe(1))
@@ -382,26 +382,6 @@ class Guard:
     def report_to(self, path: str | os.PathLike[str]) -> None:
         """Writes diagnoses to this file from now on."""
         self.report = JsonlReport(path)
-
-
-_cache: dict[Any, Settings] = {}
-
-
-def _settings(level: str | None, config: Any, report: Any, overrides: dict[str, Any]) -> Settings:
-    """Loads settings once for the same arguments in the same folder: `with gradguard():` in a loop must be cheap."""
-    key: tuple[Any, ...] | None
-    try:
-        key = (level, str(config), str(report), tuple(sorted(overrides.items())), os.getcwd(), os.environ.get("GRADGUARD_LEVEL"))
-        cached = _cache.get(key)
-    except (TypeError, OSError):  # unhashable overrides, or a folder that is gone
-        key, cached = None, None
-    if key is None:  # outside the handler: what is wrong with a setting did not come of the one above
-        return load_settings(level=level, config=config, report=report, **overrides)
-    if cached is None:
-        if len(_cache) > 64:
-            _cache.clear()
-        cached = _cache[key] = load_settings(level=level, config=config, report=report, **overrides)
-    return cached
 
 
 def _mark(error: BaseException) -> None:

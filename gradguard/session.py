@@ -16,13 +16,12 @@ import weakref
 from collections.abc import Callable
 from functools import cached_property
 from itertools import islice
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from gradguard import calm, checkpointing, step_protocol
 from gradguard.backward_calls import coasted_failed, coasted_returned, run_backward
 from gradguard.callsite import CallSite, user_frame
-from gradguard.errors import GradGuardError, GradGuardWarning
 from gradguard.facts import StepFact
 from gradguard.incidents import Incidents
 from gradguard.journal import current_journal
@@ -32,6 +31,7 @@ from gradguard.probes.hub import local, set_coast, set_listener
 from gradguard.probes.ops import OpProbe
 from gradguard.rules.base import SKIP
 from gradguard.run import Run
+from gradguard.shield import Shield
 from gradguard.signals import from_handler
 from gradguard.skipping import Withheld, give_back_gradients, withhold_gradients
 from gradguard.torch_internals import (
@@ -51,26 +51,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gradguard")
 _DEBUG = bool(os.environ.get("GRADGUARD_DEBUG"))
-
-
-class _Shield:
-    """Inside, what goes wrong in gradguard is reported and left behind; only a diagnosis gets out to the training."""
-
-    __slots__ = ("_session",)
-
-    def __init__(self, session: weakref.ref[Session]) -> None:
-        self._session = session
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> bool:
-        session = self._session()
-        if session is None or not isinstance(error, Exception) or isinstance(error, (GradGuardError, GradGuardWarning)):
-            return False
-        if from_handler(error):
-            return False
-        session.fault(error)
-        return True
 
 
 class Session(Incidents):
@@ -97,7 +77,7 @@ class Session(Incidents):
                 session.fault(error)
 
         self.probe = OpProbe(self.journal, failed, fault)
-        self.shield = _Shield(ref)
+        self.shield = Shield(ref)
         self.census: Any = None  # the handle of a hook on module calls, while there is one
         self.depth = 0  # nested backward calls
         self.under_way: Any = None  # the fact of the newest of those that are not

@@ -176,3 +176,27 @@ def load_settings(level: str | None = None, config: str | os.PathLike[str] | Non
     from gradguard.settings_sources import resolve
 
     return resolve(level, config, overrides)
+
+
+_known: dict[Any, Settings] = {}
+
+
+def settings_for(level: str | None, config: Any, report: Any, overrides: dict[str, Any]) -> Settings:
+    """`load_settings`, once for the same arguments in the same folder: `with gradguard():` in a loop must be cheap.
+
+    Raises:
+        ConfigError: as `load_settings`.
+    """
+    key: tuple[Any, ...] | None
+    try:
+        key = (level, str(config), str(report), tuple(sorted(overrides.items())), os.getcwd(), os.environ.get("GRADGUARD_LEVEL"))
+        known = _known.get(key)
+    except (TypeError, OSError):  # unhashable overrides, or a folder that is gone
+        key, known = None, None
+    if key is None:  # outside the handler: what is wrong with a setting did not come of the one above
+        return load_settings(level=level, config=config, report=report, **overrides)
+    if known is None:
+        if len(_known) > 64:
+            _known.clear()
+        known = _known[key] = load_settings(level=level, config=config, report=report, **overrides)
+    return known

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from gradguard.callsite import CallSite, user_frame, user_stack
+from gradguard.collectives import GATHERING
 from gradguard.facts import Cut, EscapeFact
 from gradguard.journal import Journal
 from gradguard.probes.arguments import call_name, is_flat, is_one_of, numbers_in, tensors_in, tensors_within
 from gradguard.probes.contents import Contents
 from gradguard.probes.distributions import is_scoring, sampled_distribution
-from gradguard.probes.op_kinds import ADDEND, ALIKE, DETACH, FRESH, GATHER, GATHERING, REWRAP, REWRAPS, WRITE
+from gradguard.probes.op_kinds import ADDEND, ALIKE, DETACH, FRESH, GATHER, REWRAP, REWRAPS, WRITE
 from gradguard.torch_internals import is_a_loss, leaves_behind, numpy_reachable, only_leaf, sequence_number, storage_key
 
 _grad_enabled = torch.is_grad_enabled

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import FunctionType
 from typing import Any
 
+from gradguard.collectives import GATHERING
+
 SKIP = 0  # a query: nothing to record
 PLAIN = 1
 WRITE = 2  # may change its first argument
@@ -35,16 +37,6 @@ FRESH = frozenset({
 })  # fmt: skip
 # given another tensor for its shape, dtype or device only: their result is made of the first one
 ALIKE = frozenset({"expand_as", "view_as", "reshape_as", "type_as", "to"})
-# collective calls that copy values between ranks (seen where torch hands them to function modes): which argument they fill, which
-# they read, by position and name
-GATHERING = {
-    "all_gather": ((0, "tensor_list"), (1, "tensor")),
-    "all_gather_into_tensor": ((0, "output_tensor"), (1, "input_tensor")),
-    "all_gather_single": ((0, "output_tensor"), (1, "input_tensor")),
-    "all_to_all_single": ((0, "output"), (1, "input")),
-    "gather": ((1, "gather_list"), (0, "tensor")),
-    "scatter": ((0, "tensor"), (1, "scatter_list")),
-}
 _ADDENDS = {
     "add",
     "add_",

@@ -6,6 +6,7 @@ import ast
 
 import torch
 
+from gradguard.collectives import GATHERING
 from gradguard.diagnosis import Fix
 from gradguard.evidence.source import dotted
 from gradguard.rules.gradient_path.origins import Origin, callee_name
@@ -13,7 +14,6 @@ from gradguard.rules.gradient_path.places import function_word, in_words, quoted
 from gradguard.rules.gradient_path.recording import recording
 from gradguard.rules.gradient_path.rounding import before_rounding
 
-_GATHERING = ("all_gather", "all_gather_into_tensor", "all_gather_single", "all_to_all_single", "gather", "scatter")  # collective calls
 _MODES = {"no_grad": "with grad mode off", "inference": "in inference mode"}
 _LEAVES = {"escape": "a Python number or an array", "rewrap": "a new tensor"}
 
@@ -94,7 +94,7 @@ def label(origin: Origin) -> str:
 
 def is_collective(origin: Origin) -> bool:
     """Whether values went from rank to rank here."""
-    return origin.kind == "nondiff" and origin.func in _GATHERING
+    return origin.kind == "nondiff" and origin.func in GATHERING
 
 
 def _regather(origin: Origin) -> Fix:
