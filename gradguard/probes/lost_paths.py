@@ -378,8 +378,10 @@ class LostPaths:
 
 
 def _cut_kind(kind: int, live: bool) -> Any:
+    if torch.is_inference_mode_enabled():  # records nothing, whether grad mode is on or off
+        return "inference"
     if not live:
-        return "inference" if torch.is_inference_mode_enabled() else "no_grad"
+        return "no_grad"
     if kind & DETACH:
         return "detach"
     if kind & REWRAP:

@@ -3,7 +3,7 @@
 ## What it is
 The calls on a `GradScaler` come in an order it does not allow: `step` twice before `update`, `step` or `update` without a
 scaled backward before it, gradients in float16 where the parameters should be float32. Or the optimizer is stepped past the
-scaler, on gradients that are still scaled.
+scaler, on gradients that are still scaled; or through the scaler, on gradients of a loss that was never scaled.
 
 ## Why it is wrong
 The scaler notes infinities while it unscales an optimizer's gradients. With no gradient to look at, or with a step that was
@@ -24,7 +24,7 @@ Manual: which call is missing or one too many is the program's to say.
 
 ## When it speaks, what silences it
 When PyTorch raises; and at the second step of an optimizer, called directly, on gradients of a scaled loss that no scaler has
-unscaled and nobody has read in between.
+unscaled and nobody has read in between; and at the second step through a scaler on gradients of a loss that it has not scaled.
 Where the optimizer has no gradients because a path is cut, the rule for the cut path speaks instead.
 """
 
@@ -36,7 +36,7 @@ from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.optimizers import parameters_of
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.rules.base import Rule
-from gradguard.rules.frameworks import missing_update
+from gradguard.rules.frameworks import missing_update, never_scaled
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 
@@ -161,6 +161,8 @@ def _past_the_scaler(incident: Incident) -> Diagnosis | None:
     book, data = incident.suspicion.book, incident.suspicion.data
     if book is None:
         return None
+    if "bare" in data:
+        return never_scaled.diagnosis(incident, book, data)
     name, scale = tell.optimizer_name(book, incident), data["scale"]
     held = next((name for name, value in incident.names.bindings if type(value).__name__ == "GradScaler"), None)
     scaler, bare = f"`{held}`" if held else "the scaler", held or "scaler"

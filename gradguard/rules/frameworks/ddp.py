@@ -16,7 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from gradguard import replicas
 from gradguard.callsite import USER_FILES
 from gradguard.diagnosis import SourceSpan, TensorFacts
-from gradguard.evidence.source import dotted, module_ast, parent_of, resolve, segment, span_of
+from gradguard.evidence.bindings import assignments_to
+from gradguard.evidence.source import dotted, function_def, module_ast, parent_of, resolve, segment, span_of
 from gradguard.rules.frameworks.calls import calls, last_part, only, user_files
 from gradguard.rules.incident import Incident
 
@@ -260,15 +261,21 @@ def _within(span: SourceSpan, code: CodeType) -> bool:
 
 
 def evaluated(incident: Incident, file: str, node: ast.expr) -> Any:
-    """What a dotted name stands for in the frames of its file; None where that is not known. Runs no code of the user's."""
+    """What a dotted name stands for where it is written, by the running frames; None where unknown. Runs no code of the user's."""
     name = dotted(node)
     if name is None:
         return None
     first, *rest = name.split(".")
+    around = [above for above in _above(file, node) if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef))]
     for view in incident.user_frames:
         if view.frame.f_code.co_filename != file:
             continue
-        value = view.locals.get(first, view.globals.get(first))
+        running = function_def(view.frame.f_code)
+        inner = around[: around.index(running)] if running in around else around
+        if first != "self" and any(_own(each, first) for each in inner):
+            continue  # a variable of a function that is not running: another's of the same name tells nothing
+        seen = first == "self" or running in around or not around
+        value = view.locals.get(first, view.globals.get(first)) if seen else view.globals.get(first)
         for part in rest:
             held = getattr(value, "__dict__", {})
             value = held.get(part)
@@ -280,13 +287,27 @@ def evaluated(incident: Incident, file: str, node: ast.expr) -> Any:
     return None
 
 
+def _above(file: str, node: ast.AST) -> Iterator[ast.AST]:
+    above = parent_of(file, node)
+    while above is not None:
+        yield above
+        above = parent_of(file, above)
+
+
+def _own(function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> bool:
+    """Whether a name is a function's parameter or variable."""
+    return any(argument.arg == name for argument in ast.walk(function.args) if isinstance(argument, ast.arg)) or bool(
+        assignments_to(function, name)
+    )
+
+
 def raw_calls(incident: Incident, ddp: Any) -> list[tuple[str, ast.Call]]:
     """Calls that run the wrapped module itself, past DDP."""
     found = []
     for file in user_files(incident):
         tree = module_ast(file)
         for node in ast.walk(tree) if tree is not None else ():
-            if not isinstance(node, ast.Call) or last_part(node.func) is None or _without_grad(file, node):
+            if not isinstance(node, ast.Call) or last_part(node.func) is None or without_grad(file, node):
                 continue
             callee = node.func
             if isinstance(callee, ast.Attribute) and callee.attr == "forward":
@@ -300,9 +321,9 @@ def raw_calls(incident: Incident, ddp: Any) -> list[tuple[str, ast.Call]]:
     return found
 
 
-def _without_grad(file: str, node: ast.AST) -> bool:
-    above = parent_of(file, node)
-    while above is not None:
+def without_grad(file: str, node: ast.AST) -> bool:
+    """Whether a block, or the decorator of a function, around the place switches grad mode off."""
+    for above in _above(file, node):
         headers: list[ast.expr] = []
         if isinstance(above, ast.With):
             headers = [item.context_expr for item in above.items]
@@ -310,7 +331,6 @@ def _without_grad(file: str, node: ast.AST) -> bool:
             headers = above.decorator_list
         if any("no_grad" in ast.unparse(header) or "inference_mode" in ast.unparse(header) for header in headers):
             return True
-        above = parent_of(file, above)
     return False
 
 

@@ -43,6 +43,7 @@ from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import ddp as shared
 from gradguard.rules.frameworks import drifting
 from gradguard.rules.frameworks.calls import calls, user_files
+from gradguard.rules.frameworks.handed_on import handed_on
 from gradguard.rules.incident import Incident
 
 CODE, NAME = "GG703", "ddp-no-sync"
@@ -70,7 +71,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
             )  # fmt: skip
     raw = shared.raw_calls(incident, drift.ddp)
     if not raw:
-        return None
+        return _handed_on(incident, drift, name)
     alone = len({(file, node.lineno) for file, node in raw}) == 1
     culprit = span_of(*raw[0], label=f"runs the wrapped module; `{name}` does not see it", role="culprit") if alone else None
     called = ast.unparse(raw[0][1].func)
@@ -80,6 +81,24 @@ def recognise(incident: Incident) -> Diagnosis | None:
         "DDP gets ready to average gradients in its own forward. A forward of the wrapped module itself leaves them as each rank "
         "computed them.",
         Fix(title=f"Call `{name}(...)` in training; keep `{called}` for evaluation and saving", safety="unsafe"),
+    )  # fmt: skip
+
+
+def _handed_on(incident: Incident, drift: Drift, name: str) -> Diagnosis | None:
+    """A function is given the wrapped module, and runs it."""
+    found = handed_on(incident, drift.ddp)
+    if len({(file, node.lineno) for file, node in found}) != 1:
+        return None
+    file, node = found[0]
+    called = ast.unparse(node.func)
+    return _tell(
+        incident, drift,
+        span_of(file, node, label=f"is given the module inside `{name}`, and runs it: DDP does not see that", role="culprit"),
+        f"`{called}(...)` runs the module inside `{name}` and goes past DDP: its gradients are never averaged over the ranks",
+        "DDP gets ready to average gradients in its own forward. A forward of the wrapped module itself leaves them as each rank "
+        "computed them.",
+        Fix(title=f"Hand `{name}` itself to `{called}(...)` where the loss is computed", safety="unsafe",
+            detail="Keep the module inside for generation, evaluation and saving."),
     )  # fmt: skip
 
 

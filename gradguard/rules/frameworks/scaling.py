@@ -11,7 +11,7 @@ from gradguard.rules.protocol.books import Suspicion
 
 if TYPE_CHECKING:
     from gradguard.facts import BackwardFact
-    from gradguard.rules.protocol.books import Book
+    from gradguard.rules.protocol.books import Book, Part
     from gradguard.rules.protocol.ledger import Ledger
 
 _TIMES = 2  # one clipping at a line could be an accident of a first step
@@ -27,44 +27,74 @@ class Scaling:
         self._awaited = False  # a loss was scaled whose backward is still to come
         self._calls: deque[int] = deque(maxlen=64)  # backward calls on scaled losses
         self._plain: dict[int, int] = {}  # steps past the scaler, by the optimizer's book
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()  # every scaler that has scaled a loss
+        self._bare: deque[int] = deque(maxlen=64)  # backward calls on losses that no scaler has scaled
+        self._divided: dict[int, int] = {}  # steps through the scaler after such a call, by the optimizer's book
 
     def scaled(self, scaler: Any, site: CallSite | None) -> None:
         """A loss was scaled."""
         self._scaler, self._site = weakref.ref(scaler), site
         self._awaited = True
+        self._known.add(scaler)
 
-    def backward(self, call: BackwardFact) -> None:
+    def backward(self, call: BackwardFact, roots: tuple[Any, ...] = ()) -> None:
         """backward() has returned: on a scaled loss, if one was scaled since the last."""
         if self._awaited:
-            self._awaited = False
+            self._awaited = call.nested  # a reentrant checkpoint's own backward calls return before that on the loss
             self._calls.append(call.index)
+        elif self._known and not call.nested and call.kind == "backward" and not any(map(_may_be_scaled, roots)):
+            self._bare.append(call.index)
 
     @property
     def on(self) -> bool:
         """Whether a loss was scaled, and no update() has come since."""
         return self._scaler is not None
 
-    def stepped(self, ledger: Ledger, book: Book, optimizer: Any, touched: bool) -> None:
-        """An optimizer has stepped: on gradients that are still scaled?
+    @property
+    def used(self) -> bool:
+        """Whether a scaler has scaled a loss at any time, and is alive."""
+        return bool(self._known)
+
+    def stepped(self, ledger: Ledger, book: Book, optimizer: Any, written: bool) -> None:
+        """An optimizer has stepped: on gradients that are still scaled, or that never were?
 
         Args:
-            touched: whether the gradients were written after backward, by hand.
+            written: whether the gradients were written after backward, by other means than a scaler's.
         """
         scaler = None if self._scaler is None else self._scaler()
         used = book.last_used
+        if used is not None and used.call.index in self._bare:
+            self._never_scaled(ledger, book, optimizer, used, written)
         if scaler is None or used is None or used.call.index not in self._calls or not scaler.is_enabled():
             return
         states, scale = getattr(scaler, "_per_optimizer_states", None), getattr(scaler, "_scale", None)
         if states is None or scale is None or hasattr(optimizer, "grad_scale"):
             return
         state = states.get(id(optimizer)) if id(optimizer) in states else None
-        by_hand = touched or used.reads != ledger.journal.grad_reads  # divided by the scale, perhaps
+        by_hand = written or used.reads != ledger.journal.grad_reads  # divided by the scale, perhaps
         if by_hand or getattr(state.get("stage") if state else None, "name", "READY") != "READY":
             self._plain[book.key] = -1_000_000
             return
         count = self._plain[book.key] = self._plain.get(book.key, 0) + 1
         if count == _TIMES and float(scale) != 1.0:
             ledger.found.append(Suspicion("GG722", book, {"scaled": self._site, "scale": float(scale)}))
+
+    def _never_scaled(self, ledger: Ledger, book: Book, optimizer: Any, used: Part, written: bool) -> None:
+        """A scaler has divided gradients by its scale that come from a loss it has not multiplied."""
+        for scaler in list(self._known):
+            states, scale = getattr(scaler, "_per_optimizer_states", None), getattr(scaler, "_scale", None)
+            if states is None or scale is None or id(optimizer) not in states or not scaler.is_enabled():
+                continue
+            if getattr(states[id(optimizer)].get("stage"), "name", "READY") != "UNSCALED":
+                continue
+            # Multiplied by hand, perhaps: who reads gradients is seen in traced steps alone. A scaler's own writes are not counted.
+            if used.reads != ledger.journal.grad_reads or (written and not used.call.traced):
+                self._divided[book.key] = -1_000_000
+                return
+            count = self._divided[book.key] = self._divided.get(book.key, 0) + 1
+            if count == _TIMES and float(scale) != 1.0:
+                ledger.found.append(Suspicion("GG722", book, {"bare": used.call.site, "scale": float(scale)}))
+            return
 
     def updated(self) -> None:
         """`update()`: all optimizers are done with these gradients."""
@@ -97,6 +127,15 @@ class Scaling:
             if count == _TIMES and float(scale) != 1.0:
                 ledger.found.append(Suspicion("GG721", ledger.books[key], {"site": site, "scaled": self._site, "scale": float(scale)}))
             return
+
+
+def _may_be_scaled(root: Any) -> bool:
+    """Whether the last operation was a product, as it is when a scaler has scaled, or somebody by hand."""
+    node = getattr(root, "grad_fn", None)
+    try:
+        return node is None or str(node.name()).startswith(("MulBackward", "DivBackward"))
+    except Exception:
+        return True
 
 
 def touched(book: Book) -> bool:

@@ -147,11 +147,15 @@ def root_text(incident: Incident) -> str | None:
 def find(incident: Incident, root: torch.Tensor, leaf: bool = False) -> list[Origin]:
     """The origins of a root without a path, likeliest first: as recorded, else as the source tells."""
     recorded = origins.of_tensor(incident, root)
+    if recorded and not leaf and torch.is_inference_mode_enabled() and recorded[0].kind == "inference" and recorded[0].switch is None:
+        off = still_off(incident)  # inference mode goes on, and what entered it was not seen around the cut
+        if off is not None:
+            return [off]
     if recorded:
         if len(recorded) > 1:
             return roots.refined(incident, origins.ranked(incident, recorded))
         return recorded
-    if not leaf and not torch.is_grad_enabled():
+    if not leaf and (not torch.is_grad_enabled() or torch.is_inference_mode_enabled()):  # the latter records nothing, grad mode on or off
         off = still_off(incident)
         if off is not None:
             return [off]
@@ -235,6 +239,9 @@ def story(origin: Origin) -> tuple[SourceSpan | None, list[SourceSpan]]:
             related.append(shown(place).model_copy(update={"label": words.label(origin), "role": "cut"}))
     else:
         culprit = None if place is None else shown(place).model_copy(update={"label": words.label(origin), "role": "culprit"})
+        if culprit is not None and switch is not None and switch.how == "caller" and switch.also:  # what calls could have been told not to
+            related.append(culprit.model_copy(update={"role": "cut"}))
+            culprit = switch.also[0]
     if origin.made is not None and not same_place(origin.made, place):
         whole = origin.made.node is None or getattr(origin.made.statement, "value", None) is origin.made.node
         name = origin.made.targets[0] if origin.made.targets and whole else origin.made.text if origin.made.targets else origin.inner

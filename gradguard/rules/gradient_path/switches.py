@@ -94,6 +94,18 @@ def block_around(place: ResolvedSite | None) -> Switch | None:
     return None
 
 
+def inference_around(place: ResolvedSite | None) -> Switch | None:
+    """The innermost block or decorator that enters inference mode; grad mode may have been switched on again within."""
+    if place is None:
+        return None
+    blocks = [("with", block) for block in place.enclosing_withs()] + [("decorator", block) for block in place.decorators()]
+    for how, block in blocks:
+        if turns_grad_off(block.node) and is_inference(block.text):
+            owner = place.function if how == "decorator" or place.function != "<module>" else None
+            return Switch("with" if how == "with" else "decorator", _span(block), block.text, owner)
+    return None
+
+
 def _span(block: WithBlock) -> SourceSpan:
     return block.span
 
@@ -133,11 +145,12 @@ def graded_off(callee: Any) -> Quiet | None:
 def of_cut(journal: Journal, cut: Cut) -> Switch | None:
     """What had switched grad mode off when a value lost its path."""
     place = resolve(cut.site)
-    near = block_around(place)
+    around = inference_around if cut.kind == "inference" else block_around
+    near = around(place)
     if near is not None:
         return near
     for site in (*((cut.outer,) if cut.outer else ()), *cut.around):
-        further = block_around(resolve(site))
+        further = around(resolve(site))
         if further is not None:
             return as_decorator(further, place) or further
     if cut.kind == "inference":

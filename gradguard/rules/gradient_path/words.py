@@ -232,7 +232,9 @@ def explanation(origin: Origin, root: str) -> str:
             "flow through it to what comes before."
         )
     if rule == "GG305":
-        return "In inference mode PyTorch records nothing, and the tensors made there can never take part in autograd afterwards."
+        told = "In inference mode PyTorch records nothing, and the tensors made there can never take part in autograd afterwards."
+        on = origin.switch is not None and origin.switch.how == "caller" and bool(origin.switch.also)
+        return told + (" `torch.enable_grad()` does not end it." if on else "")
     if origin.kind == "sample":
         return (
             "`sample()` draws its value under no_grad: the parameters of the distribution get no gradient through it. "
@@ -297,7 +299,8 @@ def fix(origin: Origin, root: str) -> Fix:
             safety="manual",
         )
     if origin.switch is not None and origin.switch.how == "caller":
-        return recording(origin.kind == "inference", in_words(root))
+        runner = f"{(origin.switch.also[0].text or '').partition('(')[0]}(...)" if origin.switch.also else None
+        return recording(origin.kind == "inference", in_words(root), runner)
     if rule in ("GG301", "GG305") and origin.switch is not None:
         text = short(origin.switch.text, 40)
         if origin.switch.how == "left_on":

@@ -193,7 +193,7 @@ class Ledger:
             return
         if self.census_until:
             self.severed.look(call, roots)
-        self.scaling.backward(call)
+        self.scaling.backward(call, roots)
         self.crossing.look(call, roots)
         part: Part | None = None
         for book in self.books.values():
@@ -253,7 +253,7 @@ class Ledger:
         book.step_site = site
         if len(self.books) > 1:
             self.crossing.before_use(self, book)
-        by_hand = self.scaling.on and touched(book)
+        written = self.scaling.used and touched(book)
         fresh, same, none, stale = book.use()
         if stale and not book.by_hand:
             book.stale += 1
@@ -265,7 +265,7 @@ class Ledger:
         else:
             book.empty = 0
         if fresh:
-            self.scaling.stepped(self, book, optimizer, by_hand)
+            self.scaling.stepped(self, book, optimizer, written)
         if book.sharing and fresh:
             verdicts.shared(self, book)
         if book.filled_since_step > 1:

@@ -255,6 +255,15 @@ class Scorer(nn.Linear):
         return 2 * self(x)
 
 
+def squares(net, x):
+    return net(x).pow(2).mean()
+
+
+@torch.no_grad()
+def guess(net, x):
+    return net(x)
+
+
 def work(rank, folder):
     dist.init_process_group("gloo", init_method=f"file://{{folder}}/meet", rank=rank, world_size=2)
     torch.manual_seed(0)
@@ -287,6 +296,12 @@ BODIES = {
         "ddp.module.sharpened(x).pow(2).mean().backward()\nseen = [torch.zeros_like(net.weight) for _ in range(2)]\n"
         "dist.all_gather(seen, net.weight.detach())",
     ),
+    "handed_on": (
+        "GG703",
+        "squares(bare, x)",
+        "bare = ddp.module if isinstance(ddp, DDP) else ddp\nguess(bare, x)\nsquares(bare, x).backward()",
+    ),
+    "handed_on_without_grad": (None, None, "bare = ddp.module\nguess(bare, x)\nsquares(ddp, x).backward()"),
     "thawed": (
         "GG706",
         "switch(net.bias, True)",
