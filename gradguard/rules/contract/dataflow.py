@@ -16,7 +16,7 @@ import torch
 from gradguard.diagnosis import Role, SourceSpan
 from gradguard.evidence.source import assignments_to, dotted
 from gradguard.evidence.syntax import FUNCTIONS, range_of
-from gradguard.rules.contract.scopes import UNKNOWN, Scope, callee_scope, class_scopes, code_of, function_scope, peek
+from gradguard.rules.contract.scopes import UNKNOWN, Scope, callee_scope, class_scopes, code_of, function_scope, loading_scope, peek
 
 ANY = -1  # in a path: "some element of it"
 Path = tuple[int, ...]
@@ -177,6 +177,9 @@ class _Tracer:
             return Trace()
         if isinstance(expr, (ast.Tuple, ast.List)):
             return self._items(scope, expr, path, depth)
+        loaded = self._loaded(scope, expr, path, depth) if path[:1] == (ANY,) and isinstance(expr, (ast.Name, ast.Attribute)) else None
+        if loaded is not None:
+            return loaded
         if isinstance(expr, ast.Name):
             return self._name(scope, expr, path, depth)
         if isinstance(expr, ast.Attribute):
@@ -258,6 +261,12 @@ class _Tracer:
                 if found.spots:
                     return found
         return None
+
+    def _loaded(self, scope: Scope, expr: ast.Name | ast.Attribute, path: Path, depth: int) -> Trace | None:
+        """An item of a loader or a dataset that is there to be looked at: what its methods return, with its attributes at hand."""
+        inner = loading_scope(scope.evaluate(expr))
+        found = None if inner is None else self._first(inner, returns_of(inner)[::-1], path[1:], depth)
+        return Trace([Spot(scope, expr, dotted(expr)), *found.spots], True) if found is not None and found.certain else None
 
     def _outer(self, scope: Scope) -> Scope | None:
         for above in scope.source.ancestors(scope.tree):

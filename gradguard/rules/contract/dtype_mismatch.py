@@ -21,7 +21,7 @@ Unsafe: values are rounded to the new dtype.
 
 ## When it speaks, what silences it
 When PyTorch refuses the dtypes, in forward or in backward. The culprit is the line that made the odd tensor; the call that
-met it where the tensor's origin is not known.
+met it where the tensor's origin is not known; of a model all in one dtype, the call that handed the tensor to the model.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from gradguard.evidence.source import ResolvedSite
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.contract import float_wanted
-from gradguard.rules.contract.dataflow import Judge
+from gradguard.rules.contract.dataflow import Judge, Spot
 from gradguard.rules.contract.dtypes import CONVERTERS, FLOATS, INTEGERS, dtype_maker, dtype_named, dtype_of, dtypes_in
-from gradguard.rules.contract.operands import Operand, odd_operand, scope_at, tensors_at_hand, way_spans
+from gradguard.rules.contract.operands import Operand, model_gate, odd_operand, scope_at, tensors_at_hand, way_spans
 from gradguard.rules.contract.scopes import Scope
 from gradguard.rules.contract.search import called_name, calls_in_use
 from gradguard.rules.contract.words import untraced_note
@@ -186,6 +186,12 @@ def _told(incident: Incident, wrong: Dtypes, expected: torch.dtype | None, place
         related += way_spans(operand, f"still in {bad}" if bad else "handed on")
         if call_span is not None:
             related.append(call_span)
+    gate = model_gate(operand, expected) if operand is not None and not operand.way.certain else None
+    if gate is not None and call_span is not None:
+        culprit = Spot(gate.scope, gate.expression).span(
+            f"goes in as {bad or 'another dtype'}, and all of that module is {wanted}", "culprit"
+        )
+        related.append(call_span)
     if incident.place is not None and incident.where in ("backward", "grad"):
         related.append(incident.place.span("backward noticed here", "backward"))
     doing = f"`{callee}`" if callee else f"`{op}`" if op else "the operation"
@@ -201,15 +207,39 @@ def _told(incident: Incident, wrong: Dtypes, expected: torch.dtype | None, place
         if name
         else [],
         explanation=_why(wrong, expected, op),
-        notes=[] if traced or culprit is None else [untraced_note(f"the call of `{op}`")],
-        fixes=_fixes(operand, name, expected, scope),
+        notes=[
+            *_called_elsewhere(name, gate or operand),
+            *_module_note(incident, place, scope),
+            *([] if traced or culprit is None else [untraced_note(f"the call of `{op}`")]),
+        ],
+        fixes=_fixes(gate or operand, gate.name if gate is not None else name, expected, scope),
         confidence="certain" if operand is not None and traced else "likely",
     )
 
 
+def _called_elsewhere(name: str | None, operand: Operand | None) -> list[str]:
+    """What the tensor is called where it comes from, if not so."""
+    if name is None or operand is None:
+        return []
+    names = [*([operand.name] if operand.name else []), *operand.way.names]
+    outer = [other for other in names if other != name and other.isidentifier()]
+    return [f"`{name}` is `{outer[-1]}` where it comes from"] if outer else []
+
+
+def _module_note(incident: Incident, place: ResolvedSite | None, scope: Scope | None) -> list[str]:
+    """Where the module that refused the tensor sits in the whole model, unless the call says so."""
+    if place is None or place.call is None or scope is None or place.callee is None:
+        return []
+    module = scope.evaluate(place.call.func)
+    roots = [root for _, root in incident.names.modules] if isinstance(module, nn.Module) else []
+    paths = [(path, root) for root in roots for path, child in root.named_modules() if child is module and path]
+    path, root = max(paths, key=lambda found: found[0].count("."), default=("", None))
+    return [f"`{place.callee}` is `{path}` of the `{type(root).__name__}`"] if "." in path else []
+
+
 def _is_made_there(operand: Operand) -> bool:
     """Whether what is made at the origin is the operand itself, handed on by name only."""
-    return all(isinstance(spot.node, (ast.Name, ast.Tuple)) for spot in operand.way.spots[:-1])
+    return all(isinstance(spot.node, (ast.Name, ast.Attribute, ast.Tuple)) for spot in operand.way.spots[:-1])
 
 
 def _shown(dtypes: list[Any]) -> str:

@@ -225,6 +225,8 @@ def _of_data(name: str, expr: ast.Call, scope: Scope) -> torch.dtype | str | Non
     data = expr.args[0]
     value = scope.evaluate(data)
     known = dtype_of(value)
+    if known is None and isinstance(data, ast.Subscript):
+        known = dtype_of(scope.evaluate(data.value))  # rows of an array
     if known is not None:
         return known
     if value is not UNKNOWN and name != "from_numpy":

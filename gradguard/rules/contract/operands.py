@@ -11,7 +11,7 @@ from torch import nn
 
 from gradguard.diagnosis import SourceSpan
 from gradguard.evidence.frames import traceback_frames
-from gradguard.evidence.source import ResolvedSite, dotted
+from gradguard.evidence.source import ResolvedSite, assignments_to, dotted
 from gradguard.rules.contract.dataflow import Judge, Maker, Spot, Trace, operands_of, trace
 from gradguard.rules.contract.scopes import Scope, callee_scope, frame_scopes
 from gradguard.rules.incident import Incident
@@ -134,6 +134,23 @@ def _name(scope: Scope, expression: ast.expr, way: Trace) -> str | None:
         return plain
     names = [name for name in way.names if not name.startswith("_")]
     return names[0] if names else None
+
+
+def model_gate(operand: Operand, expected: torch.dtype | None) -> Operand | None:
+    """The operand at the call of the outermost module it was handed through, as it is; None unless all of that module has the dtype
+    that was wanted: a conversion there suits every part of it."""
+    scope, expression, gate = operand.scope, operand.expression, None
+    while isinstance(expression, ast.Name) and not assignments_to(scope.tree, expression.id):
+        given = scope.argument(expression.id)
+        if given is None or scope.caller is None:
+            break
+        module = scope.values.get("self")
+        if isinstance(module, nn.Module) and scope.function is not None and scope.function.name == "forward":
+            floating = {p.dtype for p in module.parameters() if p.dtype.is_floating_point}
+            if floating == {expected}:
+                gate = Operand(given[1], given[0], Trace(), dotted(given[1]) or operand.name, operand.value)
+        scope, expression = given
+    return gate
 
 
 def way_spans(operand: Operand, what: str) -> list[SourceSpan]:

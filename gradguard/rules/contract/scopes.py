@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Subset
 
 from gradguard.callsite import USER_FILES
 from gradguard.evidence.frames import FrameView
@@ -232,3 +233,21 @@ def class_scopes(owner: Any, methods: Sequence[str] = ()) -> list[Scope]:
                 if scope is not None:
                     found.append(scope)
     return found
+
+
+def loading_scope(value: Any) -> Scope | None:
+    """The method of the user's that makes the items of a live loader or dataset: its collate function, `__getitem__` or `__iter__`."""
+    if isinstance(value, DataLoader):
+        code, bound, names = code_of(value.collate_fn)
+        if code is not None:
+            return function_scope(code, bound, names)
+        value = value.dataset
+    while isinstance(value, Subset):
+        value = value.dataset
+    if value is UNKNOWN or isinstance(value, (type, ModuleType, torch.Tensor, nn.Module)):
+        return None
+    for name in ("__getitem__", "__iter__"):
+        code, bound, names = code_of(peek(value, name))
+        if code is not None:
+            return function_scope(code, bound, names)
+    return None

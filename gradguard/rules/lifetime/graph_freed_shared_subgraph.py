@@ -50,6 +50,7 @@ from gradguard.rules.lifetime.sharing import (
     entry_into_first_loss,
     entry_into_second_loss,
     inner_use,
+    likeliest_freeing,
     whose_parameters,
 )
 from gradguard.rules.lifetime.study import MESSAGES, Study, study
@@ -63,7 +64,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
         return _inner(facts)
     if facts.carrier is None:
         return _part_of_a_larger_loss(facts)
-    first = facts.freed_by
+    first = facts.freed_by = likeliest_freeing(facts, facts.carrier)
     if first is not None and first.kind == "grad":
         return _freed_by_grad(facts, first)
     side = whose_parameters(facts, facts.carrier)
@@ -82,7 +83,7 @@ def _not_detached(facts: Study) -> Diagnosis:
     entry = entry_into_first_loss(facts, carrier)
     again = facts.freed_by is not None and facts.call is not None and facts.freed_by.stack == facts.call.stack
     which = "this loss" if again else "the first loss"
-    first = _place(facts.freed_by)
+    first = _place_apart(facts.freed_by, facts.call)
     culprit: SourceSpan | None = None
     if entry is not None:
         culprit = _statement_span(entry, f"{entry.name} goes into {which} with its graph")
@@ -91,7 +92,7 @@ def _not_detached(facts: Study) -> Diagnosis:
     needed = "The next turn of the loop goes through it once more." if again else "The second loss needs it."
     text = (
         f"{name} was made once and goes into {'the loss of each turn' if again else 'two losses'}. "
-        f"{tell.call_words(facts.freed_by)} ran through {name} into the parameters "
+        f"{_first_words(facts)} ran through {name} into the parameters "
         "behind it, which its optimizer does not train, and freed that graph "
         f"(backward call {facts.freed_by.index if facts.freed_by else '?'}). {needed}"
     )
@@ -126,13 +127,13 @@ def _second_not_detached(facts: Study) -> Diagnosis:
     assert carrier is not None
     name = tell.holder_name(carrier)
     entry = entry_into_second_loss(facts, carrier)
-    here = _place(facts.call)
+    here = _place_apart(facts.call, facts.freed_by)
     written = entry.name if entry is not None else (carrier.name or "the tensor")
     culprit = _statement_span(entry, f"{entry.name} goes into the second loss with its graph") if entry is not None else None
     if culprit is None and here is not None:
         culprit = here.span("goes through the graph of the first loss as well", "culprit")
     text = (
-        f"{name} belongs to the first loss: {tell.call_words(facts.freed_by)} "
+        f"{name} belongs to the first loss: {_first_words(facts)} "
         "trained what is behind it, and freed that graph (backward call "
         f"{facts.freed_by.index if facts.freed_by else '?'}). The second loss trains "
         f"other parameters, and still runs into it because {f'`{written}`' if written != 'the tensor' else 'it'} was not detached."
@@ -164,10 +165,10 @@ def _two_losses(facts: Study) -> Diagnosis:
     carrier = facts.carrier
     assert carrier is not None
     name = tell.holder_name(carrier)
-    first = _place(facts.freed_by)
+    first = _place_apart(facts.freed_by, facts.call)
     culprit = None if first is None else first.span("frees the part that both losses share", "culprit")
     text = (
-        f"Both losses are computed from {name}. {tell.call_words(facts.freed_by)} "
+        f"Both losses are computed from {name}. {_first_words(facts)} "
         f"freed the saved values of everything below its loss, the part behind {name} "
         f"included (backward call {facts.freed_by.index if facts.freed_by else '?'}); "
         f"{_next(facts)} has to go through that part again."
@@ -185,7 +186,7 @@ def _two_losses(facts: Study) -> Diagnosis:
     if not stepped:
         fixes.append(
             Fix(
-                title=f"pass retain_graph=True to the first call, {tell.call_words(facts.freed_by)}, where the two must stay apart",
+                title=f"pass retain_graph=True in the first call, {_first_words(facts)}, where the two must stay apart",
                 safety="manual",
             )
         )
@@ -241,7 +242,13 @@ def _freed_by_grad(facts: Study, first: BackwardFact) -> Diagnosis:
 def _next(facts: Study) -> str:
     """The failing call; of two turns at one and the same call, the later."""
     first, call = facts.freed_by, facts.call
-    return "its next call" if first is not None and call is not None and first.stack == call.stack else tell.call_words(call)
+    if first is not None and call is not None and first.stack == call.stack:
+        return "its next call"
+    return tell.call_words_apart(call, first)
+
+
+def _first_words(facts: Study) -> str:
+    return tell.call_words_apart(facts.freed_by, facts.call)
 
 
 def _only_looked_at(place: ResolvedSite | None) -> bool:
@@ -329,6 +336,10 @@ def _part_of_a_larger_loss(facts: Study) -> Diagnosis:
         Fix(title=f"pass retain_graph=True to {tell.call_words(facts.freed_by)} if both gradients are wanted", safety="manual"),
     ]
     return _diagnosis(facts, f"{shown} is part of a loss whose backward() has already freed its graph", culprit, text, fixes, [])
+
+
+def _place_apart(fact: BackwardFact | None, other: BackwardFact | None) -> ResolvedSite | None:
+    return resolve(tell.parting(fact, other))
 
 
 def _place(fact: BackwardFact | None) -> ResolvedSite | None:

@@ -19,7 +19,7 @@ from gradguard.evidence.optimizers import trained_by
 from gradguard.evidence.source import ResolvedSite, function_def, resolve
 from gradguard.evidence.syntax import FUNCTIONS, Source
 from gradguard.facts import BackwardFact
-from gradguard.rules.lifetime.study import Study, live_roots
+from gradguard.rules.lifetime.study import Study, live_roots, possibly_freed_by
 
 Side = Literal["first", "second", "both"]
 
@@ -32,6 +32,15 @@ class Entry:
     statement: ast.stmt
     read: ast.expr
     name: str
+
+
+def likeliest_freeing(study: Study, carrier: Carrier) -> BackwardFact | None:
+    """Of the calls that may have freed the shared part the first whose loss is seen to be made from it: a discriminator's loss on the
+    generated batch, not the one on the real batch before it."""
+    possible = possibly_freed_by(study, carrier.link)
+    if len(possible) < 2:
+        return study.freed_by
+    return next((fact for fact in possible if _entry(study, carrier, fact, None) is not None), study.freed_by)
 
 
 def entry_into_first_loss(study: Study, carrier: Carrier) -> Entry | None:
@@ -49,14 +58,17 @@ def entry_into_second_loss(study: Study, carrier: Carrier) -> Entry | None:
 def _entry(study: Study, carrier: Carrier, call: BackwardFact, behind: BackwardFact | None) -> Entry | None:
     if not call.stack:
         return None
+    helpers = _common_helpers(call, behind or study.call)
     for site, names in _names_along(study, carrier, call.stack):  # innermost first
+        if site in helpers:
+            continue  # a `.detach()` in there would be one for both losses
         place = resolve(site)
         source = None if place is None else place.source
         scope = None if source is None else scope_of(source, site.code)
         if place is None or source is None or scope is None or place.statement is None:
             continue
         border = next((other.line for other in behind.stack if other.code is site.code), 0) if behind is not None else 0
-        passing = site is not call.stack[0]
+        passing = site is not call.stack[0] and call.stack[call.stack.index(site) - 1] not in helpers
         found = []
         for name in names:
             for read in reads_of(scope, name):
@@ -69,8 +81,13 @@ def _entry(study: Study, carrier: Carrier, call: BackwardFact, behind: BackwardF
                     continue
                 if passing and contains(place.statement, read, source) and _is_handed_on(place, read):
                     continue
-                if border < statement.lineno <= place.statement.lineno and not _overwrites(carrier, statement):
-                    found.append(Entry(source, statement, read, name))
+                entry = Entry(source, statement, read, name)
+                if (
+                    border < statement.lineno <= place.statement.lineno
+                    and not _overwrites(carrier, statement)
+                    and not _is_cut_inside(entry)
+                ):
+                    found.append(entry)
         feeding = _feeding(source, scope, place)
         contributing = sorted((entry for entry in found if entry.statement in feeding), key=lambda entry: entry.statement.lineno)
         if contributing:
@@ -90,6 +107,18 @@ def _is_handed_on(place: ResolvedSite, read: ast.expr) -> bool:
 
 def inner_use(entry: Entry) -> Entry | None:
     """Where a function that the shared tensor is handed to uses it with its graph; None where it is used on the spot."""
+    return next((use for use in _uses_inside(entry) if not is_detached(entry.source, use.read)), None)
+
+
+def _is_cut_inside(entry: Entry) -> bool:
+    """Whether the functions that the shared tensor is handed to all use its value alone: a target computed under no_grad."""
+    uses = _uses_inside(entry)
+    return bool(uses) and all(is_detached(entry.source, use.read) for use in uses)
+
+
+def _uses_inside(entry: Entry) -> list[Entry]:
+    """The reads of the shared tensor in the functions of the same file that the statement hands it to."""
+    found = []
     for call in ast.walk(entry.statement):
         if not isinstance(call, ast.Call) or not any(
             argument is entry.read for argument in (*call.args, *(item.value for item in call.keywords))
@@ -101,9 +130,9 @@ def inner_use(entry: Entry) -> Entry | None:
                 name = follow(call, function, entry.name)
                 for read in reads_of(function, name) if name is not None else ():
                     statement = entry.source.statement(read)
-                    if statement is not None and name is not None and not is_detached(entry.source, read):
-                        return Entry(entry.source, statement, read, name)
-    return None
+                    if statement is not None and name is not None:
+                        found.append(Entry(entry.source, statement, read, name))
+    return found
 
 
 def _overwrites(carrier: Carrier, statement: ast.stmt) -> bool:
@@ -113,9 +142,12 @@ def _overwrites(carrier: Carrier, statement: ast.stmt) -> bool:
 def _names_along(study: Study, carrier: Carrier, stack: tuple[CallSite, ...]) -> list[tuple[CallSite, list[str]]]:
     """What the shared tensor is called in each function on the way to a call, innermost first."""
     known = _known_names(study, carrier)
+    failing = study.call.stack if study.call is not None else ()
+    # inside the place where the two calls part, the frames that are there now may be of the same functions, with other arguments
+    shared = _frames_in_common(stack, failing)
     found: list[tuple[CallSite, list[str]]] = []
     current: list[str] = []
-    for outer, site in zip((None, *reversed(stack[1:])), reversed(stack), strict=True):
+    for depth, (outer, site) in enumerate(zip((None, *reversed(stack[1:])), reversed(stack), strict=True)):
         passed = []
         if outer is not None and current:
             place, function = resolve(outer), function_def(site.code)
@@ -123,12 +155,37 @@ def _names_along(study: Study, carrier: Carrier, stack: tuple[CallSite, ...]) ->
                 inside = (
                     follow(place.call, function, name) if place is not None and place.call is not None and function is not None else None
                 )
-                inside = inside or (name if name in site.code.co_freevars or name.startswith("self.") else None)
+                inside = inside or (name if _is_seen_inside(name, outer, site) else None)
                 passed += [inside] if inside else []
-        current = known.get(site.code) or passed
+        current = passed if depth > shared and site.code in _codes(failing) else known.get(site.code) or passed
         if current:
             found.append((site, current))
     return found[::-1]
+
+
+def _frames_in_common(one: tuple[CallSite, ...], other: tuple[CallSite, ...]) -> int:
+    """How many of the outermost frames two calls have in common, up to the one where they part."""
+    pairs = zip(reversed(one), reversed(other), strict=False)
+    return next((i for i, (mine, others) in enumerate(pairs) if mine != others), len(one))
+
+
+def _common_helpers(call: BackwardFact, other: BackwardFact | None) -> set[CallSite]:
+    """The places on the way to a call, behind the one where it parts from another, that stand in functions which both go through."""
+    if other is None:
+        return set()
+    shared = _frames_in_common(call.stack, other.stack) + 1
+    inside = _codes(other.stack[: max(len(other.stack) - shared, 0)])
+    return {site for site in call.stack[: max(len(call.stack) - shared, 0)] if site.code in inside}
+
+
+def _is_seen_inside(name: str, outer: CallSite, site: CallSite) -> bool:
+    """Whether a function sees a variable of its caller under the same name: of the object, of the enclosing function, of the file."""
+    of_file = outer.code.co_name == "<module>" and name in site.code.co_names and name not in site.code.co_varnames
+    return name in site.code.co_freevars or name.startswith("self.") or of_file
+
+
+def _codes(stack: tuple[CallSite, ...]) -> set[Any]:
+    return {site.code for site in stack}
 
 
 def _known_names(study: Study, carrier: Carrier) -> dict[Any, list[str]]:
@@ -230,7 +287,7 @@ def whose_parameters(study: Study, carrier: Carrier) -> Side:
     optimizers = [optimizer for optimizer in study.incident.names.optimizers() if (below | second | of_first) & trained_by(optimizer)]
     owners = [optimizer for optimizer in optimizers if below & trained_by(optimizer)]
     others = [optimizer for optimizer in optimizers if optimizer not in owners]
-    if not owners or not others:
+    if not owners or not (others or not first_roots):
         return "both"
     stepped = [
         fact.optimizer() for fact in study.incident.journal.steps if fact.seq >= first.seq and (call is None or fact.clock < call.clock)
@@ -244,7 +301,7 @@ def whose_parameters(study: Study, carrier: Carrier) -> Side:
             of_first & trained_by(optimizer) for optimizer in owners
         ):
             return "first"
-    else:
+    elif others:
         return "first"
     if not any(second & trained_by(optimizer) for optimizer in others):
         return "both"

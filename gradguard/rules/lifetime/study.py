@@ -210,11 +210,19 @@ def _clearest(carriers: list[Carrier]) -> Carrier:
 
 def _freed_by(result: Study, link: Link) -> BackwardFact | None:
     """Which earlier call let the values behind this edge go."""
+    return next(iter(possibly_freed_by(result, link)), None)
+
+
+def possibly_freed_by(result: Study, link: Link) -> list[BackwardFact]:
+    """The earlier calls that may have let the values behind this edge go, as far as their roots still tell; one where it is known."""
     below = [node for node in result.graph.freed if node in result.graph.below(link.source)]
     newest = max((node_sequence(node) for node in below), default=link.seq)
     candidates = freeing_calls(result.incident.journal, newest, result.call)
-    reached = [fact for fact in candidates if (verdict := _reaches(result, fact, link)) is not False or verdict is None]
-    return reached[0] if reached else candidates[0] if candidates else None
+    verdicts = [(fact, _reaches(result, fact, link)) for fact in candidates]
+    # a backward() that is known to lead there would have failed, had a call before it let the values go; autograd.grad need not have
+    # gone all the way down
+    sure = [fact for fact, verdict in verdicts if verdict and fact.kind == "backward"]
+    return sure[:1] or [fact for fact, verdict in verdicts if verdict is not False] or candidates
 
 
 def _reaches(result: Study, fact: BackwardFact, link: Link) -> bool | None:

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
+from gradguard.callsite import CallSite
 from gradguard.diagnosis import SourceSpan, TensorFacts
+from gradguard.evidence.bindings import dotted
 from gradguard.evidence.carried import Carrier
 from gradguard.evidence.graph import op_name
 from gradguard.evidence.old_torch import output_shape
@@ -53,6 +55,21 @@ def call_words(fact: BackwardFact | None) -> str:
     return f"`{text}`" if text else "`backward()`" if fact.kind == "backward" else "`autograd.grad()`"
 
 
+def parting(fact: BackwardFact | None, other: BackwardFact | None) -> CallSite | None:
+    """Where `fact` stands, told apart from `other`: of two calls through one helper the line that called the helper."""
+    if fact is None or other is None:
+        return None if fact is None else fact.site
+    return next((mine for mine, others in zip(fact.stack, other.stack, strict=False) if mine != others), fact.site)
+
+
+def call_words_apart(fact: BackwardFact | None, other: BackwardFact | None) -> str:
+    """As `call_words`; of two calls through one helper the text of the line that called the helper, where it is short enough to say."""
+    site = parting(fact, other)
+    place = None if fact is None or site is fact.site else resolve(site)
+    name = dotted(place.call.func) if place is not None and place.call is not None else None
+    return call_words(fact) if place is None or site is None or name is None else f"`{name}(...)` at line {site.line}"
+
+
 def freed_words(study: Study) -> str:
     """Which call let the values go: "the backward call of step 1, `loss.backward()` at line 12"."""
     fact = study.freed_by
@@ -66,17 +83,17 @@ def freed_words(study: Study) -> str:
 
 def backward_span(study: Study, label: str = "needs saved values that are gone") -> list[SourceSpan]:
     """Where the failing call stands."""
-    place = resolve(study.call.site) if study.call is not None else study.incident.place
+    place = resolve(parting(study.call, study.freed_by)) if study.call is not None else study.incident.place
     return [] if place is None else [place.span(label, "backward")]
 
 
 def freed_span(study: Study) -> list[SourceSpan]:
     """Where the values were let go, unless that is the failing line itself."""
     fact = study.freed_by
-    place = None if fact is None else resolve(fact.site)
+    place = resolve(parting(fact, study.call))
     if fact is None or place is None:
         return []
-    here = resolve(study.call.site) if study.call is not None else None
+    here = resolve(parting(study.call, fact))
     if here is not None and (here.file, here.line) == (place.file, place.line) and here.column == place.column:
         return []
     return [place.span(f"freed the graph here (backward call {fact.index})", "freed")]

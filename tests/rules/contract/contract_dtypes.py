@@ -21,6 +21,73 @@ for inputs, target in loader:
     loss = criterion(net(inputs), target)
     loss.backward()
 ''', ("target", "float64")),
+    Case("rows_of_a_dataset_in_a_nested_encoder", "GG404", '''
+class Table(torch.utils.data.Dataset):
+    def __init__(self, counts, flags):
+        self.counts, self.flags = np.log1p(counts), flags.astype(np.float32)
+    def __len__(self):
+        return len(self.counts)
+    def __getitem__(self, i):
+        return torch.from_numpy(self.flags[i]), torch.from_numpy(self.counts[i])  # <<
+class Encoder(nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(features, 4), nn.ReLU())
+    def forward(self, x):
+        return self.layers(x)
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.flags, self.counts = Encoder(2), Encoder(3)
+    def forward(self, flags, counts):
+        return self.flags(flags) + self.counts(counts)
+class Fitter:
+    def __init__(self, model, loader):
+        self.model, self.loader = model, loader
+    def fit(self):
+        for flags, counts in self.loader:
+            self.model(flags, counts).mean().backward()
+table = Table(np.random.poisson(3.0, (8, 3)), np.random.rand(8, 2) < 0.5)
+Fitter(Model(), torch.utils.data.DataLoader(torch.utils.data.Subset(table, range(6)), batch_size=3)).fit()
+''', ("counts", "counts.layers", "float64", "__getitem__")),
+    Case("doubles_of_unknown_origin_enter_a_model", "GG404", '''
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
+    def forward(self, x):
+        return self.layers(x)
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.head = Encoder(), nn.Linear(4, 1)
+    def forward(self, image):
+        return self.head(self.encoder(image))
+def read(count):
+    yield from map(torch.from_numpy, np.random.rand(count, 5, 3))
+model = Model()
+for frames in read(3):
+    model(frames).mean().backward()  # <<
+''', ("frames.float()", "float64")),
+    Case("one_layer_in_another_dtype_is_no_matter_of_the_inputs", "GG404", '''
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Linear(3, 4, dtype=torch.float64)
+    def forward(self, x):
+        return self.layers(x)
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.head = Encoder(), nn.Linear(3, 1)
+    def forward(self, image):
+        return self.head(image) + self.encoder(image).sum()  # <<
+model = Model()
+def read(count):
+    yield from map(torch.from_numpy, np.random.default_rng(0).random((count, 5, 3), np.float32))
+for frames in read(3):
+    model(frames).mean().backward()
+''', ("image.double()", "encoder.layers", "float32")),
     Case("inputs_from_numpy_in_a_layer", "GG404", '''
 class Net(nn.Module):
     def __init__(self):

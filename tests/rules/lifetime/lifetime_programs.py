@@ -926,6 +926,126 @@ second.backward()
 """,
         ("`y`",),
     ),
+    Program(
+        "two_losses_through_one_helper",
+        "GG202",
+        """
+trunk, a, b = nn.Sequential(nn.Linear(3, 4), nn.Tanh()), nn.Linear(4, 1), nn.Linear(4, 1)
+opt = torch.optim.SGD([*trunk.parameters(), *a.parameters(), *b.parameters()], lr=0.1)
+
+def contribute(loss, weight):
+    (weight * loss).backward()
+
+for it in range(2):
+    features = trunk(torch.randn(5, 3))
+    opt.zero_grad()
+    contribute(a(features).pow(2).mean(), 1.0)  # <<
+    contribute(b(features).pow(2).mean(), 0.5)
+    opt.step()
+""",
+        ("features", "contribute", "at line"),
+    ),
+    Program(
+        "temperature_of_an_actor",
+        "GG202",
+        """
+class Agent:
+    def __init__(self):
+        self.actor, self.critic = nn.Linear(3, 2), nn.Linear(3, 2)
+        self.log_alpha = torch.zeros(1, requires_grad=True)
+        self.optimizers = {
+            "actor": torch.optim.SGD(self.actor.parameters(), lr=0.1),
+            "critic": torch.optim.SGD(self.critic.parameters(), lr=0.1),
+            "alpha": torch.optim.SGD([self.log_alpha], lr=0.1),
+        }
+
+    def critic_loss(self, x, alpha):
+        with torch.no_grad():
+            target = x.sum(1, keepdim=True) - alpha * self.actor(x).log_softmax(1)
+        return F.mse_loss(self.critic(x), target)
+
+    def actor_loss(self, x, alpha):
+        logp = self.actor(x).log_softmax(1)
+        return (logp.exp() * (alpha * logp - self.critic(x).detach())).mean(), logp.detach()
+
+    def apply(self, name, loss):
+        self.optimizers[name].zero_grad()
+        loss.backward()
+        self.optimizers[name].step()
+
+    def update(self, x):
+        alpha = self.log_alpha.exp()
+        self.apply("critic", self.critic_loss(x, alpha))
+        actor_loss, logp = self.actor_loss(x, alpha)  # <<
+        self.apply("actor", actor_loss)
+        self.apply("alpha", (alpha * (-logp - 0.5)).mean())
+
+agent = Agent()
+for it in range(3):
+    agent.update(torch.randn(5, 3))
+""",
+        ("alpha.detach()",),
+    ),
+    Program(
+        "temperature_of_an_actor_whose_loss_is_gone",
+        "GG202",
+        """
+class Agent:
+    def __init__(self):
+        self.actor, self.critic = nn.Linear(3, 2), nn.Linear(3, 2)
+        self.log_alpha = torch.zeros(1, requires_grad=True)
+        self.actor_opt = torch.optim.SGD(self.actor.parameters(), lr=0.1)
+        self.critic_opt = torch.optim.SGD(self.critic.parameters(), lr=0.1)
+        self.alpha_opt = torch.optim.SGD([self.log_alpha], lr=0.1)
+
+    @torch.no_grad()
+    def target(self, x, alpha):
+        return x.sum(1, keepdim=True) - alpha * self.actor(x).log_softmax(1)
+
+    def apply(self, optimizer, loss):
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    def actor_step(self, x, alpha):
+        logp = self.actor(x).log_softmax(1)
+        self.apply(self.actor_opt, (logp.exp() * (alpha * logp - self.critic(x).detach())).mean())  # <<
+        return logp.detach()
+
+    def update(self, x):
+        alpha = self.log_alpha.exp()
+        self.apply(self.critic_opt, F.mse_loss(self.critic(x), self.target(x, alpha)))
+        logp = self.actor_step(x, alpha)
+        self.apply(self.alpha_opt, (alpha * (-logp - 0.5)).mean())
+
+agent = Agent()
+for it in range(3):
+    agent.update(torch.randn(5, 3))
+""",
+        ("alpha.detach()",),
+    ),
+    Program(
+        "real_batch_before_the_generated_one",
+        "GG202",
+        """
+g, d = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3)), nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+opt_g, opt_d = torch.optim.SGD(g.parameters(), lr=0.1), torch.optim.SGD(d.parameters(), lr=0.1)
+
+def adversarial(x, wanted):
+    F.binary_cross_entropy_with_logits(d(x), torch.full((5, 1), wanted)).backward()
+
+for it in range(2):
+    fake = g(torch.randn(5, 2))
+    opt_d.zero_grad()
+    adversarial(torch.randn(5, 3), 1.0)
+    adversarial(fake, 0.0)  # <<
+    opt_d.step()
+    opt_g.zero_grad()
+    adversarial(fake, 1.0)
+    opt_g.step()
+""",
+        ("fake.detach()",),
+    ),
 ]
 
 SAME_ROOT = [

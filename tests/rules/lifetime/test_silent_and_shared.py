@@ -37,6 +37,20 @@ for it in range(2):
     b(z).mean().backward()
     opt.step()
 """,
+    "retained_in_a_helper": """
+trunk, a, b = nn.Sequential(nn.Linear(3, 4), nn.Tanh()), nn.Linear(4, 1), nn.Linear(4, 1)
+opt = torch.optim.SGD([*trunk.parameters(), *a.parameters(), *b.parameters()], lr=0.1)
+
+def contribute(loss, last):
+    loss.backward(retain_graph=not last)
+
+for it in range(2):
+    z = trunk(torch.randn(5, 3))
+    opt.zero_grad()
+    contribute(a(z).mean(), False)
+    contribute(b(z).mean(), True)
+    opt.step()
+""",
     "gradient_penalty": """
 critic = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1))
 opt = torch.optim.Adam(critic.parameters())
