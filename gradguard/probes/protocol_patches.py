@@ -30,6 +30,7 @@ def install(replace: Callable[..., None]) -> None:
     """Puts the replacements in place; `replace(owner, name, make)` keeps book of them."""
     schedulers = torch.optim.lr_scheduler
     replace(torch.optim.Optimizer, "__init__", _after("made", lambda args, kwargs: (args[0],)))
+    replace(torch.optim.Optimizer, "load_state_dict", _after("loaded_optimizer", lambda args, kwargs: (args[0],)))
     replace(schedulers.LRScheduler, "__init__", _after("scheduler_made", lambda args, kwargs: (args[0],)))
     for name in ("LRScheduler", "ReduceLROnPlateau", "CosineAnnealingWarmRestarts", "SequentialLR", "ChainedScheduler"):
         replace(getattr(schedulers, name, object), "step", _after("scheduler_stepped", lambda args, kwargs: (args[0],), user_only=True))

@@ -27,7 +27,7 @@ from gradguard.rules.protocol import asleep, still_moving, verdicts
 from gradguard.rules.protocol.books import Book, Part, unchanged
 from gradguard.rules.protocol.crossing import Crossing
 from gradguard.rules.protocol.modes import Modes
-from gradguard.rules.protocol.rates import Schedules
+from gradguard.rules.protocol.rates import Schedules, rate_of
 from gradguard.rules.protocol.recorder import Recorder
 from gradguard.rules.protocol.retained import Retained, tag_due
 from gradguard.rules.protocol.scaling import accumulated, scale_facts
@@ -145,6 +145,7 @@ class Ledger:
         self.survey.often(self.backwards)
         book = self.book_of(optimizer)
         book.made = site
+        book.rates.given = rate_of(optimizer)
         book.fit = lightning_manual.begun(self)
         self.fits = self.fits or book.fit is not None
 
@@ -292,6 +293,11 @@ class Ledger:
             self.turn_at = self.steps + (_ASLEEP if self.steps < _LONG else _LONG_ASLEEP)
         if book.steps == book.close_until or len(optimizer.param_groups) != 1 or book.size != len(optimizer.param_groups[0]["params"]):
             book.follow()
+
+    def loaded_optimizer(self, optimizer: Any, site: CallSite | None) -> None:
+        """An optimizer's load_state_dict() has returned: its groups have the saved rates."""
+        book = self.book_of(optimizer)
+        book.rates.brought = (site, book.steps) if rate_of(optimizer) == 0 else None
 
     def scheduler_made(self, scheduler: Any, site: CallSite | None) -> None:
         """A learning-rate scheduler was constructed."""

@@ -63,7 +63,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     trained = {id(p) for p in book.parameters()}
     told = incident.memory.get("trained elsewhere", {})  # by GG604
     left = [(leaf, owner) for leaf, owner in left if id(leaf) not in told or told[id(leaf)]() is not leaf]
-    left = [(leaf, owner) for leaf, owner in left if _is_meant(incident, book, owner, trained)]
+    replaced = {tuple(p.shape) for p in orphans.without_module(incident, book)} if left else set()
+    left = [(leaf, owner) for leaf, owner in left if _is_meant(incident, book, owner, trained, tuple(leaf.shape) in replaced)]
     if not left:
         return None
     diagnosis = orphans.partly(incident, book, left) or _told(incident, book, left)
@@ -85,13 +86,22 @@ def recognise(incident: Incident) -> Diagnosis | None:
     return None
 
 
-def _is_meant(incident: Incident, book: Book, owner: Owner, trained: set[int]) -> bool:
-    """Whether the owner is part of what this optimizer trains, not a network that gradients only pass."""
+def _is_meant(incident: Incident, book: Book, owner: Owner, trained: set[int], replaces: bool) -> bool:
+    """Whether the owner is part of what this optimizer trains, not a network that gradients only pass.
+
+    Args:
+        replaces: whether the optimizer still has a parameter of its shape that no module has any more. A part whose weights were
+            loaded is then the new one of the two (`new.load_state_dict(old.state_dict())`), not a pretrained network.
+    """
     if not owner.module.training or not owner.root.training:
         return False
     loaded = [module for ref in incident.memory["ledger"].loaded if (module := ref()) is not None]
     around = {id(owner.root), id(owner.module)}
-    if owner.registered and any(id(module) in around or any(child is owner.module for child in module.modules()) for module in loaded):
+    if (
+        not replaces
+        and owner.registered
+        and any(id(module) in around or any(child is owner.module for child in module.modules()) for module in loaded)
+    ):
         return False
     if any(id(p) in trained for p in owner.root.parameters()):
         return True

@@ -17,6 +17,7 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.owners import Owner
+from gradguard.rules.protocol.placed import classes_on_the_way, placing
 from gradguard.rules.protocol.places import function_around, in_tiers, only_one, the_one
 
 CODE, NAME = "GG604", "optimizer-orphaned-parameters"
@@ -24,10 +25,13 @@ CODE, NAME = "GG604", "optimizer-orphaned-parameters"
 
 def partly(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]]) -> Diagnosis | None:
     """Part of the model was replaced after the optimizer was made: it has old parameters that no module has any more."""
-    gone: list[torch.Tensor] = [
-        p for p in book.parameters() if not incident.names.is_a_modules(p) and p.grad is None and isinstance(p, nn.Parameter)
-    ]
+    gone = without_module(incident, book)
     return told(incident, book, left, gone) if gone else None
+
+
+def without_module(incident: Incident, book: Book) -> list[torch.Tensor]:
+    """The parameters of an optimizer that no module has any more and that get no gradient."""
+    return [p for p in book.parameters() if not incident.names.is_a_modules(p) and p.grad is None and isinstance(p, nn.Parameter)]
 
 
 def told(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]], gone: list[torch.Tensor]) -> Diagnosis:
@@ -179,6 +183,10 @@ def _replaced(incident: Incident, book: Book, owner: Owner, everything: bool) ->
         if whole or not inner:
             rebound = only_one(made, ((source, node) for source in sources for node in _new_variables(source, owner.variable)))
         found = outside or within or rebound
+        if found is None:
+            classes = classes_on_the_way(owner)
+            found = placed = only_one(made, ((source, node) for source in sources for node in placing(source, classes, made)))
+            whole = whole and placed is None
         if found:
             place = at_line(*found)
             what = f"`{owner.variable}`" if found == rebound else f"`{'.'.join(inner) or owner.path}`"

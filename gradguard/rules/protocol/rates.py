@@ -19,6 +19,7 @@ _COMPARE_AFTER = 40
 _NEARLY, _PER_EPOCH = 0.1, 5  # a scheduler made for as many steps as the optimizer took, and stepped once in five or more of them
 _SWINGS = 8  # half periods of a cosine stepped with every optimizer step: there and back four times
 _CALLS_WITHOUT_STEP = 3  # of a scheduler whose optimizer has not stepped in between, while another one has
+_OUTRUN, _SHORT = 1.5, 8  # calls of a scheduler for each step of its optimizer; steps at zero that tell, at the end
 _SAMPLED = 64
 _A_LOT = 0.2  # of the rate at the look before
 _NOTHING, _CUTS = 1e-7, 4  # of the highest rate: below what float32 can add to a weight; cuts by a lot, at least
@@ -27,7 +28,10 @@ _NOTHING, _CUTS = 1e-7, 4  # of the highest rate: below what float32 can add to 
 class Rates:
     """The learning rate of one optimizer over its steps, and a sample of low-precision parameters' values."""
 
-    __slots__ = ("cuts", "falling", "falls", "highest", "last", "said", "said_beside", "sample", "swung", "tiny", "zero")
+    __slots__ = (
+        "brought", "cuts", "falling", "falls", "given", "highest", "last", "outrun", "said", "said_beside", "sample", "swung", "tiny",
+        "zero",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.highest = 0.0
@@ -36,7 +40,9 @@ class Rates:
         self.last: float = 0.0  # at the look before
         self.cuts = 0  # looks at which it had fallen a lot
         self.falling = self.falls = 0  # looks in a row at which it had fallen a lot: now, and at most
-        self.said = self.said_beside = self.swung = False
+        self.said = self.said_beside = self.swung = self.outrun = False
+        self.given: Any = None  # the rate that the optimizer was made with
+        self.brought: tuple[CallSite | None, int] | None = None  # where a state with a rate of zero was loaded, and after how many steps
         self.sample: list[tuple[weakref.ref[Any], list[float], list[float]]] = []
 
     def look(self, ledger: Ledger, book: Book, optimizer: Any, weight: int = 1, then: Any = None) -> None:
@@ -63,6 +69,8 @@ class Rates:
                     if beside is not None and not self.said_beside:
                         self.said_beside = True
                         ledger.found.append(Suspicion("GG611", book, {"kind": "rate", "beside": beside}))
+                    elif self.ahead(ledger, book):
+                        pass
                     elif self.highest > 0:
                         ledger.found.append(Suspicion("GG611", book, {"kind": "rate"}))
             elif self.zero:
@@ -95,6 +103,8 @@ class Rates:
         optimizer = book.ref()
         if optimizer is not None:
             self.swings(ledger, book, optimizer)
+        if self.zero >= _SHORT and 2 * self.zero >= book.steps:
+            self.ahead(ledger, book)
         schedule = ledger.schedules.of_book(book)
         if schedule is None or book.steps < ledger.options("GG612").steps:
             return
@@ -104,6 +114,18 @@ class Rates:
             ledger.found.append(Suspicion("GG612", book, {"kind": "per epoch", "schedule": schedule, "span": span}))
         elif schedule.type_name == "LambdaLR" and schedule.base and abs(self.highest / schedule.base**2 - 1) < 1e-3 and schedule.base < 0.5:
             ledger.found.append(Suspicion("GG612", book, {"kind": "rate for factor", "schedule": schedule, "rate": self.highest}))
+
+    def ahead(self, ledger: Ledger, book: Book) -> bool:
+        """Whether a scheduler has reached a rate of zero because it is stepped more often than its optimizer; said once."""
+        schedule = ledger.schedules.of_book(book)
+        if schedule is None or not schedule.began or self.highest == 0 or self.brought is not None:
+            return False
+        if schedule.calls < _OUTRUN * (book.steps - schedule.began_at):
+            return False
+        if not self.outrun:
+            self.outrun = True
+            ledger.found.append(Suspicion("GG612", book, {"kind": "ahead", "schedule": schedule}))
+        return True
 
     def swings(self, ledger: Ledger, book: Book, optimizer: Any) -> None:
         """A cosine that was made to fall once, and has risen and fallen again many times (now and then, and at the end)."""
@@ -188,6 +210,8 @@ class Schedule:
         lowest = getattr(scheduler, "eta_min", 0.0)
         self.low = float(lowest) if isinstance(lowest, (int, float)) else 0.0
         self.made: CallSite | None = None
+        self.began: Any = None  # the optimizer's rate when the scheduler had been made, and how many steps it had taken
+        self.began_at = 0
         self.site: CallSite | None = None
         self.calls = 0
         self.calls_without_step = 0
@@ -212,7 +236,14 @@ class Schedules:
 
     def made(self, scheduler: Any, site: CallSite | None) -> None:
         """A scheduler was constructed."""
-        self._schedule(scheduler).made = site
+        schedule = self._schedule(scheduler)
+        schedule.made = site
+        optimizer = None if schedule.optimizer is None else schedule.optimizer()
+        ledger = self._ledger()
+        if optimizer is not None and ledger is not None:
+            schedule.began = rate_of(optimizer)
+            book = ledger.books.get(id(optimizer))
+            schedule.began_at = 0 if book is None or book.ref() is not optimizer else book.steps
 
     def of(self, optimizer: Any) -> Schedule | None:
         """The newest scheduler of an optimizer."""

@@ -23,7 +23,9 @@ Unsafe: it changes the learning rate.
 ## When it speaks, what silences it
 At the end of a run of thirty steps or more: about a scheduler that was made for as many calls as the optimizer took steps and got a
 fifth of them or fewer; about a CosineAnnealingLR that was stepped with each optimizer step eight times as often as its T_max, or more;
-about a LambdaLR whose function's highest value was the initial rate itself. And while it runs:
+about a LambdaLR whose function's highest value was the initial rate itself. At the end too, or after 30 steps at zero: about a
+scheduler that was stepped half as often again as its optimizer, or more, and has brought the rate to zero for half of the run. And
+while it runs:
 When the rate has fallen below 1/10,000 of its highest value, the scheduler is stepped with (nearly) every optimizer step, and
 at least half of all steps so far (30 at least) ran at such a rate; or no scheduler is there, and the rate was cut at several looks in
 a row by the program itself, or cut at four or more of them and is below 1e-7 of its highest value. Or
@@ -116,6 +118,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
             fixes=[Fix(title="Return a factor: 1.0 where the initial rate is meant", safety="unsafe")],
             confidence="likely",
         )
+    if data["kind"] == "ahead":
+        return _ahead(book, name, scheduler, schedule)
     if data["kind"] == "swings":
         return _swings(book, name, scheduler, schedule)
     rates = book.rates
@@ -136,6 +140,34 @@ def recognise(incident: Incident) -> Diagnosis | None:
                 title=f"Call `{scheduler}.step()` once an epoch, after the loop over batches",
                 safety="unsafe",
                 detail="Or give the schedule's numbers in batches.",
+            )
+        ],
+    )
+
+
+def _ahead(book: Book, name: str, scheduler: str, schedule: Schedule) -> Diagnosis:
+    """It is stepped for every micro-batch, and was made for as many calls as the optimizer takes steps."""
+    place = resolve(schedule.site)
+    steps = max(1, book.steps - schedule.began_at)
+    return Diagnosis(
+        code=CODE,
+        name=NAME,
+        severity="warning",
+        headline=f"`{scheduler}.step()` was called {schedule.calls} times in {steps} steps of `{name}`: the learning rate (lr) was zero in "
+        f"the last {book.rates.zero} of them",
+        culprit=None if place is None else place.span(f"called {schedule.calls} times in {steps} optimizer steps", "culprit"),
+        related=tell.spans(
+            tell.span(schedule.made, "counts the calls of its step()", "made"),
+            tell.span(book.step_site, f"`{name}` steps here, less often", "context"),
+        ),
+        explanation=f"The rate was {book.rates.highest:g} at most. `{schedule.type_name}` counts the calls of its step(), "
+        f"{schedule.calls / steps:.3g} for each step of the optimizer here: where gradients are accumulated over several batches, one "
+        "call a batch runs through the schedule too early, and nothing is learnt after that.",
+        fixes=[
+            Fix(
+                title=f"Call `{scheduler}.step()` right after `{name}.step()`, under the same condition",
+                safety="unsafe",
+                detail="Or make the schedule for as many calls as there are.",
             )
         ],
     )

@@ -1,14 +1,15 @@
 """# GG611 unchanged-parameters
 
 ## What it is
-Steps are taken, gradients are there, and yet parameters do not change: the learning rate is zero (be it that the rate is written
-to an attribute of the optimizer, which no step reads), the updates are smaller than the parameters' precision can hold, or an
-update by hand binds a variable instead of writing into the parameter.
+Steps are taken, gradients are there, and yet parameters do not change: the learning rate is zero (a schedule is over, a loaded
+state brought the zero along, or the rate is written to an attribute of the optimizer, which no step reads), the updates are smaller
+than the parameters' precision can hold, or an update by hand binds a variable instead of writing into the parameter.
 
 ## Why it is wrong
 bfloat16 keeps eight bits: adding less than 1/512 of a value leaves the value as it was, however often it is repeated. Weights
 held in bfloat16 or float16 so lose small updates altogether. A scheduler made anew starts from the rate that the last one
-left, which at the end of a cosine is zero.
+left, which at the end of a cosine is zero. `optimizer.load_state_dict()` restores the saved rates as well, and a finished
+schedule has left zero in them.
 
 ## Example
     model = model.to(torch.bfloat16)
@@ -38,7 +39,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
-from gradguard.rules.protocol import rate_attribute, rebound, tell
+from gradguard.rules.protocol import rate_attribute, rebound, tell, zero_rate
 from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.rates import Schedule
 from gradguard.rules.protocol.rebound_copy import rebound_copy
@@ -67,9 +68,14 @@ def recognise(incident: Incident) -> Diagnosis | None:
     step = tell.span(book.step_site, f"`{name}` steps here", "context")
     if data["kind"] == "rounding":
         return _rounding(incident, book, name, data)
+    brought = zero_rate.loaded(book, name, step, (CODE, NAME))
+    if brought is not None:
+        return brought
     schedule = incident.memory["ledger"].schedules.of_book(book)
     if schedule is not None and book.rates.highest == 0 and schedule.base:
         return _never_warm(book, name, schedule)
+    if schedule is not None and schedule.began and data.get("beside") is None:
+        return zero_rate.run_out(book, name, schedule, step, (CODE, NAME))
     made = None if schedule is None else tell.span(schedule.made, "starts from the rate it finds, and that is zero", "culprit")
     scheduler = None if schedule is None else tell.made_name(schedule.made) or schedule.type_name
     if book.rates.highest > 0:
@@ -80,7 +86,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     else:
         headline = f"the learning rate (lr) of `{name}` was zero in all {book.rates.zero} steps: no parameter changed"
         why = "With a rate of zero a step changes nothing."
-    culprit = made or tell.span(book.made, "its rate is zero", "culprit")
+    # an optimizer that was given a rate has lost it since
+    culprit = made or (zero_rate.written(incident) if book.rates.given else tell.span(book.made, "its rate is zero", "culprit"))
     if schedule is not None:
         why += (
             " A scheduler takes the rate that the optimizer has when it is made as its start (`initial_lr` is kept, the "

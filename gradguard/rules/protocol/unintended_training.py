@@ -2,8 +2,9 @@
 
 ## What it is
 A module that is meant to be frozen is trained: `module.requires_grad = False` only set an attribute of that name, the name is
-misspelt (`p.require_grad = False`), the method that freezes is never called, the frozen parameters kept a gradient (zeros,
-mostly), on which the optimizer goes on, or a switch that turns the rest of the network off and on turns it on as well.
+misspelt (`p.require_grad = False`), the method that freezes is never called or compares with names that no parameter has, the
+frozen parameters kept a gradient (zeros, mostly), on which the optimizer goes on, or a switch that turns the rest of the network
+off and on turns it on as well.
 
 ## Why it is wrong
 `requires_grad` is a property of tensors. On a module the assignment makes a plain attribute and freezes nothing; the call
@@ -20,13 +21,14 @@ that does is `module.requires_grad_(False)`. And a freeze that stands in an over
 Unsafe: the module stays as it is from then on, which is what was meant.
 
 ## When it speaks, what silences it
-At the 12th step of an optimizer that has changed parameters of a module which carries a plain attribute `requires_grad =
-False`, or of parameters (or their module) with a public attribute that is False and whose name is `requires_grad` but for a letter
-or two. For a freeze in a method: when that method is called only from an overridden `train()`, `train()` was never called,
-what it loops over is not empty with the module's present values, and the parameters it would freeze are trained. For a switch of
-the whole: where one statement turns parameters on and off again and again, some of which did not require grad when their optimizer
-was made, and some of which did. All at once, or only those that were frozen, is silent. For gradients that were kept: at the step
-after the 3rd, 12th, 24th, 60th ..., when it has changed parameters that do not require grad.
+At the 12th step of an optimizer that has changed parameters of a module which carries a plain attribute `requires_grad = False`, or of
+parameters (or their module) with a public attribute that is False and whose name is `requires_grad` but for a letter or two; or where a
+loop over `named_parameters()` has run, its condition is known and holds for no name, and all parameters in modules of which it has the
+names are trained. For a freeze in a method: when that method is called only from an overridden `train()`, `train()` was never called,
+what it loops over is not empty with the module's present values, and the parameters it would freeze are trained. For a switch of the
+whole: where one statement turns parameters on and off again and again, some of which did not require grad when their optimizer was made,
+and some of which did. All at once, or only those that were frozen, is silent. For gradients that were kept: at the step after the 3rd,
+12th, 24th, 60th ..., when it has changed parameters that do not require grad.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import still_moving, tell
 from gradguard.rules.protocol.books import Book
+from gradguard.rules.protocol.freeze_by_name import freezes_nothing
 from gradguard.rules.protocol.misspelt import misspelt
 from gradguard.rules.protocol.places import class_node, the_one
 from gradguard.rules.protocol.suspicion import version_of
@@ -70,6 +73,9 @@ def recognise(incident: Incident) -> Diagnosis | None:
     wrong = misspelt(incident, book, moved, CODE, NAME)
     if wrong is not None:
         return wrong
+    nothing = freezes_nothing(incident, book, moved, CODE, NAME)
+    if nothing is not None:
+        return nothing
     seen: set[int] = set()
     for name, root in [(name, value) for name, value in incident.names.bindings if isinstance(value, nn.Module)]:
         if id(root) in seen:
