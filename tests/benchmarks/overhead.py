@@ -15,11 +15,13 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 from workloads import WORKLOADS, Step
 
 from gradguard import gradguard
+from gradguard.guard import Guard
 
 Context = Callable[[], AbstractContextManager[object]]
 
@@ -61,15 +63,24 @@ def measure(
 
 
 def amortised(make: Callable[[], Step], levels: list[str], steps: int, pairs: int, clock: Callable[[], float]) -> dict[str, float]:
-    """Median ratios of whole loops of `steps` steps under one guard."""
-    torch.manual_seed(0)
-    step = make()
-    timed_loop(step, nullcontext, 5, clock)
+    """Median ratios of whole loops of `steps` steps under one guard, each of a training and a run of its own."""
+
+    def of_its_own(level: str) -> Guard:
+        guard = gradguard(level=level)
+        guard.made_at = None  # else those made at one line share what they remember, and only the first loop would have first steps
+        return guard
+
+    def loop(context: Context) -> float:
+        torch.manual_seed(0)
+        step = make()
+        timed_loop(step, nullcontext, 5, clock)
+        return timed_loop(step, context, steps, clock)
+
     ratios: dict[str, list[float]] = {level: [] for level in levels}
     for _ in range(pairs):
         for level in levels:
-            bare = timed_loop(step, nullcontext, steps, clock)
-            ratios[level].append(timed_loop(step, lambda level=level: gradguard(level=level), steps, clock) / bare)  # type: ignore[misc]
+            bare = loop(nullcontext)
+            ratios[level].append(loop(partial(of_its_own, level)) / bare)
     return {level: statistics.median(values) for level, values in ratios.items()}
 
 

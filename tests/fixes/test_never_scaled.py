@@ -42,6 +42,7 @@ def test_backward_without_the_scale(unscale: str, level: str, tmp_path: Path) ->
     [
         "a, b = scaler.scale([first, second]); a.backward(); b.backward()",
         "total = scaler.scale(first) + scaler.scale(second); total.backward()",
+        "s = [scaler.scale(each) for each in (first, second, first)]; (s[0] + s[1]).backward(retain_graph=True); s[2].sum().backward()",
         "(second * scaler.get_scale()).backward()",
         "second.backward(); [p.grad.mul_(scaler.get_scale()) for p in net.parameters()]",
     ],

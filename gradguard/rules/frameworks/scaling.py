@@ -25,6 +25,7 @@ class Scaling:
         self._site: CallSite | None = None
         self._clips: dict[CallSite | None, int] = {}
         self._awaited = False  # a loss was scaled whose backward is still to come
+        self._outstanding = 0  # losses scaled, less backward calls: several may be scaled first, and some of them added up
         self._calls: deque[int] = deque(maxlen=64)  # backward calls on scaled losses
         self._plain: dict[int, int] = {}  # steps past the scaler, by the optimizer's book
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()  # every scaler that has scaled a loss
@@ -35,14 +36,17 @@ class Scaling:
         """A loss was scaled."""
         self._scaler, self._site = weakref.ref(scaler), site
         self._awaited = True
+        self._outstanding += 1
         self._known.add(scaler)
 
     def backward(self, call: BackwardFact, roots: tuple[Any, ...] = ()) -> None:
         """backward() has returned: on a scaled loss, if one was scaled since the last."""
+        outstanding = self._outstanding > 0
+        self._outstanding -= outstanding and not call.nested
         if self._awaited:
             self._awaited = call.nested  # a reentrant checkpoint's own backward calls return before that on the loss
             self._calls.append(call.index)
-        elif self._known and not call.nested and call.kind == "backward" and not any(map(_may_be_scaled, roots)):
+        elif self._known and not outstanding and not call.nested and call.kind == "backward" and not any(map(_may_be_scaled, roots)):
             self._bare.append(call.index)
 
     @property
@@ -98,7 +102,7 @@ class Scaling:
 
     def updated(self) -> None:
         """`update()`: all optimizers are done with these gradients."""
-        self._scaler = None
+        self._scaler, self._outstanding = None, 0
 
     def clipping(self, ledger: Ledger, parameters: list[Any], limit: float, site: CallSite | None) -> None:
         """Gradients are clipped: are they still scaled?"""
