@@ -23,7 +23,7 @@ Manual: whether to reshape, to sum over a broadcast dimension or to correct the 
 
 ## When it speaks, what silences it
 When PyTorch rejects the gradient. The culprit is the expression in backward that was returned at the index PyTorch names, or
-the place where the `gradient=` argument was made.
+the place where the `gradient=` argument was made; the return itself where the gradient has the shape of another input.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.dataflow import Spot, operands_of, trace
 from gradguard.rules.contract.functions import FunctionView, element_spot, find_function
+from gradguard.rules.contract.gradient_order import exchanged_with, returned_in_order
 from gradguard.rules.contract.scopes import Scope, frame_scopes
 from gradguard.rules.contract.search import called_name
 from gradguard.rules.incident import Incident
@@ -122,6 +123,13 @@ def _from_function(incident: Incident, view: FunctionView, index: int, got: str 
         )
     elif got and expected:
         title = f"sum {what} over the broadcast dimensions, or correct its product, so that it has shape {expected}"
+    other = exchanged_with(incident, view, index, sizes, wanted) if sizes and wanted else None
+    order = returned_in_order(view, index, other) if other is not None else None
+    if order is not None and other is not None:
+        title, detail = f"correct the product of {what} where it stands", f"if it is the gradient of {of} all the same"
+        related = [span.model_copy(update={"role": "context"}) for span in (culprit,) if span is not None] + related
+        culprit = order[0].span(f"what has the shape of `{inputs[other]}` stands in the place of {of}", "culprit")
+        fixes.append(order[1])
     fixes.append(Fix(title=title, safety="manual", detail=detail))
     return Diagnosis(
         code="GG402",

@@ -95,6 +95,39 @@ class BiasAdd(torch.autograd.Function):
 bias = nn.Parameter(torch.zeros(3))
 BiasAdd.apply(torch.randn(4, 3, requires_grad=True), bias).sum().backward()
 ''', ("BiasAdd", "bias", "flat")),
+    Case("gradients_of_two_inputs_exchanged", "GG402", '''
+class Fuse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, image, text, weight):
+        ctx.save_for_backward(image, text, weight)
+        return torch.einsum("bi,bj,ijk->bk", image, text, weight)
+    @staticmethod
+    def backward(ctx, g):
+        image, text, weight = ctx.saved_tensors
+        a = torch.einsum("bk,bi,ijk->bj", g, image, weight)
+        b = torch.einsum("bk,bj,ijk->bi", g, text, weight)
+        c = torch.einsum("bi,bj,bk->ijk", image, text, g)
+        return a, b, c  # <<
+
+see, read, weight = nn.Linear(3, 4), nn.Linear(3, 5), nn.Parameter(torch.randn(4, 5, 2))
+x = torch.randn(6, 3)
+Fuse.apply(see(x), read(x), weight).sum().backward()
+''', ("Fuse", "image", "text", "b, a, c")),
+    Case("unreduced_gradient_with_the_shape_of_the_input", "GG402", '''
+class Scale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, gain, x):
+        ctx.save_for_backward(gain, x)
+        return x * gain.t()
+    @staticmethod
+    def backward(ctx, g):
+        gain, x = ctx.saved_tensors
+        grad_gain = g * x  # <<
+        return grad_gain, g * gain.t()
+
+gain, net = nn.Parameter(torch.ones(4, 1)), nn.Linear(3, 4)
+Scale.apply(gain, net(torch.randn(6, 3))).sum().backward()
+''', ("Scale", "gain", "grad_gain")),
     Case("gradient_of_a_pooled_input", "GG402", '''
 class MeanPool(torch.autograd.Function):
     @staticmethod
