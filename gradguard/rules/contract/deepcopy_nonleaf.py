@@ -41,7 +41,8 @@ from gradguard.evidence.graph import op_name
 from gradguard.evidence.source import ResolvedSite, dotted, resolve
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
-from gradguard.rules.contract.dataflow import Spot, bound_value, stores_of
+from gradguard.rules.contract.dataflow import Spot, stores_of
+from gradguard.rules.contract.definitions import bound_value
 from gradguard.rules.contract.hooks import all_frames
 from gradguard.rules.contract.records import children_of, continues, is_data
 from gradguard.rules.contract.scopes import UNKNOWN, Scope, class_scopes, frame_scopes, peek

@@ -53,7 +53,8 @@ from gradguard.evidence.source import dotted
 from gradguard.fixes.edits import inserted
 from gradguard.rules.base import Rule
 from gradguard.rules.contract import function_methods, kept_on_ctx, misplaced_gradient, written_gradient
-from gradguard.rules.contract.dataflow import Spot, returns_of
+from gradguard.rules.contract.dataflow import Spot
+from gradguard.rules.contract.definitions import returns_of
 from gradguard.rules.contract.functions import FunctionView, find_function
 from gradguard.rules.contract.scopes import frame_scopes
 from gradguard.rules.incident import Incident

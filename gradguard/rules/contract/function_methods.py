@@ -9,7 +9,8 @@ import torch
 
 from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.source import dotted
-from gradguard.rules.contract.dataflow import Spot, operands_of, returns_of
+from gradguard.rules.contract.dataflow import Spot, operands_of
+from gradguard.rules.contract.definitions import returns_of
 from gradguard.rules.contract.functions import FunctionView, classes_in_graph, def_span, user_functions, view_of
 from gradguard.rules.contract.scopes import frame_scopes
 from gradguard.rules.contract.search import called_name

@@ -16,7 +16,8 @@ from gradguard.diagnosis import Role, SourceSpan
 from gradguard.evidence.graph import walk
 from gradguard.evidence.source import assignments_to, dotted
 from gradguard.evidence.syntax import header_range
-from gradguard.rules.contract.dataflow import Spot, returns_of
+from gradguard.rules.contract.dataflow import Spot
+from gradguard.rules.contract.definitions import returns_of
 from gradguard.rules.contract.scopes import Scope, code_of, function_scope, peek
 from gradguard.rules.incident import Incident
 

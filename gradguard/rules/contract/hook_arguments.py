@@ -7,7 +7,7 @@ import ast
 from gradguard.diagnosis import Fix
 from gradguard.evidence.names import short_list
 from gradguard.fixes.edits import replaced
-from gradguard.rules.contract.dataflow import returns_of
+from gradguard.rules.contract.definitions import returns_of
 from gradguard.rules.contract.scopes import Scope, code_of, function_scope
 from gradguard.rules.contract.search import live_modules, module_name
 from gradguard.rules.incident import Incident

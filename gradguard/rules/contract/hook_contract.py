@@ -41,7 +41,8 @@ from gradguard.evidence.source import resolve
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.contract import hook_arguments, hooked_writes
-from gradguard.rules.contract.dataflow import Spot, returns_of
+from gradguard.rules.contract.dataflow import Spot
+from gradguard.rules.contract.definitions import returns_of
 from gradguard.rules.contract.functions import def_span
 from gradguard.rules.contract.hooks import HOOK_CALLS, all_frames, registrations
 from gradguard.rules.contract.scopes import UNKNOWN, Scope, code_of, frame_scopes, function_scope

@@ -10,7 +10,8 @@ from gradguard.callsite import USER_FILES
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.source import ResolvedSite
 from gradguard.fixes.edits import replaced
-from gradguard.rules.contract.dataflow import Spot, bound_value, definition
+from gradguard.rules.contract.dataflow import Spot
+from gradguard.rules.contract.definitions import bound_value, definition
 from gradguard.rules.contract.hooks import all_frames, module_of_output, registrations, user_hooks
 from gradguard.rules.contract.scopes import Scope, frame_scopes
 from gradguard.rules.contract.search import called_name, module_name

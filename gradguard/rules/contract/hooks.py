@@ -9,6 +9,7 @@ from torch import nn
 
 from gradguard.evidence.frames import FrameView, traceback_frames
 from gradguard.rules.contract.dataflow import Spot
+from gradguard.rules.contract.definitions import returns_of
 from gradguard.rules.contract.scopes import Scope, callee_scope, code_of
 from gradguard.rules.contract.search import called_name
 from gradguard.rules.incident import Incident
@@ -81,8 +82,6 @@ def module_of_output(scope: Scope, value: ast.expr) -> nn.Module | None:
         module = module[-1]
     inner = callee_scope(scope, value)
     if inner is not None:
-        from gradguard.rules.contract.dataflow import returns_of
-
         for returned in returns_of(inner)[::-1]:
             found = module_of_output(inner, returned)
             if found is not None:

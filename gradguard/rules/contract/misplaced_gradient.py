@@ -7,7 +7,8 @@ import re
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.fixes.edits import replaced
-from gradguard.rules.contract.dataflow import Spot, returns_of
+from gradguard.rules.contract.dataflow import Spot
+from gradguard.rules.contract.definitions import returns_of
 from gradguard.rules.contract.functions import FunctionView, classes_in_graph, find_function, needs_none, view_of
 from gradguard.rules.incident import Incident
 

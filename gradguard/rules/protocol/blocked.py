@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from gradguard.diagnosis import Fix, SourceSpan
 from gradguard.evidence.source import resolve
-from gradguard.rules.contract.dataflow import Spot, returns_of
+from gradguard.rules.contract.dataflow import Spot
+from gradguard.rules.contract.definitions import returns_of
 from gradguard.rules.contract.functions import FunctionView, view_of
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.cut_off import CutOff
