@@ -90,3 +90,21 @@ def test_a_rate_written_by_hand_is_not_blamed_on_the_constructor(tmp_path: Path)
     write = "opt.param_groups[0]['lr'] = 0.1 * (5 > i)"
     diagnosis = only(tmp_path, OVER.format(made="options = {}; options['lr'] = 3", each=write), "GG611", write)
     assert diagnosis.culprit is not None and "sets the rate" in diagnosis.culprit.label
+
+
+GROUPS = """
+net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+opt = torch.optim.SGD([{"params": net[0].parameters(), "lr": 0.0}, {"params": net[2].parameters()}], lr=%s)
+for _ in range(60):
+    opt.zero_grad()
+    net(torch.randn(8, 4)).pow(2).mean().backward()
+    opt.step()
+"""
+
+
+def test_one_group_of_two_with_a_rate_of_zero(tmp_path: Path) -> None:
+    assert said(tmp_path, GROUPS % "0.01") == []
+
+
+def test_all_groups_with_a_rate_of_zero(tmp_path: Path) -> None:
+    assert [diagnosis.code for diagnosis in said(tmp_path, GROUPS % "0.0")] == ["GG611"]

@@ -6,10 +6,13 @@ clamp's 0 is NaN in backward. An exponential is 0 where it has underflowed: what
 
 from __future__ import annotations
 
+import ast
 from typing import Any
 
 from gradguard.diagnosis import Fix
+from gradguard.evidence.bindings import assignments_to, names_read
 from gradguard.evidence.recompute import node_kind
+from gradguard.evidence.source import ResolvedSite, at_line
 from gradguard.evidence.values import GraphValues
 from gradguard.rules.numerics.ranges import elements
 
@@ -52,6 +55,21 @@ def zero_divisor(values: GraphValues, node: Any) -> tuple[list[Fix], Any]:
         ], lost
     title = "keep the divisor away from 0: `clamp(min=eps)` (or `clamp(min=1)` for a count), or leave such rows out"
     return [Fix(title=title, safety="manual")], None
+
+
+def made_of(place: ResolvedSite | None) -> tuple[ResolvedSite, str] | None:
+    """Where the one variable that a divisor is computed from got its value, in the same function; and the variable."""
+    quotient = None if place is None else place.node
+    if place is None or place.source is None or not isinstance(quotient, ast.BinOp) or not isinstance(quotient.op, ast.Div):
+        return None
+    scope = place.enclosing_function or place.source.tree
+    found = [
+        (at, name)
+        for name in names_read(place.source, [quotient.right])
+        for made in (assignments_to(scope, name) if scope is not None else [])
+        if made.lineno < place.line and (at := at_line(place.file, made.lineno)) is not None
+    ]
+    return found[0] if len(found) == 1 else None
 
 
 def _root_of(values: GraphValues, node: Any) -> Any:

@@ -12,6 +12,7 @@ from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.values import GraphValues, health
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics import derived
+from gradguard.rules.numerics.divisors import made_of
 from gradguard.rules.numerics.origin import Origin, find_origin
 from gradguard.rules.numerics.places import Places, expression, module_at, operands_at
 from gradguard.rules.numerics.ranges import kinds, value_range
@@ -172,6 +173,10 @@ def _related(
             continue
         text = value_range(values.input(origin.node, position))
         add(places.of(source.node), "an operand is made here" + (f": {text}" if text else ""), "made")
+    inputs = values.inputs.get(origin.node, [])
+    divisor = made_of(culprit) if node_kind(origin.node) == "Div" and all(source.node is None for source in inputs[1:2]) else None
+    if divisor is not None:  # no part of the graph
+        add(divisor[0], f"the divisor is computed from `{divisor[1]}`", "made")
     if origin.spread is not None:
         add(places.of(origin.spread), "here the infinity becomes NaN", "context")
     add(incident.place, "backward is called on it here" if incident.error is None else "the error surfaced here", "backward")

@@ -15,6 +15,7 @@ from gradguard.evidence.values import GraphValues, health, plain
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.births import birthplace
 from gradguard.rules.numerics.columns import bad_columns, listed, standardised
+from gradguard.rules.numerics.delivered import behind_delivery
 from gradguard.rules.numerics.optimizers import last_step, made_at, rate
 from gradguard.rules.numerics.origin import Origin
 from gradguard.rules.numerics.places import Places, expression
@@ -153,7 +154,8 @@ def _data(
             made[0],
             (f"`{made[1]}` is delivered with {made[2]} in it" if delivered else f"`{made[1]}` becomes {made[2]} here, of finite values"),
         )
-        inner = search.statement(made[0])
+        each = origin.tensor[0].numel() if origin.tensor.dim() > 1 else 1  # elements of an item of a batch
+        inner = behind_delivery(search, made[0], made[1], each) if delivered else search.statement(made[0])
         divides = standardised(incident) if columns and (inner is None or inner.line == made[0].line) else None
         divides = None if divides is not None and divides.line == made[0].line and divides.file == made[0].file else divides
         if divides is not None:

@@ -47,8 +47,13 @@ _SAFE_DIVISORS = frozenset({"clamp", "clamp_min", "clip", "len", "numel", "size"
 _DEPTH = 4
 
 
-def is_risky(node: ast.AST) -> bool:
-    """Whether an expression has an op that gives a non-finite result for some finite operand: a quotient, a log, a deviation of one."""
+def is_risky(node: ast.AST, of_one: bool = True) -> bool:
+    """Whether an expression has an op that gives a non-finite result for some finite operand: a quotient, a log, a deviation of one.
+
+    Args:
+        node: the expression.
+        of_one: whether the deviation of a whole tensor may be that of a single element.
+    """
     for item in ast.walk(node):
         if isinstance(item, ast.BinOp) and isinstance(item.op, ast.Div) and not _safe_divisor(item.right):
             return True
@@ -56,11 +61,19 @@ def is_risky(node: ast.AST) -> bool:
             return True
         if isinstance(item, ast.Call):
             name = item.func.attr if isinstance(item.func, ast.Attribute) else item.func.id if isinstance(item.func, ast.Name) else ""
+            if name in ("std", "var") and not of_one and _of_the_whole(item):
+                continue
             if name in _CALLS and not (isinstance(item.func, ast.Attribute) and dotted(item.func.value) == "math"):
                 return True
             if name in ("pow", "power", "float_power") and item.args and _risky_exponent(item.args[-1]):
                 return True
     return False
+
+
+def _of_the_whole(call: ast.Call) -> bool:
+    """`x.std()` or `torch.std(x)`, without a dimension."""
+    as_function = isinstance(call.func, ast.Attribute) and dotted(call.func.value) == "torch"
+    return len(call.args) == as_function and not any(word.arg in ("dim", "axis") for word in call.keywords)
 
 
 def _safe_divisor(node: ast.AST) -> bool:
@@ -112,7 +125,14 @@ class Search:
 
     def __init__(self, lookup: dict[str, Any]) -> None:
         self.lookup = lookup
+        self.of_one = True  # see `is_risky`
+        self.passed: set[tuple[str, int]] = set()  # places that were found already: the next one is looked for
         self._seen: set[tuple[str, int, str]] = set()
+
+    def again(self, found: ResolvedSite) -> None:
+        """The same search is to be made once more, past what it has found."""
+        self.passed.add((found.file, found.line))
+        self._seen.clear()
 
     def behind(self, place: ResolvedSite, operand: ast.expr | None = None) -> ResolvedSite | None:
         """The expression behind what is read at a place (or behind one operand there), within its function and what that calls."""
@@ -125,7 +145,7 @@ class Search:
         found = self._names(place.source, scope, names, place.line, _DEPTH)
         if found is None:
             for call in (item for item in ast.walk(operand or place.node or place.statement) if isinstance(item, ast.Call)):
-                if not hasattr(self._object(call.func), "_parameters"):  # what a module computes has a gradient and is in the graph
+                if not hasattr(self.named(call.func), "_parameters"):  # what a module computes has a gradient and is in the graph
                     found = found or self._inside(call, _DEPTH)
         return found
 
@@ -163,7 +183,7 @@ class Search:
         return None
 
     def _value(self, source: Source, scope: ast.AST | None, value: ast.expr, line: int, depth: int) -> ResolvedSite | None:
-        if is_risky(value):
+        if is_risky(value, self.of_one) and (source.filename, value.lineno) not in self.passed:
             return at_line(source.filename, value.lineno)
         if depth <= 0:
             return None
@@ -175,20 +195,40 @@ class Search:
 
     def _inside(self, call: ast.Call, depth: int) -> ResolvedSite | None:
         """Into a function of the user's: what its `return` gives, if only one expression there is risky."""
-        code = _code_of(self._object(call.func))
+        return self.given_back(self.named(call.func), depth)
+
+    def given_back(self, called: Any, depth: int = _DEPTH, part: tuple[int, int] | None = None) -> ResolvedSite | None:
+        """The expression behind what a function of the user's returns or yields.
+
+        Args:
+            called: the function, method or callable object.
+            depth: how many calls deep to look.
+            part: an item's index and the number of items, where only one item of a tuple matters.
+        """
+        code = _code_of(called)
         if code is None or not USER_FILES[code.co_filename]:
             return None
         source, function = load(code.co_filename), function_def(code)
         if source is None or function is None or (code.co_filename, id(function), "") in self._seen:
             return None
         self._seen.add((code.co_filename, id(function), ""))
-        for returned in _returns(function):
-            found = self._value(source, function, returned, returned.lineno, depth)
-            if found is not None:
-                return found
+        outside, owner = self.lookup, _owner_of(called)
+        if owner is not None:
+            self.lookup = {**outside, "self": owner}
+        try:
+            for returned in _returns(function):
+                wanted = returned
+                if part is not None and isinstance(returned, ast.Tuple) and len(returned.elts) == part[1]:
+                    wanted = returned.elts[part[0]]
+                found = self._value(source, function, wanted, wanted.lineno, depth)
+                if found is not None:
+                    return found
+        finally:
+            self.lookup = outside
         return None
 
-    def _object(self, node: ast.expr) -> Any:
+    def named(self, node: ast.expr) -> Any:
+        """The live object that an expression names, None where it names none."""
         name = dotted(node)
         if name is None:
             return None
@@ -208,8 +248,15 @@ def _code_of(obj: Any) -> Any:
         while hasattr(obj, "__wrapped__"):
             obj = obj.__wrapped__
         return getattr(obj, "__code__", None)
-    forward = getattr(type(obj), "forward", None) if hasattr(obj, "_parameters") else None
-    return getattr(forward, "__code__", None)
+    method = getattr(type(obj), "forward" if hasattr(obj, "_parameters") else "__call__", None)
+    return getattr(method, "__code__", None)
+
+
+def _owner_of(called: Any) -> Any:
+    """What `self` is in a method, or in the `__call__` of an object."""
+    if isinstance(called, MethodType):
+        return called.__self__
+    return None if isinstance(called, (FunctionType, type)) else called
 
 
 def _returns(function: ast.AST) -> Iterator[ast.expr]:
@@ -219,7 +266,7 @@ def _returns(function: ast.AST) -> Iterator[ast.expr]:
     pending: list[ast.AST] = list(getattr(function, "body", []))
     while pending:
         node = pending.pop(0)
-        if isinstance(node, ast.Return) and node.value is not None:
+        if isinstance(node, (ast.Return, ast.Yield)) and node.value is not None:
             yield node.value
         if not isinstance(node, (*FUNCTIONS, ast.ClassDef)):
             pending += ast.iter_child_nodes(node)

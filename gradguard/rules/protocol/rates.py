@@ -51,7 +51,7 @@ class Rates:
         Args:
             then: the learning rate at that step, where others have been taken since.
         """
-        rate = rate_of(optimizer) if then is None else then
+        rate = then if then else rate_of(optimizer)  # a zero that was written down is the first group's: others may have a rate
         if type(rate) is float or type(rate) is int:  # a tensor's value would have to be fetched from its device
             if rate > self.highest:
                 self.highest = rate
@@ -120,7 +120,7 @@ class Rates:
         schedule = ledger.schedules.of_book(book)
         if schedule is None or not schedule.began or self.highest == 0 or self.brought is not None:
             return False
-        if schedule.calls < _OUTRUN * (book.steps - schedule.began_at):
+        if schedule.calls - schedule.wound < _OUTRUN * (book.steps - schedule.began_at):
             return False
         if not self.outrun:
             self.outrun = True
@@ -157,9 +157,12 @@ class Rates:
 
 
 def rate_of(optimizer: Any) -> Any:
-    """The learning rate of an optimizer's first group, None where it has neither."""
+    """The learning rate of an optimizer's first group, None where it has neither; where that is zero, the highest of all groups."""
     groups = optimizer.param_groups
-    return groups[0].get("lr") if groups else None
+    rate = groups[0].get("lr") if groups else None
+    if type(rate) in (int, float) and rate == 0 and len(groups) > 1:
+        return max((other for group in groups if type(other := group.get("lr")) in (int, float)), default=rate)
+    return rate
 
 
 def _all_zero(optimizer: Any) -> bool:
@@ -214,6 +217,7 @@ class Schedule:
         self.began_at = 0
         self.site: CallSite | None = None
         self.calls = 0
+        self.wound = 0  # calls before its optimizer's first step: a schedule that is wound on to where training was left
         self.calls_without_step = 0
         self.steps_at_call = -1
         self.others_at_call = 0
@@ -276,6 +280,8 @@ class Schedules:
         schedule.site = site
         schedule.calls += 1
         book = ledger.book_of(optimizer)
+        if book.steps == schedule.began_at:
+            schedule.wound += 1
         others = ledger.steps - book.steps
         if schedule.steps_at_call == book.steps and others > schedule.others_at_call:
             schedule.calls_without_step += 1
