@@ -231,6 +231,7 @@ class NonfiniteFact(NamedTuple):
     nan: int  # elements
     inf: int
     total: int
+    memory: Any = None  # a weak reference to the storage, which is asked whether its memory is another tensor's by now
 
 
 class BrokenFact(NamedTuple):

@@ -39,6 +39,7 @@ from gradguard.facts import (
     Stretch,
     WriteFact,
 )
+from gradguard.torch_internals import storage_key
 
 _MOST_AT_ONCE = 512  # facts of one stretch
 
@@ -134,6 +135,13 @@ class Journal:
         if self._later:
             self._sort_in()
         return self._steps
+
+    # -- non-finite values --------------------------------------------------------------------------------------------
+
+    def nonfinite_of(self, tensor: torch.Tensor) -> NonfiniteFact | None:
+        """What is known of the non-finite values in a tensor's memory, if it is still the memory that they were made in."""
+        fact = self.nonfinite.get(storage_key(tensor) or 0)
+        return None if fact is None or (fact.memory is not None and fact.memory.expired()) else fact
 
     # -- cut paths ----------------------------------------------------------------------------------------------------
 

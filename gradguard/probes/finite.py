@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from gradguard.callsite import CallSite, user_frame
 from gradguard.facts import NonfiniteFact
@@ -58,7 +59,7 @@ def _look(journal: Journal, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
         name = str(getattr(func, "__name__", func))
         site = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
         origin = NonfiniteFact(journal.tick(), journal.step, site, name, nan, bad - nan, out.numel())
-    journal.nonfinite[key] = origin
+    journal.nonfinite[key] = origin._replace(memory=StorageWeakRef(out.untyped_storage()))  # type: ignore[no-untyped-call]
     if len(journal.nonfinite) > _MOST:
         journal.nonfinite.popitem(last=False)
 
@@ -69,7 +70,7 @@ def _inherited(journal: Journal, args: tuple[Any, ...], kwargs: dict[str, Any] |
     pending: list[Any] = [*args, *(kwargs or {}).values()]
     for value in pending:
         if isinstance(value, torch.Tensor):
-            fact = journal.nonfinite.get(storage_key(value) or 0)
+            fact = journal.nonfinite_of(value)
             if fact is not None and value.is_floating_point() and not bool(torch.isfinite(value.detach()).all()):
                 found.append(fact)
         elif type(value) in (tuple, list):

@@ -6,15 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gradguard.journal import current_journal
 from tests.running import only, said
-
-
-@pytest.fixture(autouse=True)
-def _nothing_noted_by_others() -> None:
-    """At level forensic other tests' values were noted by the memory they had, which may be anyone's by now."""
-    current_journal().nonfinite.clear()
-
 
 DATASET = """
 from torch.utils.data import DataLoader, Dataset

@@ -143,7 +143,7 @@ def _data(
     related: list[SourceSpan] = []
     search = Search(_lookup_table(incident))
     columns = bad_columns(origin.tensor)
-    seen = incident.journal.nonfinite.get(storage_key(origin.tensor) or 0)
+    seen = incident.journal.nonfinite_of(origin.tensor)
     seen_at = None if seen is None else resolve(seen.site)
     if seen is not None and seen_at is not None:
         culprit, label = seen_at, f"`{seen.func.strip('_')}` made {seen.nan + seen.inf} non-finite values here, of finite ones"

@@ -16,6 +16,8 @@ from numerics_programs_sound import SOUND
 
 from gradguard import gradguard
 from gradguard.errors import GradGuardError
+from gradguard.journal import current_journal
+from gradguard.torch_internals import storage_key
 
 
 @pytest.fixture(autouse=True)
@@ -253,3 +255,18 @@ def test_a_hook_on_a_node_does_not_hide_what_forward_had_spoilt() -> None:
     assert found.code == "GG501"
     assert found.culprit is not None
     assert found.culprit.text == "torch.softmax(scores, dim=-1)"
+
+
+def test_memory_that_is_another_tensors_by_now_tells_nothing() -> None:
+    journal = current_journal()
+    with gradguard(level="forensic"):
+        bad = (torch.zeros(256) - 1).sqrt()
+    fact = journal.nonfinite_of(bad)
+    assert fact is not None and fact.func == "sqrt"
+    same = bad[:8]  # on the same memory
+    del bad
+    assert journal.nonfinite_of(same) is fact
+    del same
+    other = torch.full((256,), float("nan"))
+    journal.nonfinite[storage_key(other) or 0] = fact  # where the allocator may have put it
+    assert journal.nonfinite_of(other) is None
