@@ -57,19 +57,11 @@ def file_of_class(kind: type) -> str | None:
     return getattr(sys.modules.get(kind.__module__), "__file__", None)
 
 
-_loaded: tuple[int, tuple[str, ...]] = (0, ())  # how many modules there were, and the user's files among theirs
-
-
 def loaded_files() -> tuple[str, ...]:
     """The user's files that modules were imported from."""
-    global _loaded
-    modules = sys.modules
-    if len(modules) != _loaded[0]:
-        # not getattr(): modules that load lazily run code for every name they are asked for
-        files = [vars(module).get("__file__") for module in list(modules.values()) if isinstance(module, ModuleType)]
-        mine = [file for file in files if isinstance(file, str) and file.endswith(".py") and USER_FILES[file]]
-        _loaded = len(modules), tuple(dict.fromkeys(mine))
-    return _loaded[1]
+    # not getattr(): modules that load lazily run code for every name they are asked for, which takes ten times as long
+    files = [vars(module).get("__file__") for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
+    return tuple(dict.fromkeys(file for file in files if isinstance(file, str) and file.endswith(".py") and USER_FILES[file]))
 
 
 def sources_of(files: Iterable[str]) -> list[Source]:

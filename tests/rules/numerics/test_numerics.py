@@ -260,9 +260,9 @@ def test_a_hook_on_a_node_does_not_hide_what_forward_had_spoilt() -> None:
 def test_memory_that_is_another_tensors_by_now_tells_nothing() -> None:
     journal = current_journal()
     with gradguard(level="forensic"):
-        bad = (torch.zeros(256) - 1).sqrt()
+        bad = torch.full((256,), 2.0).acos()
     fact = journal.nonfinite_of(bad)
-    assert fact is not None and fact.func == "sqrt"
+    assert fact is not None and fact.func == "acos"
     same = bad[:8]  # on the same memory
     del bad
     assert journal.nonfinite_of(same) is fact
