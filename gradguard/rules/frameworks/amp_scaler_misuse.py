@@ -37,6 +37,7 @@ from gradguard.evidence.optimizers import parameters_of
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import missing_update, never_scaled
+from gradguard.rules.frameworks.scaling import scaler_in_words
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 
@@ -164,8 +165,7 @@ def _past_the_scaler(incident: Incident) -> Diagnosis | None:
     if "bare" in data:
         return never_scaled.diagnosis(incident, book, data)
     name, scale = tell.optimizer_name(book, incident), data["scale"]
-    held = next((name for name, value in incident.names.bindings if type(value).__name__ == "GradScaler"), None)
-    scaler, bare = f"`{held}`" if held else "the scaler", held or "scaler"
+    scaler, bare = scaler_in_words(incident)
     return Diagnosis(
         code=CODE,
         name=NAME,

@@ -8,6 +8,7 @@ from typing import Any
 from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.fixes.edits import replaced
+from gradguard.rules.frameworks.scaling import scaler_in_words
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 
@@ -15,8 +16,7 @@ from gradguard.rules.protocol import tell
 def diagnosis(incident: Incident, book: Any, data: dict[str, Any]) -> Diagnosis:
     """What is told of it: the backward call whose loss is not scaled, and the step that divides."""
     name, scale = tell.optimizer_name(book, incident), data["scale"]
-    held = next((name for name, value in incident.names.bindings if type(value).__name__ == "GradScaler"), None)
-    scaler, bare = f"`{held}`" if held else "the scaler", held or "scaler"
+    scaler, bare = scaler_in_words(incident)
     place = resolve(data["bare"])
     loss = _receiver(place)
     what = f"`{tell.short(loss, 40)}`" if loss else "the loss"

@@ -11,10 +11,17 @@ from gradguard.rules.protocol.books import Suspicion
 
 if TYPE_CHECKING:
     from gradguard.facts import BackwardFact
+    from gradguard.rules.incident import Incident
     from gradguard.rules.protocol.books import Book, Part
     from gradguard.rules.protocol.ledger import Ledger
 
 _TIMES = 2  # one clipping at a line could be an accident of a first step
+
+
+def scaler_in_words(incident: Incident) -> tuple[str, str]:
+    """The scaler of a run, in a sentence and in code: by its variable where one is known."""
+    held = next((name for name, value in incident.names.bindings if type(value).__name__ == "GradScaler"), None)
+    return f"`{held}`" if held else "the scaler", held or "scaler"
 
 
 class Scaling:
