@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import builtins
-from types import SimpleNamespace
+from types import CodeType, SimpleNamespace
 from typing import Any
 
 from torch import nn
@@ -36,6 +36,7 @@ class KnownValues:
     def __init__(self, incident: Incident, sources: list[Source]) -> None:
         self._frames = [view.frame for view in incident.user_frames]
         self._sources = sources
+        self._compiled: dict[ast.expr, CodeType] = {}  # one condition is asked for each name of a model
         self._modules = [value for _, value in incident.names.bindings if isinstance(value, nn.Module)]
 
     def scope(self, source: Source, node: ast.AST, bound: set[str]) -> dict[str, Any]:
@@ -48,13 +49,9 @@ class KnownValues:
 
     def value(self, source: Source, node: ast.expr, scope: dict[str, Any] | None = None) -> Any:
         """An expression's value."""
-        for each in ast.walk(node):
-            if isinstance(each, ast.Call):
-                method = each.func.attr if isinstance(each.func, ast.Attribute) else None
-                if dotted(each.func) not in _PURE and method not in _PURE_METHODS:
-                    raise UnknownError
-            elif isinstance(each, (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.Lambda)):
-                raise UnknownError
+        code = self._compiled.get(node)
+        if code is None:
+            code = self._compiled[node] = _pure(node)
         names = self.scope(source, node, set()) if scope is None else scope
         reads = {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
         if any(
@@ -63,9 +60,7 @@ class KnownValues:
         ):
             raise UnknownError
         try:
-            return eval(
-                compile(ast.Expression(node), "<known>", "eval"), {"__builtins__": {n: getattr(builtins, n) for n in _PURE}, **names}
-            )
+            return eval(code, {"__builtins__": {n: getattr(builtins, n) for n in _PURE}, **names})
         except Exception:
             raise UnknownError from None
 
@@ -150,6 +145,25 @@ class KnownValues:
         if isinstance(sets[0], ast.Assign):
             return self.value(source, sets[0].value, {})
         raise UnknownError
+
+
+def _pure(node: ast.expr) -> CodeType:
+    """An expression, compiled.
+
+    Raises:
+        UnknownError: it calls what may be the user's code, or binds names.
+    """
+    for each in ast.walk(node):
+        if isinstance(each, ast.Call):
+            method = each.func.attr if isinstance(each.func, ast.Attribute) else None
+            if dotted(each.func) not in _PURE and method not in _PURE_METHODS:
+                raise UnknownError
+        elif isinstance(each, (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.Lambda)):
+            raise UnknownError
+    try:
+        return compile(ast.Expression(node), "<known>", "eval")
+    except Exception:
+        raise UnknownError from None
 
 
 def _sets(scope: ast.AST, name: str) -> list[ast.AST]:
