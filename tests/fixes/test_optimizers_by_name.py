@@ -57,6 +57,14 @@ def test_gradients_of_inputs_do_not_explain_a_missing_backward(tmp_path: Path) -
     assert diagnosis.code == "GG606" and "autograd.grad" not in diagnosis.headline
 
 
+def test_gradients_returned_in_a_training_before_do_not_explain_a_missing_backward(tmp_path: Path) -> None:
+    assign = "for w, s in zip(weights, slopes): w.grad = s"
+    assert not run_source(tmp_path, HEAD + RETURNED.replace("TAKEN", "list(net.parameters())").replace("ASSIGN", assign))
+    source = HEAD + RETURNED.replace("slopes = torch.autograd.grad(loss, TAKEN)", "loss.item()").replace("ASSIGN", "pass")
+    diagnosis = run_source(tmp_path, source)[0][0]
+    assert diagnosis.code == "GG606" and "autograd.grad" not in diagnosis.headline
+
+
 def test_an_optimizer_is_not_called_by_the_variable_of_a_loop(tmp_path: Path) -> None:
     diagnosis = run_source(tmp_path, HEAD + LOOPED.replace("BETWEEN", "pass"))[0][0]
     assert diagnosis.code == "GG601" and "`critic_opt`" in diagnosis.headline and "`o`" not in diagnosis.headline

@@ -230,6 +230,25 @@ def test_a_loss_that_has_a_backward_of_its_own(tmp_path: Path) -> None:
     assert found.code == "GG605" and found.culprit is None
 
 
+DERIVED = """
+net = nn.Linear(3, 1)
+opt = torch.optim.Adam(net.parameters())
+for it in range(30):
+    x = torch.randn(8, 3, requires_grad=True)
+    slope = torch.autograd.grad(net(x).pow(2).sum(), x, create_graph=True)[0]
+    opt.zero_grad()
+    slope.pow(2).mean().backward()
+    opt.step()
+"""
+
+
+def test_a_loss_of_derivatives_in_a_training_before_does_not_count(tmp_path: Path) -> None:
+    assert not said(tmp_path, DERIVED)
+    source = UNADDED.replace("TAKEN", "item()").replace("F.cross_entropy(coarse, y) * 0.4", "coarse.norm()")
+    [found] = said(tmp_path, source)
+    assert found.code == "GG605" and found.culprit is None
+
+
 WHOLE = """
 class Lengths(nn.Module):
     def __init__(self):

@@ -158,19 +158,20 @@ def _called(incident: Incident, book: Book, idle: Idle, called: dict[int, Any]) 
             headline = f"{shown} {'are' if many else 'is'} in `{name}` and never get{'' if many else 's'} a gradient: "
         parameters = [each[0] for each, _ in hit]
         at = place.span("called here", "context")
-        cuts = incident.memory["ledger"].severed.cuts(parameters)
+        ledger = incident.memory["ledger"]
+        cuts = ledger.severed.cuts(parameters)
         found = origins.merged(origins.of_cut(incident, cut) for cut in cuts)
         if any(origin.key in incident.memory.get("GG308 told", ()) for origin in found):
             return None  # the term without a path has been shown
         if not found and _is_told(incident, parameters):
             return None
-        between = incident.memory["ledger"].severed.blocked(parameters)
+        between = ledger.severed.blocked(parameters)
         cut = the_cut(found) if between is None else blocked(between)
         if cut is not None and between is None:
             cut = hook_output.in_hook(incident, found[0], cut) or cut
         if cut is not None:
             return _told(incident, book, headline + cut.clause, cut.culprit, [*cut.related, at], cut.fix, parameters, shown)
-        lone = incident.memory["ledger"].severed.losses(parameters)
+        lone = ledger.severed.losses(parameters)
         if len(lone) == 1 and (loss := resolve(lone[0].made)) is not None:
             return _lone(incident, book, headline, lone[0], loss, parameters, shown)
         cut = the_cut(leaving.left(incident, parameters))
@@ -185,7 +186,7 @@ def _called(incident: Incident, book: Book, idle: Idle, called: dict[int, Any]) 
         bare = _bare(incident, book, [each for each, _ in hit])
         if bare is not None:
             return bare
-        if not found and any(call.kind == "grad" and call.create_graph for call in incident.journal.backwards):
+        if not found and any(call.kind == "grad" and call.create_graph for call in ledger.calls()):
             return None  # a loss of derivatives: what only adds a constant (a last bias) is in none of them
         related = [spot.span("cut off here", "context") for origin in found[:3] if (spot := origin.place) is not None]
         fix = Fix(title="Find where its result is detached, dropped or turned into a number", safety="manual")

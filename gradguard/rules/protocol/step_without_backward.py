@@ -133,7 +133,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
 
 def _returned(incident: Incident, book: Book) -> ResolvedSite | None:
     """The autograd.grad call before this step whose result is the gradients of what the optimizer holds, by its argument's name."""
-    calls = [call for call in incident.journal.backwards if call.kind == "grad" and not call.nested and call.site is not None]
+    calls = [call for call in incident.memory["ledger"].calls() if call.kind == "grad" and not call.nested and call.site is not None]
     if not calls or calls[-1].create_graph:
         return None
     place = resolve(calls[-1].site)
@@ -223,8 +223,8 @@ def _no_path(incident: Incident, book: Book, name: str, parameters: list[Any]) -
         return replaced
     roots = tell.roots_of(parameters, incident.names)
     whose = f"`{roots[0]}`" if len(roots) == 1 else f"its {len(parameters)} parameters"
-    last = next((call for call in reversed(incident.journal.backwards) if call.kind == "backward"), None)
     ledger = incident.memory["ledger"]
+    last = next((call for call in reversed(ledger.calls()) if call.kind == "backward"), None)
     cuts = ledger.severed.cuts([p for slot in book.active if (p := slot.ref()) is not None], last)
     found = origins.merged(origins.of_cut(incident, each) for each in cuts)
     active = [p for slot in book.active if (p := slot.ref()) is not None]
