@@ -165,7 +165,15 @@ def test_interrupt_from_outside(tmp_path: Path) -> None:
     script = write(tmp_path, "wait.py", program)
     ends = []
     for command in ([sys.executable, "wait.py"], [sys.executable, "-m", "gradguard", "run", "wait.py"]):
-        child = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        child = subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's `&` has it ignored
+        )
         assert child.stdout is not None and child.stdout.readline() == "up\n"
         time.sleep(0.1)
         child.send_signal(signal.SIGINT)
