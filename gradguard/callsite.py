@@ -10,6 +10,7 @@ stack with no such file (a training script that is itself an installed package) 
 from __future__ import annotations
 
 import os
+import sys
 import sysconfig
 from types import CodeType, FrameType
 from typing import NamedTuple
@@ -21,6 +22,8 @@ _INTEGRATIONS_DIR = os.path.join(os.path.dirname(_GRADGUARD_DIR.rstrip(os.sep)),
 _TORCH_DIR = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _PATHS = sysconfig.get_paths()
 _LIBRARY_DIRS = tuple({os.path.abspath(_PATHS[key]) + os.sep for key in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")})
+
+_MOST_STACKS = 256  # places of backward calls and steps
 
 
 class CallSite(NamedTuple):
@@ -93,3 +96,50 @@ def user_stack(frame: FrameType | None, limit: int = 12) -> tuple[CallSite, ...]
             found.append(CallSite(code, frame.f_lasti))
         frame = frame.f_back
     return tuple(found)
+
+
+class KnownStacks:
+    """The user's frames around a call, looked for first at the depths where they were the last time.
+
+    Every `f_back` makes an object of a frame that had none yet, and there are some 45 between the backward call of a trainer and
+    the script that started it. Who calls from the same instruction, with the same frames of the user's as deep, came the same way.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], tuple[CodeType, tuple[tuple[int, CodeType, int], ...], list[tuple[CodeType, int]]]] = {}
+
+    def around(self, frame: FrameType, depth: int) -> list[tuple[CodeType, int]]:
+        """The user's frames from `frame` outwards, innermost first: their code and the instruction in it. Not to be changed.
+
+        Args:
+            depth: how many frames `frame` is away from the function that calls this one.
+        """
+        code, lasti = frame.f_code, frame.f_lasti
+        key = (id(code), lasti)
+        known = self._known.get(key)
+        if known is not None and known[0] is code:
+            try:
+                for away, its_code, its_lasti in known[1]:
+                    at = sys._getframe(depth + away)
+                    if at.f_code is not its_code or at.f_lasti != its_lasti:
+                        break
+                else:
+                    return known[2]
+            except ValueError:  # no stack is as deep
+                pass
+        found: list[tuple[int, CodeType, int]] = []
+        files = USER_FILES
+        walk: FrameType | None = frame
+        away = 1
+        while walk is not None:
+            its_code = walk.f_code
+            if files[its_code.co_filename]:
+                found.append((away, its_code, walk.f_lasti))
+            walk = walk.f_back
+            away += 1
+        frames = [(its_code, its_lasti) for _, its_code, its_lasti in found]
+        if found and sys._getframe(depth + 1) is frame:
+            if len(self._known) >= _MOST_STACKS:
+                self._known.clear()
+            self._known[key] = (code, tuple(found), frames)
+        return frames

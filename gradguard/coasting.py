@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from gradguard.callsite import USER_FILES
+from gradguard.callsite import USER_FILES, KnownStacks
 from gradguard.signals import from_handler
 from gradguard.torch_internals import dispatch_modes, function_modes, sequence_number
 
@@ -24,6 +24,7 @@ _TURNS = 256  # a scheduler may be stepped so often
 
 Place = tuple[int, int]  # a code object's id, and an instruction's offset in it
 Where = tuple[CodeType | None, int]  # a frame of the user's, if there is one: its code, and the instruction
+_stacks = KnownStacks()
 
 # The entries of the list, plain tuples for what they cost. A backward call: the frames of the user's around it, innermost first; its
 # loss, its node's number, the thread's next one, whether it keeps the graph.
@@ -107,14 +108,7 @@ class Coast:
             root = args[0]
             if type(root) is not torch.Tensor:
                 return False
-            frames: list[tuple[CodeType, int]] = []
-            files = USER_FILES
-            at: FrameType | None = frame
-            while at is not None:
-                code = at.f_code
-                if files[code.co_filename]:
-                    frames.append((code, at.f_lasti))
-                at = at.f_back
+            frames = _stacks.around(frame, 2)
             code, lasti = frames[0]
             place = (id(code), lasti)
             left = self.calls[place]

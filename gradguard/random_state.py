@@ -1,9 +1,8 @@
 """The state of the random generators, taken at the beginning of a step so that it can be run again from there.
 
 It is taken at every untraced step, in the midst of a training that leaves none of this in the processor's caches. So Python's and
-NumPy's generators, which most steps do not draw from and whose state takes long to read, are first asked whether they have moved.
-Both are Mersenne twisters of 624 words and a position: each number drawn moves the position, and once it comes round all words are
-others. Looked at are the position and the two words after the first (which is the same after every seed).
+NumPy's generators, which most steps do not draw from and whose state takes long to read, are first asked whether their memory has
+changed: both are Mersenne twisters of 624 words and a position.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ def _peek_python(generator: Any) -> _Peek | None:
     *state, position = random.getstate()[1]
     if type(generator).__basicsize__ < _OWN + ctypes.sizeof(words) or bytes(words) != struct.pack(f"{_WORDS + 1}I", position, *state):
         return None
-    return lambda: (words[0], words[2], words[3], generator.gauss_next)  # gauss() draws two numbers and keeps one
+    return lambda: (bytes(words), generator.gauss_next)  # gauss() draws two numbers and keeps one
 
 
 def _peek_numpy(owner: Any) -> _Peek | None:
@@ -101,7 +100,7 @@ def _peek_numpy(owner: Any) -> _Peek | None:
         return None
     # the object itself keeps the second of two normal numbers drawn
     kept = (ctypes.c_uint64 * ((type(rand).__basicsize__ - _OWN) // 8)).from_address(id(rand) + _OWN)
-    return lambda: (words[_WORDS], words[1], words[2], bytes(kept))
+    return lambda: (bytes(words), bytes(kept))
 
 
 _python = _Reader(lambda: getattr(random, "_inst", None), random.getstate, _peek_python)

@@ -27,7 +27,14 @@ from gradguard.step_protocol import suspect
 
 _NO_LOSS_BATCHES = 5
 _PACKAGES = ("pytorch_lightning", "lightning.pytorch")
-_UNUSED = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")  # hooks of every batch
+_HOOKS = (  # of every batch; none of them is used here
+    "on_train_batch_start",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_train_batch_end",
+)
 
 
 def _callback_bases() -> tuple[type, ...]:
@@ -86,6 +93,7 @@ class _GradGuardCallback:
         self.guard.made_at = None  # each callback is a run of its own, also where one line makes several
         self.log_every_n_steps = log_every_n_steps
         self._own_report = self.guard.report is None
+        self._fetching = False  # between two steps
         self._entered = False
         self._restored: dict[str, Any] = {}
         self._wrapped: list[tuple[Any, str]] = []
@@ -136,14 +144,16 @@ class _GradGuardCallback:
         for part in ("automatic_optimization", "manual_optimization"):
             optimization = getattr(loop, part, None)
             if optimization is not None:
-                self._wrap(optimization, "run", self.guard.step)
+                self._wrap(optimization, "run", self.guard.step, always=True)
         self._leave_out_hooks()
         self._wrap(trainer.strategy, "training_step", partial(self._training_step, pl_module))
         self._wrap(trainer.strategy, "optimizer_step", self.guard.explaining)
+        if self._wrap(loop, "advance", partial(self._advance, trainer), always=True):
+            self._wrap(getattr(trainer, "_logger_connector", None), "on_batch_start", self._enter, always=True)
 
     def _leave_out_hooks(self) -> None:
         """Lightning passes over a hook that is None; one that does nothing costs it some 10 µs, which is half of a guarded step."""
-        for name in _UNUSED:
+        for name in _HOOKS:
             own = getattr(type(self), name, None)
             if any(own is getattr(base, name, None) for base in type(self).__mro__ if base.__name__ == "Callback"):
                 vars(self)[name] = None
@@ -173,18 +183,23 @@ class _GradGuardCallback:
             self._without_loss = None
             suspect(current_session(), Suspicion("GG741", None, facts), sys._getframe(1))
 
-    def _wrap(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
-        """Replaces a bound method on the instance; taken back when the fit ends."""
+    def _wrap(self, owner: Any, name: str, call: Callable[..., Any], always: bool = False) -> bool:
+        """Replaces a bound method on the instance, if there is one; taken back when the fit ends.
+
+        Args:
+            always: False where it is to do what it did unless a step is under way.
+        """
         original: Callable[..., Any] | None = getattr(owner, name, None)
         if original is None or name in vars(owner):
-            return
+            return False
 
         def guarded(*args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
-            return call(original, *args, **kwargs) if self._entered else original(*args, **kwargs)
+            return call(original, *args, **kwargs) if always or self._entered else original(*args, **kwargs)
 
         vars(owner)[name] = guarded
         self._wrapped.append((owner, name))
+        return True
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Resumes from a checkpoint, whose state Lightning hands over after `setup`."""
@@ -199,18 +214,26 @@ class _GradGuardCallback:
                 run.speaker.remember(Diagnosis.model_validate(said))
             self._restored = {}
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, *args: Any) -> None:
-        """A step begins."""
-        if self.guard.level != "off" and not self._entered:
+    def _advance(self, trainer: Any, function: Callable[..., Any], *args: Any) -> None:
+        """The loop goes on to the next batch: the step ends with the last of its hooks."""
+        __tracebackhide__ = True
+        self._fetching = True
+        try:
+            function(*args)
+        finally:
+            self._fetching = False
+            self._leave()
+        if self.log_every_n_steps and trainer.loggers:
+            self._log(trainer)
+
+    def _enter(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """The batch has come, and the first of its hooks is about to be called: the step begins. Or it is one of an evaluation's."""
+        function(*args, **kwargs)
+        if self._fetching:
+            self._fetching = False
             self.guard.__enter__()
             self._entered = True
             self._traced += current_session().tracing
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, *args: Any) -> None:
-        """A step ends."""
-        self._leave()
-        if self.log_every_n_steps and trainer.loggers and self.guard.level != "off":
-            self._log(trainer)
 
     def _log(self, trainer: Any) -> None:
         step, found = trainer.global_step, len(self._found())
@@ -254,7 +277,7 @@ class _GradGuardCallback:
         while self._wrapped:
             owner, name = self._wrapped.pop()
             vars(owner).pop(name, None)
-        for name in _UNUSED:
+        for name in _HOOKS:
             vars(self).pop(name, None)
 
     def _leave(self) -> None:

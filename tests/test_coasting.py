@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import signal
 import sys
 import threading
@@ -194,8 +195,45 @@ def _graphs_of_all_sizes(guard: Guard) -> Training:
     return training
 
 
+_LIBRARY: dict[str, Any] = {}
+exec(
+    compile(
+        """
+def deep(depth, call, *args):
+    return deep(depth - 1, call, *args) if depth else call(*args)
+
+def backward(loss):
+    loss.backward()
+""",
+        os.path.join(os.path.dirname(torch.__file__), "trainer_of_a_library.py"),
+        "exec",
+    ),
+    _LIBRARY,
+)
+
+
+def _deep_in_a_library(guard: Guard) -> Training:
+    """One instruction of the library's calls backward for several lines of the user's, in stacks of several depths."""
+    training = Training()
+    deep, backward = _LIBRARY["deep"], _LIBRARY["backward"]
+    with guard:
+        for step in range(5 * STEPS):
+            training.optimizer.zero_grad()
+            loss = training.loss()
+            if step % 6 < 2:
+                deep(20, backward, loss)
+            elif step % 6 < 4:
+                deep(20, backward, loss * 1)
+            else:
+                deep(20 - step % 4, lambda loss: deep(12, backward, loss), loss)
+            training.coasted += local.coast is not None
+            training.optimizer.step()
+    return training
+
+
 PROGRAMS = [
     _plain,
+    _deep_in_a_library,
     _accumulating,
     _scheduled_and_clipped,
     _two_optimizers,

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from gradguard.errors import GradGuardError, GradGuardWarning
+from gradguard.probes.hub import idle_listener
 from tests.integrations.lit import PACKAGES, lightning, loader, regressor, trainer, weights
 from tests.running import forget_compiled
 
@@ -482,12 +483,48 @@ def test_hooks_that_do_nothing_are_passed_over_and_a_subclass_own_are_called(tmp
 
     class Noting(GradGuardCallback):
         def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-            during.add((self.on_before_backward, callable(self.on_train_batch_end)))
+            during.add((self.on_before_backward, callable(self.on_after_backward)))
 
     callback = Noting()
     trainer(pl, tmp_path, callback).fit(regressor(pl), loader())
     assert during == {(None, True)}
     assert callable(callback.on_before_backward)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_what_belongs_to_a_step(package: str, tmp_path: Path) -> None:
+    pl = lightning(package)
+    guarded: dict[str, set[bool]] = {}
+
+    def noting(name: str) -> Any:
+        def hook(self: Any, *args: Any) -> None:
+            guarded.setdefault(name, set()).add(idle_listener() is not None)
+
+        return hook
+
+    inside = ("on_train_batch_start", "on_before_zero_grad", "on_after_backward", "on_train_batch_end")
+    outside = ("on_validation_batch_start", "on_validation_batch_end", "on_train_epoch_end")
+    module = regressor(pl, **{name: noting(name) for name in (*inside, *outside)})
+    fit = trainer(pl, tmp_path, callback(), max_epochs=2, val_check_interval=3)
+    fit.fit(module, loader(), loader())
+    assert guarded == {name: {name in inside} for name in (*inside, *outside)}
+    assert idle_listener() is None
+    assert not {"advance", "on_batch_start"} & {*vars(fit.fit_loop.epoch_loop), *vars(fit._logger_connector)}
+
+
+def test_a_trainer_whose_batches_cannot_be_seen_coming(tmp_path: Path) -> None:
+    pl = lightning()
+    from gradguard.integrations.lightning import GradGuardCallback
+
+    class Blind(GradGuardCallback):
+        def _wrap(self, owner: Any, name: str, *args: Any, **options: Any) -> bool:
+            return name not in ("advance", "on_batch_start") and super()._wrap(owner, name, *args, **options)
+
+    guard = Blind(trace__mode="never")
+    with pytest.raises(GradGuardError) as caught:
+        trainer(pl, tmp_path, guard).fit(regressor(pl, inplace_step), loader())
+    assert caught.value.diagnosis.culprit.line == line_of(inplace_step, "the culprit")
+    assert len(guard.diagnoses) == 1 and idle_listener() is None
 
 
 def test_what_a_program_raises_to_steer_itself_is_raised_once(tmp_path: Path) -> None:
