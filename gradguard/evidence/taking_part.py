@@ -57,11 +57,24 @@ def file_of_class(kind: type) -> str | None:
     return getattr(sys.modules.get(kind.__module__), "__file__", None)
 
 
+# Modules that are not the user's, by name: thousands in a large process, which are asked for once.
+_others: dict[str, int] = {}
+
+
 def loaded_files() -> tuple[str, ...]:
     """The user's files that modules were imported from."""
-    # not getattr(): modules that load lazily run code for every name they are asked for, which takes ten times as long
-    files = [vars(module).get("__file__") for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
-    return tuple(dict.fromkeys(file for file in files if isinstance(file, str) and file.endswith(".py") and USER_FILES[file]))
+    files: dict[str, None] = {}
+    others = _others
+    for name, module in list(sys.modules.items()):
+        if others.get(name) == id(module):
+            continue
+        # not getattr(): modules that load lazily run code for every name they are asked for, which takes ten times as long
+        file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
+        if isinstance(file, str) and file.endswith(".py") and USER_FILES[file]:
+            files[file] = None
+        elif name != "__main__":  # which gets its file late
+            others[name] = id(module)
+    return tuple(files)
 
 
 def sources_of(files: Iterable[str]) -> list[Source]:
