@@ -46,6 +46,18 @@ def test_parameters_cast_to_half_precision(tmp_path: Path, level: str) -> None:
     assert found[0].culprit is not None and found[0].culprit.text == "net.half()"
 
 
+def test_a_scaler_without_gradients_names_the_cut_where_it_was_seen(tmp_path: Path) -> None:
+    """An untraced step has not seen it, and the step that is refused is not the bug."""
+    cut = SCALER.replace("net = ", "base = nn.Linear(4, 4)\nlow = torch.optim.SGD(base.parameters(), lr=0.01)\nnet = ")
+    cut = cut.replace("net(torch.randn(8, 4))", "net(base(torch.randn(8, 4)).detach())")
+    cut = cut.format(body="    scaler.step(opt)\n    scaler.step(low)\n    scaler.update()")
+    [seen] = said(tmp_path, cut, "strict")
+    assert seen.code == "GG302" and seen.culprit is not None and ".detach()" in seen.culprit.text
+    [unseen] = said(tmp_path, cut, "watch")
+    assert unseen.code == "GG722" and unseen.culprit is None
+    assert [span.text for span in unseen.related] == ["scaler.step(low)"] and "not traced" in unseen.notes[0]
+
+
 def test_unscaled_too_late(tmp_path: Path) -> None:
     found = said(tmp_path, SCALER.format(body="    scaler.step(opt)\n    scaler.unscale_(opt)\n    scaler.update()"))
     assert [diagnosis.code for diagnosis in found] == ["GG721"]

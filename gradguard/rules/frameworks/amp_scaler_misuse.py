@@ -11,7 +11,7 @@ taken already, it cannot know whether the step is safe, and refuses.
 
 ## Example
     loss.backward()                 # not scaler.scale(loss).backward()
-    scaler.step(optimizer)          # No inf checks were recorded for this optimizer
+    scaler.step(optimizer)          # Attempted unscale_ but _scale is None
     scaler.update()
 
 ## Use instead
@@ -25,7 +25,8 @@ Manual: which call is missing or one too many is the program's to say.
 ## When it speaks, what silences it
 When PyTorch raises; and at the second step of an optimizer, called directly, on gradients of a scaled loss that no scaler has
 unscaled and nobody has read in between; and at the second step through a scaler on gradients of a loss that it has not scaled.
-Where the optimizer has no gradients because a path is cut, the rule for the cut path speaks instead.
+Where the optimizer has no gradients because a path is cut, the rule for the cut path speaks instead; in an untraced step, whose
+paths nobody saw, the line is left open.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from gradguard.rules.protocol import tell
 
 CODE, NAME = "GG722", "amp-scaler-misuse"
 _HALF = "attempting to unscale fp16 gradients"
+_NONE = "no inf checks were recorded for this optimizer"
 _AGAIN, _LATE = "step() has already been called since the last update()", "unscale_() is being called after step()"
 _CASES = {
     _AGAIN: (
@@ -50,7 +52,7 @@ _CASES = {
         "Between two updates an optimizer steps once; the second step would use gradients whose infinities were not looked for again.",
         "Call `{scaler}.update()` once, after all optimizers have stepped",
     ),
-    "no inf checks were recorded for this optimizer": (
+    _NONE: (
         "finds no gradient: no parameter of this optimizer got one from a scaled backward",
         (
             "The scaler looks for infinities in the gradients of the optimizer's "
@@ -77,6 +79,10 @@ _CASES = {
         "Keep the parameters in float32 (no `.half()`), and run forward under `torch.autocast`",
     ),
 }
+_UNSEEN = (
+    "This step was not traced: where the way to these parameters ends was not seen. `level: strict` (GRADGUARD_LEVEL=strict) traces "
+    "every step and names it."
+)
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
@@ -96,13 +102,16 @@ def recognise(incident: Incident) -> Diagnosis | None:
     what, why, fix = (part.format(scaler=scaler) for part in found)
     if _HALF in text and (half := _cast_by_hand(incident, place, scaler, why)) is not None:
         return half
+    known = _NONE not in text or incident.traced
     return Diagnosis(
         code=CODE,
         name=NAME,
         headline=f"`{place.callee or 'the scaler'}` {what}",
-        culprit=place.span("the scaler refuses here", "culprit"),
+        culprit=place.span("the scaler refuses here", "culprit") if known else None,
+        related=[] if known else [place.span("the scaler refuses here", "backward")],
         explanation=why,
         fixes=[Fix(title=fix, safety="manual")],
+        notes=[] if known else [_UNSEEN],
     )
 
 
