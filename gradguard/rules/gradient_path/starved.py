@@ -49,7 +49,7 @@ def recognise(incident: Incident, code: str) -> Diagnosis | None:
 
 def _only_cut(incident: Incident) -> Cut | None:
     """The origin of all cut values that went into the graph since the last backward but one (or ever), if it is one place."""
-    journal = incident.journal
+    journal, began_at = incident.journal, incident.memory["ledger"].began_at
     plain = [fact for fact in journal.backwards if fact.kind == "backward" and not fact.nested]
     since = plain[-2].seq if len(plain) > 1 else 0
     for earliest in (since, 0):  # an untraced step: the loop's earlier, traced ones went the same way
@@ -58,7 +58,7 @@ def _only_cut(incident: Incident) -> Cut | None:
             for store in (journal.fed, journal.partial)
             for seq, cuts in store.items()
             for cut in cuts
-            if seq >= earliest and cut.kind in _CUTTING
+            if seq >= earliest and cut.clock > began_at and cut.kind in _CUTTING
         }
         if found:
             return next(iter(found.values())) if len(found) == 1 else None

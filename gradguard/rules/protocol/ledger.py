@@ -55,7 +55,7 @@ class Ledger:
         self.books: dict[int, Book] = {}
         self.journal = current_journal()
         self._began = self.journal.step
-        self._began_at = self.journal.tick()
+        self.began_at = self.journal.tick()  # what the thread did before is another training's
         self.backwards = 0
         self.steps = 0
         self.stepping: list[int] = []  # optimizers inside whose step() we are
@@ -176,8 +176,8 @@ class Ledger:
         return False
 
     def calls(self) -> list[BackwardFact]:
-        """The last backward calls, oldest first. What the thread did before this run began is another training's."""
-        return [call for call in self.journal.backwards if call.clock > self._began_at]
+        """The last backward calls of this run, oldest first."""
+        return [call for call in self.journal.backwards if call.clock > self.began_at]
 
     # -- moments ------------------------------------------------------------------------------------------------------
 
