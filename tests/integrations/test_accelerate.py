@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from gradguard import GradGuardError, GradGuardWarning
+from gradguard import GradGuardError, GradGuardWarning, gradguard
 from tests.running import applied, run_source
 
 accelerate = pytest.importorskip("accelerate")
@@ -90,6 +90,20 @@ def test_backward_past_the_accelerator(bypassed: bool) -> None:
     assert found.culprit is not None
     assert "loss.backward()" in Path(__file__).read_text().splitlines()[found.culprit.line - 1]
     assert "4 times" in found.headline
+
+
+def test_a_training_of_its_own_beside_an_accelerator() -> None:
+    """Accelerate's state is the process's: another training's accumulation is none of a loop's that nothing was prepared for."""
+    setting(gradient_accumulation_steps=4)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guard = gradguard(level="strict")
+    with guard:
+        for _ in range(6):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).pow(2).mean().backward()
+            optimizer.step()
+    assert guard.diagnoses == []
 
 
 ACCUMULATING = """

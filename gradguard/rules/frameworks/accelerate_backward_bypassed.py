@@ -23,8 +23,9 @@ Unsafe: gradients shrink by the number of accumulation steps, which is the purpo
 
 ## When it speaks, what silences it
 At the second direct backward call at one line while gradient accumulation over more than one step, or a gradient scaler, is
-configured. Without either the two calls do the same, and it is silent. And at the second step of an optimizer while accelerate
-says that gradients are still being accumulated, if the last backward was accelerate's.
+configured, if something that the loss trains was prepared. Without either the two calls do the same, and it is silent. And at
+the second step of an optimizer while accelerate says that gradients are still being accumulated, if the last backward was
+accelerate's.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.source import resolve
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import unprepared
-from gradguard.rules.frameworks.accelerated import accelerator_name
+from gradguard.rules.frameworks.accelerated import accelerator_name, trains_prepared
 from gradguard.rules.incident import Incident
 
 CODE, NAME = "GG752", "accelerate-backward-bypassed"
@@ -63,6 +64,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if seen[site] < 2 or place is None:
         return None
     seen["done"] = True
+    if not trains_prepared(incident):
+        return None
     root = (place.receiver or "loss") if place.receiver else "loss"
     accelerator = accelerator_name(incident) or "accelerator"
     return Diagnosis(

@@ -6,6 +6,8 @@ import ast
 from typing import Any
 
 from gradguard.diagnosis import Fix
+from gradguard.evidence.graph import leaves
+from gradguard.evidence.optimizers import parameters_of
 from gradguard.evidence.source import ResolvedSite
 from gradguard.fixes.diff import unified
 from gradguard.fixes.edits import indent_of
@@ -29,6 +31,19 @@ def wrapper_of(incident: Incident, optimizer: Any) -> str | None:
 def accelerator_name(incident: Incident) -> str | None:
     """What the accelerator is called around the incident."""
     return next((name for name, value in incident.names.bindings if type(value).__name__ == "Accelerator"), None)
+
+
+def trains_prepared(incident: Incident) -> bool:
+    """Whether accelerate has prepared a module or an optimizer that the loss trains: its state outlives the training that set it."""
+    found = leaves(incident.root_nodes)
+    roots = (state.root for leaf in found if (state := incident.names.state(leaf)) is not None)
+    if any(getattr(module, "_is_accelerate_prepared", False) for module in roots):
+        return True
+    held = {id(leaf) for leaf in found}
+    return any(
+        type(optimizer).__name__ == "AcceleratedOptimizer" and any(id(p) in held for p in parameters_of(optimizer))
+        for optimizer in incident.names.optimizers()
+    )
 
 
 def clears_behind_the_step(wrapper: str, zero: ResolvedSite | None, step: ResolvedSite | None) -> Fix:
