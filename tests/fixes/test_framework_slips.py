@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.running import said
+from tests.running import HEAD, applied, run_source, said
 
 SCALER = """
 net = nn.Linear(4, 1)
@@ -62,6 +62,67 @@ def test_unscaled_too_late(tmp_path: Path) -> None:
     found = said(tmp_path, SCALER.format(body="    scaler.step(opt)\n    scaler.unscale_(opt)\n    scaler.update()"))
     assert [diagnosis.code for diagnosis in found] == ["GG721"]
     assert "the step has used them already" in found[0].headline
+
+
+GUARDED = """
+net = nn.Linear(4, 1)
+opt = torch.optim.SGD(net.parameters(), lr=0.01)
+scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+for it in range(6):
+    x = torch.randn(8, 4)
+    if it == 2:
+        x[0, 0] = 1e30
+    opt.zero_grad()
+    scaler.scale(net(x).pow(2).mean()).backward()
+{body}
+"""
+UNSCALE = "    scaler.unscale_(opt)\n    norm = nn.utils.clip_grad_norm_(net.parameters(), 1.0)\n"
+NAMED = "    if it >= 0:\n        scaler.unscale_(opt)\n        good = bool(torch.isfinite(net.weight.grad).all())\n"
+STEP = "    scaler.step(opt)\n    scaler.update()\n"
+LEFT_OUT = [
+    (UNSCALE + "    if not torch.isfinite(norm):\n        print('left out')\n        continue\n" + STEP, "continue"),
+    (UNSCALE + "    wrong = norm.isnan() or norm.isinf()\n    if wrong: continue\n" + STEP, "continue"),
+    (NAMED + "    if not good:\n        continue\n" + STEP, "continue"),
+    (UNSCALE + "    if norm < 1e6:\n        scaler.step(opt)\n        scaler.update()\n", "scaler.update()"),
+]
+
+
+@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize(("body", "culprit"), LEFT_OUT)
+def test_batch_that_is_left_out_before_the_update(tmp_path: Path, level: str, body: str, culprit: str) -> None:
+    [told] = said(tmp_path, GUARDED.format(body=body), level)
+    assert told.code == "GG721" and "update()" in told.headline and not told.avoid
+    assert told.culprit is not None and told.culprit.text == culprit
+    sound = body.replace("continue", "scaler.update(); continue").replace("        scaler.update()\n", "    scaler.update()\n")
+    assert said(tmp_path, GUARDED.format(body=sound), level) == []
+
+
+def test_patch_for_a_batch_that_is_left_out(tmp_path: Path) -> None:
+    source = HEAD + GUARDED.format(body=LEFT_OUT[0][0])
+    [(told, _)] = run_source(tmp_path, source)
+    patch = told.fixes[0].patch
+    assert patch is not None
+    assert run_source(tmp_path, applied(source, patch)) == []
+
+
+ACCUMULATED = [
+    UNSCALE + "    if (it + 1) % 3:\n        continue\n" + STEP,
+    UNSCALE + "    last = (it + 1) % 3 == 0\n    if last:\n        scaler.step(opt)\n        scaler.update()\n",
+    UNSCALE + "    if it % 2 == 0: continue\n    if not torch.isfinite(norm): continue\n" + STEP,
+]
+
+
+@pytest.mark.parametrize("body", ACCUMULATED)
+def test_unscaled_for_each_part_of_an_update(tmp_path: Path, body: str) -> None:
+    [told] = said(tmp_path, GUARDED.format(body=body).replace("1e30", "1.0"))
+    assert told.code == "GG721" and told.culprit is not None and told.culprit.text == "scaler.unscale_(opt)"
+    assert told.avoid
+
+
+def test_unscaled_twice_in_one_turn(tmp_path: Path) -> None:
+    [told] = said(tmp_path, GUARDED.format(body=UNSCALE + UNSCALE + STEP))
+    assert told.code == "GG721" and told.culprit is not None and told.culprit.text == "scaler.unscale_(opt)"
+    assert "micro-batch" not in told.explanation
 
 
 SWAP = """

@@ -142,3 +142,52 @@ def test_switch_that_was_to_thaw_them(tmp_path: Path) -> None:
     found = only(tmp_path, THAWED.format(first=0), "standard")
     assert "`Phases.thaw`" in found.fixes[0].title and found.related[0].text == "part.requires_grad_(True)"
     assert run_source(tmp_path, HEAD + THAWED.format(first=1)) == []
+
+
+SEVERAL = {
+    "one or a list": """
+def switch(nets, flag=False):
+    for net in nets if isinstance(nets, (list, tuple)) else [nets]:
+        for p in net.parameters():
+            p.requires_grad = flag
+""",
+    "any number": """
+def switch(*nets, flag=False):
+    for net in nets:
+        for p in net.parameters():
+            p.requires_grad = flag
+""",
+    "made a list": """
+def switch(nets, flag=False):
+    for net in list(nets if isinstance(nets, list) else [nets]):
+        net.requires_grad_(flag)
+""",
+}
+
+
+@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("helper", SEVERAL.values(), ids=SEVERAL)
+def test_a_helper_for_one_network_or_several(helper: str, level: str, tmp_path: Path) -> None:
+    for off in ("switch(D, flag=False)", "switch(D)"):
+        found = only(tmp_path, helper + gan(off), level)
+        assert found.code == "GG303"
+        assert found.culprit is not None and found.culprit.text == off
+    assert run_source(tmp_path, HEAD + helper + gan("switch(D)", "switch(D, flag=True)"), level) == []
+
+
+THROUGH_A_TABLE = """
+def switch(nets, flag):
+    for name in nets:
+        for p in TABLE[name].parameters():
+            p.requires_grad = {flag}
+"""
+
+
+def test_a_helper_that_switches_both_ways_is_not_the_bug(tmp_path: Path) -> None:
+    source = THROUGH_A_TABLE + gan("TABLE = {'D': D, 'G': G}; switch(['D'], False)")
+    found = only(tmp_path, source.replace("{flag}", "flag"), "standard")
+    assert found.code == "GG303" and found.culprit is None
+    assert any("as it is told" in (span.label or "") for span in found.related)
+    found = only(tmp_path, source.replace("{flag}", "False"), "standard")
+    assert found.culprit is not None and found.culprit.text == "p.requires_grad = False"
+    assert run_source(tmp_path, HEAD + source.replace("{flag}", "not flag")) == []

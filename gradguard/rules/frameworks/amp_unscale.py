@@ -4,7 +4,8 @@
 Gradients that a `GradScaler` has scaled are unscaled twice between two updates, or clipped before they are unscaled.
 
 ## Why it is wrong
-`unscale_` divides the gradients by the scale; a second time they would be divided again, so PyTorch refuses. Clipping before
+`unscale_` divides the gradients by the scale; a second time they would be divided again, so PyTorch refuses. It takes new
+gradients for the old ones where a batch was left out between `unscale_` and `update()`. Clipping before
 `unscale_` compares gradients that are thousands of times too large with the limit: every step is clipped to almost nothing.
 
 ## Example
@@ -32,7 +33,7 @@ from __future__ import annotations
 from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.source import resolve
 from gradguard.rules.base import Rule
-from gradguard.rules.frameworks import missing_update
+from gradguard.rules.frameworks import missing_update, skipped_update
 from gradguard.rules.incident import Incident
 
 CODE, NAME = "GG721", "amp-unscale"
@@ -53,14 +54,17 @@ def _refused(incident: Incident) -> Diagnosis | None:
     if late and missing_update.step_before(incident, place) is not None:
         return None  # GG722: these are new gradients, and it is the update after the step before them that is missing
     receiver = (place.callee or "scaler.unscale_").rpartition(".")[0] or "scaler"
+    skipped = None if late else skipped_update.diagnosis(CODE, NAME, place, receiver)
+    if skipped is not None:
+        return skipped
     what = (
         f"`{receiver}.unscale_` comes after `{receiver}.step()`"
         if late
         else (f"`{receiver}.unscale_` is called a second time before `{receiver}.update()`")
     )
-    guarded = (
-        (" It stands outside of the condition that guards the step: with accumulation it runs for every micro-batch.") if not late else ""
-    )
+    guarded = ""
+    if not late and skipped_update.guarded(place, receiver):
+        guarded = " It stands outside of the condition that guards the step: with accumulation it runs for every micro-batch."
     return Diagnosis(
         code=CODE,
         name=NAME,

@@ -31,6 +31,7 @@ class Off(NamedTuple):
 
     place: ResolvedSite
     again: str | None
+    both_ways: bool = False  # the place is a helper's, which switches on and off as its caller says: the caller's line is not known
 
 
 def diagnosis(incident: Incident, lost: lost_path.LostPath, play: AllFrozen) -> Diagnosis:
@@ -52,6 +53,8 @@ def diagnosis(incident: Incident, lost: lost_path.LostPath, play: AllFrozen) -> 
         fixes.insert(0, Fix(title=reach, safety="manual", detail="Nothing that the optimizer holds is switched on at this moment."))
     states = [(incident.names.state(parameter), parameter) for parameter in play.parameters[:4]]
     notes = lost_path.second_problem(lost.root, root, incident)
+    blamed = None if off is None or off.both_ways else off.place
+    switch = off.place if off is not None and off.both_ways else None
     if off is None:
         notes.append("The line that froze them was not seen.")
     return Diagnosis(
@@ -59,9 +62,10 @@ def diagnosis(incident: Incident, lost: lost_path.LostPath, play: AllFrozen) -> 
         name="all-frozen",
         headline=headline,
         culprit=None
-        if off is None
-        else off.place.span(f"freezes {listed}, which is still frozen when {in_words(root)} is computed", "culprit"),
+        if blamed is None
+        else blamed.span(f"freezes {listed}, which is still frozen when {in_words(root)} is computed", "culprit"),
         related=[
+            *([] if switch is None else [switch.span(f"freezes {listed}, or not, as it is told: which call did was not seen", "context")]),
             *(each.span("is to switch it on, and has not for any of these", "context") for each in thaws[:2]),
             *([] if incident.place is None else [incident.place.span(f"{in_words(root)} has no graph to follow", "backward")]),
         ],
@@ -100,10 +104,23 @@ def switched_off(incident: Incident, play: AllFrozen) -> tuple[Off | None, bool]
         places = {(off.place.file, off.place.line, off.place.column): off for off in own}
         if len(places) == 1:
             return Off(own[0].place, own[0].again), True
-        return Off(place, None), True
+        return Off(place, None, _told_which(place)), True
     candidates = [*_candidates(incident.sources, scopes, play), *(each for scope in scopes for each in _toggles(scope, play))]
     found = {(off.place.file, off.place.line, off.place.column): off for off in candidates}
     return next((Off(off.place, off.again) for off in found.values() if len(found) == 1), None), False
+
+
+def _told_which(place: ResolvedSite) -> bool:
+    """Whether the switch goes the way that its function's argument says."""
+    around = place.enclosing_function
+    if place.source is None or not isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return False
+    given = _parameter_names(around)
+    return any(
+        isinstance(flag, ast.Name) and flag.id in given
+        for node, _, flag in _switches(place.source)
+        if place.source.statement(node) is place.statement
+    )
 
 
 def _thaws(off: ResolvedSite) -> list[ResolvedSite]:
@@ -179,18 +196,21 @@ def _switches(source: Source) -> Iterator[tuple[ast.AST, str | None, ast.expr]]:
 
 
 def _looped_over(source: Source, node: ast.AST, subject: str | None, given: list[str]) -> str | None:
-    """Of `for net in nets: for p in net.parameters(): ...`, the function's argument `nets`."""
+    """Of `for net in nets: for p in net.parameters(): ...`, the function's argument `nets`; also of `nets if ... else [nets]`."""
     for above in source.ancestors(node):
         if subject in given or isinstance(above, FUNCTIONS):
             break
-        if isinstance(above, ast.For) and dotted(above.target) == subject and dotted(above.iter) in given:
-            return dotted(above.iter)
+        if isinstance(above, ast.For) and dotted(above.target) == subject:
+            named = {item.id for item in ast.walk(above.iter) if isinstance(item, ast.Name)} & set(given)
+            if len(named) == 1:
+                return named.pop()
     return subject
 
 
 def _parameter_names(function: Function) -> list[str]:
     arguments = function.args
-    return [item.arg for item in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+    rest = [] if arguments.vararg is None else [arguments.vararg]
+    return [item.arg for item in (*arguments.posonlyargs, *arguments.args, *rest, *arguments.kwonlyargs)]
 
 
 def _calls_of(source: Source, function: Function) -> Iterator[ast.Call]:
@@ -209,10 +229,13 @@ def _argument(call: ast.Call, function: Function, name: str) -> ast.expr | None:
     positional = [item.arg for item in (*function.args.posonlyargs, *function.args.args)]
     if positional[:1] == ["self"] and isinstance(call.func, ast.Attribute):
         del positional[0]
+    if function.args.vararg is not None and name == function.args.vararg.arg:
+        return ast.List(call.args[len(positional) :], ast.Load())
     if name in positional and positional.index(name) < len(call.args):
         return call.args[positional.index(name)]
     defaults = dict(zip(reversed(positional), reversed(function.args.defaults), strict=False))
-    return defaults.get(name)
+    named = {item.arg: value for item, value in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)}
+    return defaults.get(name) or named.get(name)
 
 
 def _turned(source: Source, call: ast.Call, flag: ast.expr) -> str | None:
