@@ -24,7 +24,8 @@ The first backward() frees the saved values of everything it goes through, the c
 ## Fix safety
 Where the first loss is not to train what lies behind the shared tensor, `.detach()` is right. Where both losses train it, add
 them up and call backward() once. `retain_graph=True` on the first call is right only where both calls must be separate and no
-optimizer.step() changes the parameters between them.
+optimizer.step() changes the parameters between them. The turns of one loop over a tensor made before it are such losses: add
+them up, or make the tensor in each turn; detached, what is behind it would be trained by none.
 
 ## When it speaks, what silences it
 When backward() fails on a freed graph that was made in this same step, and that another loss's backward() has gone through.
