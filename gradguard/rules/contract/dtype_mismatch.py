@@ -41,6 +41,7 @@ from gradguard.rules.base import Rule
 from gradguard.rules.contract import float_wanted
 from gradguard.rules.contract.dataflow import Judge, Spot
 from gradguard.rules.contract.dtypes import CONVERTERS, FLOATS, INTEGERS, dtype_maker, dtype_named, dtype_of, dtypes_in
+from gradguard.rules.contract.held_operands import held_operand
 from gradguard.rules.contract.operands import Operand, model_gate, odd_operand, scope_at, tensors_at_hand, way_spans
 from gradguard.rules.contract.scopes import Scope
 from gradguard.rules.contract.search import called_name, calls_in_use
@@ -142,6 +143,7 @@ def _judge(wrong: Dtypes) -> Judge:
 def _told(incident: Incident, wrong: Dtypes, expected: torch.dtype | None, place: ResolvedSite | None, op: str | None) -> Diagnosis | None:
     judge, maker = _judge(wrong), dtype_maker(wrong)
     operand: Operand | None = None
+    held: Operand | None = None
     scope: Scope | None = None
     call_span: SourceSpan | None = None
     traced = True
@@ -151,6 +153,8 @@ def _told(incident: Incident, wrong: Dtypes, expected: torch.dtype | None, place
         node = place.node or place.statement
         if scope is not None and node is not None:
             operand = odd_operand(scope, node, judge, maker)
+            held = held_operand(incident, place, scope, judge, maker) if operand is None or operand.value is None else None
+            operand = held or operand
         call_span = place.span(_met(op or (called_name(place.call) if place.call is not None else None), wrong, expected))
     elif op is not None:
         camel = "".join(part.capitalize() for part in op.split("_"))
@@ -186,6 +190,9 @@ def _told(incident: Incident, wrong: Dtypes, expected: torch.dtype | None, place
         related += way_spans(operand, f"still in {bad}" if bad else "handed on")
         if call_span is not None:
             related.append(call_span)
+    elif held is not None and call_span is not None:
+        culprit = Spot(held.scope, held.expression).span(f"{bad or 'another dtype'} goes into the module here", "culprit")
+        related.append(call_span)
     gate = model_gate(operand, expected) if operand is not None and not operand.way.certain else None
     if gate is not None and call_span is not None:
         culprit = Spot(gate.scope, gate.expression).span(

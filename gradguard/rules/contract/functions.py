@@ -175,7 +175,12 @@ def element_spot(view: FunctionView, index: int, count: int | None = None) -> tu
     if view.backward is None or value is None:
         return None, None
     element: ast.expr = value
-    if isinstance(value, ast.Name):
+    slot = _in_slot(view.backward, value, index)
+    if slot is not None and not isinstance(slot.node, ast.Name):
+        return slot, Spot(view.backward, value)
+    if slot is not None and isinstance(slot.node, ast.Name):
+        element = slot.node
+    elif isinstance(value, ast.Name):
         assigned = assignments_to(view.backward.tree, value.id)
         if assigned and isinstance(assigned[-1], ast.Assign) and isinstance(assigned[-1].value, ast.Tuple):
             value = assigned[-1].value
@@ -195,6 +200,32 @@ def element_spot(view: FunctionView, index: int, count: int | None = None) -> tu
                 made = Spot(view.backward, statement, element.id)
                 break
     return made, returned
+
+
+def _in_slot(scope: Scope, value: ast.expr, index: int) -> Spot | None:
+    """What was put at an index of the list that is returned, or made a tuple of; None where that is not seen in one statement."""
+    if isinstance(value, ast.Call) and dotted(value.func) in ("tuple", "list") and len(value.args) == 1:
+        value = value.args[0]
+    if not isinstance(value, ast.Name):
+        return None
+    kept = [
+        node
+        for node in ast.walk(scope.tree)
+        if isinstance(node, (ast.Assign, ast.AugAssign))
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name) and target.value.id == value.id
+    ]
+    slots = [getattr(getattr(_target(node), "slice", None), "value", None) for node in kept]
+    # the index of each must be known: `grads[i] = ...` may be this one
+    found = [node for node, slot in zip(kept, slots, strict=True) if slot == index]
+    if len(found) != 1 or not all(type(slot) is int for slot in slots):
+        return None
+    made = found[0].value if isinstance(found[0], ast.Assign) else found[0]
+    return Spot(scope, made, f"{value.id}[{index}]")
+
+
+def _target(node: ast.Assign | ast.AugAssign) -> ast.expr:
+    return node.targets[0] if isinstance(node, ast.Assign) else node.target
 
 
 def alive(kind: type) -> list[Any]:

@@ -47,6 +47,7 @@ from gradguard.rules.contract.functions import def_span
 from gradguard.rules.contract.hooks import HOOK_CALLS, all_frames, registrations
 from gradguard.rules.contract.scopes import UNKNOWN, Scope, code_of, frame_scopes, function_scope
 from gradguard.rules.contract.search import called_name, live_modules, module_name
+from gradguard.rules.contract.unnamed_hooks import UNNAMED, functions_given
 from gradguard.rules.incident import Incident
 
 _CHANGED = re.compile(r"hook '(.+?)' has changed the (size|type) of value(?: \(was (\S+) got (\S+)\))?")
@@ -144,7 +145,12 @@ def _failing_module_hook(incident: Incident) -> tuple[Any, nn.Module | None]:
 
 def _hook_named(incident: Incident, name: str) -> list[Scope]:
     """The user's functions (or lambdas) by this name that are given to a hook registration, else any function so called."""
-    given = [scope for spot in registrations(incident) for scope in _hook_scopes(spot)]
+    spots = registrations(incident)
+    if name == UNNAMED:
+        unnamed = {id(scope.tree): scope for spot in spots for scope in functions_given(incident, spot)}
+        able = [scope for scope in unnamed.values() if any(not _is_none(value) for value in returns_of(scope))]
+        return able if len(able) == 1 else []  # of several none is known to be it
+    given = [scope for spot in spots for scope in _hook_scopes(incident, spot)]
     named = [
         scope
         for scope in given
@@ -158,11 +164,11 @@ def _hook_named(incident: Incident, name: str) -> list[Scope]:
     return found
 
 
-def _hook_scopes(spot: Spot) -> list[Scope]:
+def _hook_scopes(incident: Incident, spot: Spot) -> list[Scope]:
     """The function handed to a registration call; for a factory call, the functions it returns."""
     call = spot.node
     if not isinstance(call, ast.Call) or not call.args:
-        return []
+        return functions_given(incident, spot)
     hook = call.args[0]
     source = spot.scope.source
     if isinstance(hook, ast.Lambda):
@@ -181,15 +187,15 @@ def _hook_scopes(spot: Spot) -> list[Scope]:
         inner = [
             node for outer in found for node in ast.walk(outer) if isinstance(node, (ast.FunctionDef, ast.Lambda)) and node is not outer
         ]
-        return [Scope(source, node) for node in inner]
-    return [Scope(source, node) for node in found]
+        return [Scope(source, node) for node in inner] or functions_given(incident, spot)
+    return [Scope(source, node) for node in found] or functions_given(incident, spot)
 
 
 def _story(incident: Incident, scope: Scope) -> list[SourceSpan]:
     related = [
         spot.span("the hook is registered here", "declared")
         for spot in registrations(incident)
-        if any(s.tree is scope.tree for s in _hook_scopes(spot))
+        if any(s.tree is scope.tree for s in _hook_scopes(incident, spot))
     ][:1]
     if incident.place is not None and incident.where in ("backward", "grad") and incident.place.function != scope.qualname:
         related.append(incident.place.span("backward was called here", "backward"))
@@ -211,7 +217,7 @@ def _changed(incident: Incident, found: re.Match[str]) -> Diagnosis | None:
             if scope is not None and returns_of(scope):
                 scopes.append(scope)
     shown = (
-        f"`{name}`"
+        f"`{scopes[0].qualname if name == UNNAMED else name}`"
         if scopes and name != "hook"
         else "A backward hook"
         if not scopes
@@ -265,7 +271,7 @@ def _hooked(incident: Incident, scope: Scope) -> str | None:
     """What the hook was registered on, as written."""
     for spot in registrations(incident):
         if (
-            any(s.tree is scope.tree for s in _hook_scopes(spot))
+            any(s.tree is scope.tree for s in _hook_scopes(incident, spot))
             and isinstance(spot.node, ast.Call)
             and isinstance(spot.node.func, ast.Attribute)
         ):
@@ -275,7 +281,7 @@ def _hooked(incident: Incident, scope: Scope) -> str | None:
 
 def _wrong_type(incident: Incident, wanted: str, got: str) -> Diagnosis | None:
     registered = registrations(incident)
-    candidates = [scope for spot in registered for scope in _hook_scopes(spot)]
+    candidates = [scope for spot in registered for scope in _hook_scopes(incident, spot)]
     fitting = [(scope, value) for scope in candidates for value in returns_of(scope) if _looks_like(value, got, scope)]
     if not fitting:
         fitting = [(scope, value) for scope in candidates for value in returns_of(scope)[-1:] if not _is_none(value)]

@@ -24,7 +24,8 @@ The first backward() frees the saved values of everything it goes through, the c
 ## Fix safety
 Where the first loss is not to train what lies behind the shared tensor, `.detach()` is right. Where both losses train it, add
 them up and call backward() once. `retain_graph=True` on the first call is right only where both calls must be separate and no
-optimizer.step() changes the parameters between them.
+optimizer.step() changes the parameters between them. The turns of one loop over a tensor made before it are such losses: add
+them up, or make the tensor in each turn; detached, what is behind it would be trained by none.
 
 ## When it speaks, what silences it
 When backward() fails on a freed graph that was made in this same step, and that another loss's backward() has gone through.
@@ -32,18 +33,16 @@ When backward() fails on a freed graph that was made in this same step, and that
 
 from __future__ import annotations
 
-import ast
-
 from gradguard.diagnosis import Diagnosis, Fix, Role, SourceSpan
 from gradguard.evidence.graph import op_name
 from gradguard.evidence.source import ResolvedSite, resolve
-from gradguard.evidence.syntax import Source, header_range
+from gradguard.evidence.syntax import header_range
 from gradguard.facts import BackwardFact
 from gradguard.fixes.edits import edit_of, patched
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.lifetime import tell
-from gradguard.rules.lifetime.keeping import retaining
+from gradguard.rules.lifetime.keeping import only_looked_at, retaining
 from gradguard.rules.lifetime.sharing import (
     Entry,
     detached_text,
@@ -54,6 +53,7 @@ from gradguard.rules.lifetime.sharing import (
     whose_parameters,
 )
 from gradguard.rules.lifetime.study import MESSAGES, Study, study
+from gradguard.rules.lifetime.turns import are_turns, is_the_only_call, story, turning_place
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
@@ -68,6 +68,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if first is not None and first.kind == "grad":
         return _freed_by_grad(facts, first)
     side = whose_parameters(facts, facts.carrier)
+    if are_turns(facts) and (side == "both" or is_the_only_call(facts)):
+        return _turns(facts)
     if side == "first":
         return _not_detached(facts)
     if side == "second":
@@ -206,6 +208,16 @@ def _two_losses(facts: Study) -> Diagnosis:
     )
 
 
+def _turns(facts: Study) -> Diagnosis:
+    """One call in a loop: a part that was made before it serves the loss of each turn."""
+    assert facts.carrier is not None
+    headline, text, fixes = story(facts, tell.holder_name(facts.carrier))
+    place = turning_place(facts)
+    culprit = None if place is None else place.span("frees the part that the next turn needs", "culprit")
+    avoid = ["`.detach()` in the losses: the error goes away, and what is behind is trained by none of them"]
+    return _diagnosis(facts, headline, culprit, text, fixes, avoid)
+
+
 def _freed_by_grad(facts: Study, first: BackwardFact) -> Diagnosis:
     """An autograd.grad for a penalty or for the log took the graph with it."""
     carrier = facts.carrier
@@ -219,7 +231,7 @@ def _freed_by_grad(facts: Study, first: BackwardFact) -> Diagnosis:
     needed = "its next call" if again else "the loss" if facts.call is not None and facts.call.kind == "backward" else "the next call"
     culprit = None if place is None else place.span(f"frees the graph that {needed} still needs", "culprit")
     text = f"{words} freed {graph} as backward() does; {_next(facts)} has to go through it again."
-    looked_at = _only_looked_at(place)
+    looked_at = only_looked_at(place)
     create = Fix(
         title=f"pass create_graph=True to {words} if its result goes into the loss, such as a gradient penalty",
         safety="manual",
@@ -249,27 +261,6 @@ def _next(facts: Study) -> str:
 
 def _first_words(facts: Study) -> str:
     return tell.call_words_apart(facts.freed_by, facts.call)
-
-
-def _only_looked_at(place: ResolvedSite | None) -> bool:
-    """Whether only numbers are made of what a call returns, in the function where it stands."""
-    scope = None if place is None else place.enclosing_function
-    if place is None or place.source is None or scope is None or not place.targets or place.statement is None:
-        return False
-    names = set(place.targets)
-    uses = [node for node in ast.walk(scope) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in names]
-    return bool(uses) and all(_is_a_number(place.source, node) for node in uses)
-
-
-def _is_a_number(source: Source, node: ast.AST) -> bool:
-    for above in source.ancestors(node):
-        if isinstance(above, ast.stmt):
-            return False
-        if isinstance(above, ast.Attribute) and above.attr in ("item", "tolist", "numpy", "detach", "shape"):
-            return True
-        if isinstance(above, ast.Call) and isinstance(above.func, ast.Name) and above.func.id in ("float", "print"):
-            return True
-    return False
 
 
 def _inner(facts: Study) -> Diagnosis:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+
 from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.source import ResolvedSite, resolve
+from gradguard.evidence.syntax import Source
 from gradguard.fixes.edits import edit_of, patched
 from gradguard.rules.lifetime import tell
 from gradguard.rules.lifetime.study import Study
@@ -21,6 +24,27 @@ def retaining(place: ResolvedSite | None) -> str | None:
         return None
     separator = "" if not (call.args or call.keywords) else " " if text[:-1].rstrip().endswith(",") else ", "
     return patched(place.source, edit_of(call, f"{text[:-1]}{separator}retain_graph=True)"))
+
+
+def only_looked_at(place: ResolvedSite | None) -> bool:
+    """Whether only numbers are made of what a call returns, in the function where it stands."""
+    scope = None if place is None else place.enclosing_function
+    if place is None or place.source is None or scope is None or not place.targets or place.statement is None:
+        return False
+    names = set(place.targets)
+    uses = [node for node in ast.walk(scope) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in names]
+    return bool(uses) and all(_is_a_number(place.source, node) for node in uses)
+
+
+def _is_a_number(source: Source, node: ast.AST) -> bool:
+    for above in source.ancestors(node):
+        if isinstance(above, ast.stmt):
+            return False
+        if isinstance(above, ast.Attribute) and above.attr in ("item", "tolist", "numpy", "detach", "shape"):
+            return True
+        if isinstance(above, ast.Call) and isinstance(above.func, ast.Name) and above.func.id in ("float", "print"):
+            return True
+    return False
 
 
 def is_vector_product(facts: Study) -> bool:

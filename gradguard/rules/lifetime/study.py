@@ -8,12 +8,14 @@ carried it is made anew in each turn.
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal
 
 import torch
 
+from gradguard.callsite import CallSite
 from gradguard.evidence.carried import Carrier, Carriers, called_in, previous_turn
 from gradguard.evidence.consumed import Consumed, Link, consumed, freeing_call, freeing_calls
 from gradguard.evidence.flow import contains
@@ -166,11 +168,16 @@ def _made_in_this_turn(result: Study, carrier: Carrier) -> bool:
     if source is None or statement is None:  # nothing tells where it was made: two loops and no step between are all there is to go by
         return len(place.enclosing_loops) > 1
     around = next((above for above in source.ancestors(statement) if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef))), None)
-    if any(
-        contains(loop, statement, source) or (around is not None and around.name in called_in(loop)) for loop in place.enclosing_loops[1:]
-    ):
+    # backward() may stand in a helper: the loops are then those around the call of it
+    loops = [loop for site in result.call.stack for loop in _loops_at(site)] if result.call is not None else []
+    if any(contains(loop, statement, source) or (around is not None and around.name in called_in(loop)) for loop in loops[1:]):
         return True
     return around is not None and result.call is not None and (_called_in_a_loop(around, result.call) or _iterated(around, result.call))
+
+
+def _loops_at(site: CallSite) -> Sequence[ast.AST]:
+    place = resolve(site)
+    return () if place is None else place.enclosing_loops
 
 
 def _called_in_a_loop(function: ast.FunctionDef | ast.AsyncFunctionDef, call: BackwardFact) -> bool:

@@ -46,6 +46,7 @@ from gradguard.rules.protocol.blocked import blocked
 from gradguard.rules.protocol.books import Book, Prepared
 from gradguard.rules.protocol.cut_off import the_cut
 from gradguard.rules.protocol.fixed_index import fixed_index
+from gradguard.rules.protocol.new_leaves import new_leaf, without_wrapper
 from gradguard.rules.protocol.places import attribute_set, class_node
 from gradguard.rules.protocol.reads import bare_read, reads_of
 from gradguard.rules.protocol.severed import LoneLoss
@@ -177,6 +178,13 @@ def _called(incident: Incident, book: Book, idle: Idle, called: dict[int, Any]) 
         cut = the_cut(leaving.left(incident, parameters))
         if cut is not None:
             told = _told(incident, book, headline + cut.clause, cut.culprit, [*cut.related, at], cut.fix, parameters, shown)
+            return told.model_copy(update={"confidence": "likely"})
+        made = new_leaf(incident) if ledger.severed.has_new_leaves() else None
+        if made is not None:
+            leaf = made.statement_span("a new leaf in each step: no gradient leads from it back to what it is made of", "culprit")
+            fix = without_wrapper(made)
+            headline += "a Parameter is made anew of computed values in each step"
+            told = _told(incident, book, headline, leaf, [at], fix, parameters, shown)
             return told.model_copy(update={"confidence": "likely"})
         headline += (
             f"what is computed from {'them' if len(paths) > 1 else 'it'} does not reach any loss"

@@ -6,6 +6,8 @@ import weakref
 from itertools import islice
 from typing import Any, NamedTuple
 
+from torch import nn
+
 from gradguard.callsite import CallSite
 from gradguard.evidence.graph import root_nodes, walk
 from gradguard.facts import BackwardFact, Cut
@@ -63,12 +65,13 @@ class Severed:
         self._reached: dict[int, set[tuple[Blocked, ...]]] = {}  # parameters that a loss's graph leads to: through which Functions
         self._roots: set[CallSite] = set()  # where the losses that backward started from were made
         self._loss: CallSite | None = None  # where the backward call was
+        self._leaves: dict[int, weakref.ref[Any]] = {}  # Parameters that the losses' graphs lead to
 
     def arm(self, parameters: list[weakref.ref[Any]]) -> None:
         """From here on, cuts that have one of these parameters behind them are noted."""
         self._journal.wanted = {id(p): ref for ref in parameters if (p := ref()) is not None}
         self._journal.severed = []
-        self._used, self._lone, self._met, self._reached = {}, {}, {}, {}
+        self._used, self._lone, self._met, self._reached, self._leaves = {}, {}, {}, {}, {}
 
     def disarm(self) -> None:
         """That was enough."""
@@ -116,6 +119,8 @@ class Severed:
             leaf = getattr(node, "variable", None)
             if leaf is not None and id(leaf) in wanted and leaf.grad is None:
                 self._reached.setdefault(id(leaf), set()).add(through)
+            elif isinstance(leaf, nn.Parameter):
+                self._leaves[id(leaf)] = weakref.ref(leaf)
             kind = getattr(node, "_forward_cls", None)
             count = len(node.next_functions)
             for i, (below, _) in enumerate(node.next_functions):
@@ -128,6 +133,10 @@ class Severed:
                 if (below, by) not in seen:
                     seen.add((below, by))
                     stack.append((below, by))
+
+    def has_new_leaves(self) -> bool:
+        """Whether a Parameter that a loss was computed from is gone by now: made for that step alone."""
+        return any(ref() is None for ref in self._leaves.values())
 
     def blocked(self, parameters: list[Any]) -> list[Blocked] | None:
         """The custom Functions between these parameters and losses whose graphs lead to them: one each way has at least one of, or

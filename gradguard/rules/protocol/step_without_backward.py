@@ -35,12 +35,10 @@ from __future__ import annotations
 
 import ast
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.source import ResolvedSite, dotted, resolve
-from gradguard.evidence.syntax import Source
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import lightning_manual, lightning_no_loss_returned
 from gradguard.rules.gradient_path import origins
@@ -50,7 +48,8 @@ from gradguard.rules.protocol.blocked import blocked
 from gradguard.rules.protocol.books import Book, Prepared
 from gradguard.rules.protocol.cut_off import the_cut
 from gradguard.rules.protocol.exchanged import exchanged
-from gradguard.rules.protocol.places import function_around, named_not_called, the_one
+from gradguard.rules.protocol.new_leaves import new_leaf
+from gradguard.rules.protocol.places import named_not_called
 from gradguard.rules.protocol.written_aside import written_aside
 
 CODE, NAME = "GG606", "step-without-backward"
@@ -237,7 +236,7 @@ def _no_path(incident: Incident, book: Book, name: str, parameters: list[Any]) -
     if cut is not None:
         culprit, related, fix = cut.culprit, cut.related, cut.fix
         headline += f": {cut.clause}"
-    elif incident.suspicion.data["fresh"] and (made := the_one(incident, lambda sources: _wrapped(sources))) is not None:
+    elif incident.suspicion.data["fresh"] and (made := new_leaf(incident)) is not None:
         culprit = made.statement_span("a new leaf in each step: no gradient leads from it back to what it is made of", "culprit")
         headline += ": what is trained are Parameters made anew in each step"
         fix = Fix(title="Call the module with the computed tensors: `torch.func.functional_call(module, tensors, inputs)`", safety="manual")
@@ -254,17 +253,6 @@ def _no_path(incident: Incident, book: Book, name: str, parameters: list[Any]) -
         fixes=[fix],
         confidence="likely",
     )
-
-
-def _wrapped(sources: list[Source]) -> Iterator[tuple[Source, ast.stmt]]:
-    """Statements that make a Parameter of a computed value, outside constructors."""
-    for source in sources:
-        for node in ast.walk(source.tree or ast.Module([], [])):
-            if isinstance(node, ast.Call) and (dotted(node.func) or "").rpartition(".")[2] == "Parameter":
-                around, statement = function_around(source, node), source.statement(node)
-                computed = bool(node.args) and isinstance(node.args[0], (ast.Name, ast.Attribute, ast.Subscript))
-                if computed and statement is not None and getattr(around, "name", "__init__") != "__init__":
-                    yield source, statement
 
 
 RULE = Rule(

@@ -1,0 +1,51 @@
+"""Statements that make a Parameter of a computed value in each step: a new leaf, from which no gradient leads back."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from gradguard.diagnosis import Fix
+from gradguard.evidence.bindings import library_module
+from gradguard.evidence.source import ResolvedSite, dotted
+from gradguard.evidence.syntax import Source
+from gradguard.rules.incident import Incident
+from gradguard.rules.protocol.places import function_around, the_one
+
+_FACTORIES = ("tensor", "as_tensor", "zeros", "ones", "empty", "full", "rand", "randn", "eye", "arange", "linspace", "from_numpy")
+
+
+def new_leaf(incident: Incident) -> ResolvedSite | None:
+    """The one such statement outside constructors; of several none is known to be it."""
+    return the_one(incident, _wrapped)
+
+
+def without_wrapper(made: ResolvedSite) -> Fix:
+    """The repair; a module's attribute takes no plain tensor where it has a Parameter."""
+    if any(isinstance(target, ast.Attribute) for target in getattr(made.statement, "targets", ())):
+        title = "Call the module with the computed tensors: `torch.func.functional_call(module, tensors, inputs)`"
+        return Fix(title=title, safety="manual")
+    return Fix(title="Use the computed tensor itself, without `Parameter(...)` around it", safety="unsafe")
+
+
+def _wrapped(sources: list[Source]) -> Iterator[tuple[Source, ast.stmt]]:
+    for source in sources:
+        for node in ast.walk(source.tree or ast.Module([], [])):
+            if isinstance(node, ast.Call) and (dotted(node.func) or "").rpartition(".")[2] == "Parameter":
+                around, statement = function_around(source, node), source.statement(node)
+                computed = bool(node.args) and _is_computed(source, node.args[0])
+                if computed and statement is not None and getattr(around, "name", "__init__") != "__init__":
+                    yield source, statement
+
+
+def _is_computed(source: Source, value: ast.expr) -> bool:
+    """Whether a value may have a graph: a variable, or what a call of the user's (or of an op on something) gives."""
+    while isinstance(value, (ast.Call, ast.Attribute, ast.Subscript)):
+        if isinstance(value, ast.Call):
+            name = dotted(value.func)
+            if name is not None and library_module(source, name.partition(".")[0]):
+                return name.rpartition(".")[2] not in _FACTORIES
+            value = value.func
+        else:
+            value = value.value
+    return isinstance(value, (ast.Name, ast.BinOp))
