@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from gradguard.rules.lifetime import turns
+
 from tests.running import HEAD, only, run_source
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests' files are modules of this process too, and have backward calls of their own: a program is a file here."""
+    monkeypatch.setattr(turns, "loaded_files", lambda: ())
+
 
 PARTS = """
 tower, head = nn.Sequential(nn.Linear(3, 4), nn.Tanh()), nn.Linear(4, 1)
