@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from gradguard.rules.lifetime import turns
-
 from tests.running import HEAD, only, run_source
 
 
