@@ -12,8 +12,13 @@ from tests.running import HEAD, only, run_source
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests' files are modules of this process too, and have backward calls of their own: a program is a file here."""
+    """Other tests' files are modules of this process too, and have backward calls of their own: a program is a file here.
+
+    Where tests run in several processes, the outermost frame of each is code that no file has; it calls no backward either.
+    """
+    load = turns.load
     monkeypatch.setattr(turns, "loaded_files", lambda: ())
+    monkeypatch.setattr(turns, "load", lambda file: load(file) or load(__file__))
 
 
 PARTS = """
