@@ -9,6 +9,7 @@ from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.evidence.syntax import load
 from gradguard.evidence.taking_part import loaded_files
 from gradguard.facts import BackwardFact
+from gradguard.rules.frameworks.calls import last_part
 from gradguard.rules.lifetime import tell
 from gradguard.rules.lifetime.study import Study
 from gradguard.torch_internals import node_sequence
@@ -41,7 +42,7 @@ def is_the_only_call(facts: Study) -> bool:
             if file in (site.code.co_filename for site in call.stack):
                 return False
             continue
-        written += [name for node in ast.walk(source.tree) if isinstance(node, ast.Call) and (name := _last(node.func)) is not None]
+        written += [name for node in ast.walk(source.tree) if isinstance(node, ast.Call) and (name := last_part(node.func)) is not None]
     return sum(name in _CALLS for name in written) == 1 and all(written.count(name) == 1 for name in helpers)
 
 
@@ -60,10 +61,6 @@ def turning_place(facts: Study) -> ResolvedSite | None:
     """Where the call stands in its loop: backward() itself, or the call of the helper that it stands in."""
     places = [] if facts.freed_by is None else [resolve(site) for site in facts.freed_by.stack]
     return next((place for place in places if place is not None and place.enclosing_loops), places[0] if places else None)
-
-
-def _last(func: ast.expr) -> str | None:
-    return func.attr if isinstance(func, ast.Attribute) else func.id if isinstance(func, ast.Name) else None
 
 
 def story(facts: Study, name: str) -> tuple[str, str, list[Fix]]:

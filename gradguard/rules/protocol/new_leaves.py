@@ -13,6 +13,10 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.protocol.places import function_around, the_one
 
 _FACTORIES = ("tensor", "as_tensor", "zeros", "ones", "empty", "full", "rand", "randn", "eye", "arange", "linspace", "from_numpy")
+CALLED_WITH = Fix(
+    title="Call the module with the computed tensors: `torch.func.functional_call(module, tensors, inputs)`",
+    safety="manual",
+)
 
 
 def new_leaf(incident: Incident) -> ResolvedSite | None:
@@ -23,8 +27,7 @@ def new_leaf(incident: Incident) -> ResolvedSite | None:
 def without_wrapper(made: ResolvedSite) -> Fix:
     """The repair; a module's attribute takes no plain tensor where it has a Parameter."""
     if any(isinstance(target, ast.Attribute) for target in getattr(made.statement, "targets", ())):
-        title = "Call the module with the computed tensors: `torch.func.functional_call(module, tensors, inputs)`"
-        return Fix(title=title, safety="manual")
+        return CALLED_WITH
     return Fix(title="Use the computed tensor itself, without `Parameter(...)` around it", safety="unsafe")
 
 

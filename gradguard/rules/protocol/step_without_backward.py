@@ -48,7 +48,7 @@ from gradguard.rules.protocol.blocked import blocked
 from gradguard.rules.protocol.books import Book, Prepared
 from gradguard.rules.protocol.cut_off import the_cut
 from gradguard.rules.protocol.exchanged import exchanged
-from gradguard.rules.protocol.new_leaves import new_leaf
+from gradguard.rules.protocol.new_leaves import CALLED_WITH, new_leaf
 from gradguard.rules.protocol.places import named_not_called
 from gradguard.rules.protocol.written_aside import written_aside
 
@@ -239,7 +239,7 @@ def _no_path(incident: Incident, book: Book, name: str, parameters: list[Any]) -
     elif incident.suspicion.data["fresh"] and (made := new_leaf(incident)) is not None:
         culprit = made.statement_span("a new leaf in each step: no gradient leads from it back to what it is made of", "culprit")
         headline += ": what is trained are Parameters made anew in each step"
-        fix = Fix(title="Call the module with the computed tensors: `torch.func.functional_call(module, tensors, inputs)`", safety="manual")
+        fix = CALLED_WITH
     return Diagnosis(
         code=CODE,
         name=NAME,
