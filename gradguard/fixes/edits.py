@@ -19,7 +19,7 @@ def patched(source: Source, changes: Sequence[Edit] = (), insert: Sequence[tuple
         insert: new lines, each with the number of the line that it is put after.
     """
     lines = [line if line.endswith("\n") else line + "\n" for line in source.lines]
-    below = [(after, text + "\n") for after, text in sorted(insert, reverse=True)]
+    below = sorted(((after, text + "\n") for after, text in insert), key=lambda item: item[0])[::-1]  # of one line, the last first
     for (first, start, last, end), text in sorted(changes, reverse=True):
         if not 0 < first <= last <= len(lines):
             return None
