@@ -33,6 +33,7 @@ from typing import Any
 from gradguard.callsite import USER_FILES
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.source import function_def, module_ast, span_of
+from gradguard.fixes.edits import respelt
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks.calls import user_files
 from gradguard.rules.incident import Incident
@@ -67,7 +68,13 @@ def recognise(incident: Incident) -> Diagnosis | None:
             "A transformers model computes its loss only when it is given "
             "`labels`. Without them `loss` is None and only the logits are there."
         ),
-        fixes=[Fix(title=f'Name the key `"labels"`, in place of `"{key}"`' if key else "Pass `labels=` to the model", safety="unsafe")],
+        fixes=[
+            Fix(
+                title=f'Name the key `"labels"`, in place of `"{key}"`' if key else "Pass `labels=` to the model",
+                safety="unsafe",
+                patch=respelt(written, f'"{key}"', '"labels"') or respelt(written, f"'{key}'", "'labels'"),
+            )
+        ],
         notes=[] if value is None else [f"`{key}` holds {value}"],
     )
 
