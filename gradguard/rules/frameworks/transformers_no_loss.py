@@ -72,7 +72,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
             Fix(
                 title=f'Name the key `"labels"`, in place of `"{key}"`' if key else "Pass `labels=` to the model",
                 safety="unsafe",
-                patch=respelt(written, f'"{key}"', '"labels"') or respelt(written, f"'{key}'", "'labels'"),
+                patch=_renamed(written, key),
             )
         ],
         notes=[] if value is None else [f"`{key}` holds {value}"],
@@ -163,6 +163,12 @@ def _written(incident: Incident, key: str) -> SourceSpan | None:
                 displays.append((file, node))
     found = stores or displays
     return span_of(found[-1][0], found[-1][1], label=f'the model does not know the key "{key}"', role="culprit") if found else None
+
+
+def _renamed(written: SourceSpan | None, key: str | None) -> str | None:
+    """The diff that writes `labels` for the key where it is stored, or where the dict is displayed."""
+    spelt = [f'["{key}"] =', f"['{key}'] =", f'"{key}":', f"'{key}':"]
+    return next((patch for old in spelt if key and (patch := respelt(written, old, old.replace(key, "labels")))), None)
 
 
 def _subscript(target: ast.expr) -> object:

@@ -58,7 +58,8 @@ def _with_grad_mode(switch: Switch, place: ResolvedSite | None) -> str | None:
         layout.reindent(last, indent_of(source, statement.lineno))
         return layout.diff()
     inside = place is not None and place.file == source.filename and any(place.statement is item for item in statement.body)
-    return unwrapped(source, statement) if switch.how == "with" and inside else None
+    alone = len(statement.body) == 1  # what it calls may be elsewhere
+    return unwrapped(source, statement) if switch.how == "with" and (inside or alone) else None
 
 
 def _edit(place: ResolvedSite, source: Source, origin: Origin) -> tuple[ast.AST, str] | None:
