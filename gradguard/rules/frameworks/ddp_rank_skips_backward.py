@@ -139,7 +139,7 @@ def _loss_of_zero(incident: Incident, backward: ResolvedSite, file: str, node: a
         return None
     outputs = [
         name for name in statement_names(source, computed) for view in incident.user_frames[:1]
-        if issubclass(type(value := view.locals.get(name)), torch.Tensor) and value.requires_grad
+        if isinstance(value := view.locals.get(name), torch.Tensor) and value.requires_grad
     ]  # fmt: skip
     if not outputs:
         return None
