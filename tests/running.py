@@ -68,12 +68,23 @@ def forget_compiled() -> None:
 
 
 def applied(source: str, patch: str) -> str:
-    """The source with a unified diff's one hunk in it."""
-    hunk = [line for line in patch.splitlines() if not line.startswith(("---", "+++", "@@"))]
-    before = "\n".join(line[1:] for line in hunk if line[:1] in " -")
-    after = "\n".join(line[1:] for line in hunk if line[:1] in " +")
-    assert source.count(before) == 1, patch
-    return source.replace(before, after)
+    """The source with a unified diff in it; each hunk must stand where it says."""
+    lines, offset = source.splitlines(keepends=True), 0
+    hunks: list[list[str]] = []
+    for line in patch.splitlines():
+        if line.startswith("@@"):
+            hunks.append([line])
+        elif hunks:
+            hunks[-1].append(line)
+    for header, *body in hunks:
+        first, _, count = header.split()[1].lstrip("-").partition(",")
+        start = int(first) - (count != "0") + offset
+        old = [line[1:] + "\n" for line in body if line[:1] in " -"]
+        new = [line[1:] + "\n" for line in body if line[:1] in " +"]
+        assert [line.rstrip("\n") + "\n" for line in lines[start : start + len(old)]] == old, patch
+        lines[start : start + len(old)] = new
+        offset += len(new) - len(old)
+    return "".join(lines)
 
 
 def said(folder: Path, source: str, level: str = "standard") -> list[Diagnosis]:

@@ -37,7 +37,7 @@ from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.evidence.bindings import assignments_to
 from gradguard.evidence.source import ResolvedSite, dotted
 from gradguard.evidence.syntax import range_of
-from gradguard.fixes.edits import replaced
+from gradguard.fixes.edits import before, edit_of, patched, replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.dataflow import Spot, operands_of, trace
 from gradguard.rules.contract.functions import FunctionView, element_spot, find_function
@@ -130,7 +130,8 @@ def _from_function(incident: Incident, view: FunctionView, index: int, got: str 
         related = [span.model_copy(update={"role": "context"}) for span in (culprit,) if span is not None] + related
         culprit = order[0].span(f"what has the shape of `{inputs[other]}` stands in the place of {of}", "culprit")
         fixes.append(order[1])
-    fixes.append(Fix(title=title, safety="manual", detail=detail))
+    patch = _viewed_back(view, returned, argument) if title.startswith("view ") else None
+    fixes.append(Fix(title=title, safety="safe" if patch else "manual", detail=detail, patch=patch))
     return Diagnosis(
         code="GG402",
         name="gradient-shape-mismatch",
@@ -161,6 +162,23 @@ def _reshapes(view: FunctionView, argument: str | None) -> list[SourceSpan]:
         if isinstance(node, ast.Call) and reshapes and any(dotted(part) == argument for part in operands_of(node, view.forward)):
             return [Spot(view.forward, node).span(f"forward changes the shape of `{argument}` here", "context")]
     return []
+
+
+def _viewed_back(view: FunctionView, returned: Spot | None, argument: str | None) -> str | None:
+    """The diff that keeps an input's shape on ctx, and gives the returned gradient that shape."""
+    forward, backward = view.forward, view.backward
+    if forward is None or forward.function is None or backward is None or returned is None or argument is None:
+        return None
+    source, ctx = forward.source, view.context
+    names = backward.parameters()
+    if view.setup is not None or ctx is None or not names or returned.scope.source is not source or not isinstance(returned.node, ast.expr):
+        return None
+    first = forward.function.body[0]
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and len(forward.function.body) > 1:
+        first = forward.function.body[1]
+    text = returned.text if isinstance(returned.node, (ast.Name, ast.Attribute, ast.Call)) else f"({returned.text})"
+    edits = edit_of(returned.node, f"{text}.view({names[0]}.{argument}_shape)")
+    return patched(source, edits, [before(source, first, f"{ctx}.{argument}_shape = {argument}.shape")])
 
 
 def _from_argument(incident: Incident, index: int, got: str, expected: str) -> Diagnosis | None:

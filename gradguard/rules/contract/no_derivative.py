@@ -35,8 +35,9 @@ import torch
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.graph import walk
 from gradguard.evidence.source import ResolvedSite
-from gradguard.evidence.syntax import Source, range_of
+from gradguard.evidence.syntax import Source, load, range_of
 from gradguard.fixes.edits import removed
+from gradguard.fixes.statements import wrapped
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.functions import FunctionView, classes_in_graph, user_functions, view_of
 from gradguard.rules.contract.scopes import peek
@@ -203,7 +204,6 @@ def _op(incident: Incident, aten: str) -> Diagnosis | None:
     place, traced = _forward_place(incident, aten, name)
     culprit = None
     notes = []
-    patch = None
     if place is not None:
         verb = "can be differentiated once only" if second else "has no derivative"
         culprit = place.span(f"`{name}` {verb}", "culprit")
@@ -216,6 +216,7 @@ def _op(incident: Incident, aten: str) -> Diagnosis | None:
             if len(found) > 1:
                 notes.append("It is called in other places too: " + ", ".join(f"line {other.line}" for other in found[1:4]) + ".")
     attention = name == "scaled_dot_product_attention"
+    patch = _under_math_backend(culprit) if attention else None
     if attention:
         fixes = [
             Fix(
@@ -257,6 +258,17 @@ def _op(incident: Incident, aten: str) -> Diagnosis | None:
         avoid=["`create_graph=False`: the penalty would then be a constant without effect."] if second else [],
         confidence="certain" if traced else "likely",
     )
+
+
+def _under_math_backend(culprit: SourceSpan | None) -> str | None:
+    """The diff that runs the statement with attention's math backend."""
+    source = None if culprit is None else load(culprit.file)
+    statement = None if source is None or culprit is None else source.statement_at(culprit.line)
+    if source is None or not isinstance(statement, (ast.Assign, ast.AnnAssign, ast.Expr, ast.Return)):
+        return None
+    known = source.imports.get("sdpa_kernel") and source.imports.get("SDPBackend")
+    imports = None if known else "from torch.nn.attention import SDPBackend, sdpa_kernel"
+    return wrapped(source, [statement], "with sdpa_kernel(SDPBackend.MATH):", imports)
 
 
 def _forward_place(incident: Incident, aten: str, name: str) -> tuple[ResolvedSite | None, bool]:

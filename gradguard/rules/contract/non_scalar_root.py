@@ -60,6 +60,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     place = incident.place
     expression = _root_expression(place, len(incident.roots) > 1, incident, root)
     name = (_plain(expression, place) if expression is not None else None) or incident.names.tensor(root)
+    made = incident.place_of_node(_seq(_vector_node(root.grad_fn))) if root.grad_fn is not None and expression is None else None
+    name = name or (made.targets[0] if made is not None and made.targets else None)
     call = "autograd.grad" if incident.where == "grad" else "backward()"
     shape = shape_of(root)
     culprit, related, spots = _culprit(incident, root, scopes, expression)
@@ -89,7 +91,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
         "against each other, "
         "so it makes the starting gradient by itself only for a tensor with one element.",
         notes=notes,
-        fixes=fixes_for_each(incident, root, name) if each and name is not None else _fixes(incident, expression, name),
+        fixes=fixes_for_each(incident, root, name) if each and name is not None else _fixes(incident, expression, name, made),
         confidence="certain" if culprit is not None and spots is None else "likely",
         avoid=[f"`{name}.mean()`: each derivative would come out {root.numel()} times too small, silently."]
         if each and root.numel() > 1
@@ -119,7 +121,10 @@ def _root_expression(place: ResolvedSite | None, several: bool, incident: Incide
     if isinstance(found, (ast.Tuple, ast.List)):
         index = next((i for i, t in enumerate(incident.roots) if t is root), 0)
         found = found.elts[index] if index < len(found.elts) else None
-    return found
+    scopes = frame_scopes(incident.user_frames[:1])
+    value = scopes[0].evaluate(found) if found is not None and scopes else UNKNOWN
+    # a framework's line (`trainer.fit(model)`) starts backward of something else than what it is given
+    return found if value is UNKNOWN or issubclass(type(value), torch.Tensor) else None
 
 
 def _is_forwarder(incident: Incident, call: ast.Call) -> bool:
@@ -289,9 +294,11 @@ def _is_none(keyword: ast.keyword) -> bool:
     return isinstance(keyword.value, ast.Constant) and (keyword.arg, keyword.value.value) in (("reduction", "none"), ("reduce", False))
 
 
-def _fixes(incident: Incident, expression: ast.expr | None, name: str | None) -> list[Fix]:
+def _fixes(incident: Incident, expression: ast.expr | None, name: str | None, made: ResolvedSite | None) -> list[Fix]:
     patch, place = None, incident.place
-    if (
+    if made is not None and made.source is not None and isinstance(made.node, ast.expr):  # backward is called by a framework
+        patch = replaced(made.source, [(made.node, f"({made.source.segment(made.node)}).mean()")])
+    elif (
         expression is not None
         and place is not None
         and place.source is not None

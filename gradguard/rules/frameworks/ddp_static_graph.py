@@ -32,6 +32,7 @@ from typing import Any
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.names import short_list
+from gradguard.fixes.edits import respelt
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import ddp as shared
 from gradguard.rules.incident import Incident
@@ -72,8 +73,9 @@ def recognise(incident: Incident) -> Diagnosis | None:
         fixes=[
             Fix(
                 title="Make the DistributedDataParallel module with `find_unused_parameters=True` in place of `static_graph=True`",
-                safety="manual",
+                safety="safe",
                 detail="It looks in each step which parameters take part.",
+                patch=respelt(made, "static_graph=True", "find_unused_parameters=True"),
             ),
             Fix(
                 title=f"Run {what} in every step, and multiply its part by zero until it counts"

@@ -28,6 +28,8 @@ from typing import Any
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.source import function_def, module_ast, segment, span_of
+from gradguard.evidence.syntax import load
+from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 
@@ -51,7 +53,10 @@ def recognise(incident: Incident) -> Diagnosis | None:
         file, node, _ = returned[0]
         culprit = span_of(file, node, label="this dict has no key `loss`", role="culprit")
     said = f" (its keys: {', '.join(f'`{key}`' for key in keys)})" if keys else ""
-    fix = Fix(title=f'Return the loss as `"loss"`, in place of `"{like}"`', safety="safe") if like is not None else _FIX
+    fix = _FIX
+    if like is not None:
+        patch = None if not returned else _renamed(returned[0][0], returned[0][1], keys, like)
+        fix = Fix(title=f'Return the loss as `"loss"`, in place of `"{like}"`', safety="safe", patch=patch)
     return Diagnosis(
         code=CODE,
         name=NAME,
@@ -67,6 +72,18 @@ _WHY = (
     "a loss under another name is only kept."
 )
 _FIX = Fix(title='Return the loss itself, or a dict with the key `"loss"`', safety="safe")
+
+
+def _renamed(file: str, node: ast.AST, keys: list[str], like: str) -> str | None:
+    """The diff that gives the key of the loss its right name: the key as written, or the one that is computed (an f-string)."""
+    source = load(file)
+    if source is None or not isinstance(node, ast.Dict):
+        return None
+    written = [key for key in node.keys if isinstance(key, ast.Constant) and key.value == like]
+    computed = [key for key in node.keys if key is not None and not isinstance(key, ast.Constant)]
+    others = {key.value for key in node.keys if isinstance(key, ast.Constant)}
+    found = written or (computed if set(keys) - others == {like} else [])
+    return replaced(source, [(found[0], '"loss"')]) if len(found) == 1 else None
 
 
 def _module(incident: Incident) -> Any:

@@ -33,6 +33,7 @@ from typing import Any
 from gradguard.callsite import USER_FILES
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.source import function_def, module_ast, span_of
+from gradguard.fixes.edits import respelt
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks.calls import user_files
 from gradguard.rules.incident import Incident
@@ -67,7 +68,13 @@ def recognise(incident: Incident) -> Diagnosis | None:
             "A transformers model computes its loss only when it is given "
             "`labels`. Without them `loss` is None and only the logits are there."
         ),
-        fixes=[Fix(title=f'Name the key `"labels"`, in place of `"{key}"`' if key else "Pass `labels=` to the model", safety="unsafe")],
+        fixes=[
+            Fix(
+                title=f'Name the key `"labels"`, in place of `"{key}"`' if key else "Pass `labels=` to the model",
+                safety="unsafe",
+                patch=_renamed(written, key),
+            )
+        ],
         notes=[] if value is None else [f"`{key}` holds {value}"],
     )
 
@@ -156,6 +163,12 @@ def _written(incident: Incident, key: str) -> SourceSpan | None:
                 displays.append((file, node))
     found = stores or displays
     return span_of(found[-1][0], found[-1][1], label=f'the model does not know the key "{key}"', role="culprit") if found else None
+
+
+def _renamed(written: SourceSpan | None, key: str | None) -> str | None:
+    """The diff that writes `labels` for the key where it is stored, or where the dict is displayed."""
+    spelt = [f'["{key}"] =', f"['{key}'] =", f'"{key}":', f"'{key}':"]
+    return next((patch for old in spelt if key and (patch := respelt(written, old, old.replace(key, "labels")))), None)
 
 
 def _subscript(target: ast.expr) -> object:

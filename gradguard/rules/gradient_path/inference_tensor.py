@@ -44,8 +44,9 @@ from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.bindings import dotted
 from gradguard.evidence.graph import leaves, root_nodes
 from gradguard.evidence.names import short_list
-from gradguard.evidence.source import ResolvedSite, resolve
-from gradguard.fixes.edits import replaced
+from gradguard.evidence.source import ResolvedSite, resolve, span_of
+from gradguard.evidence.syntax import load
+from gradguard.fixes.edits import replaced, respelt
 from gradguard.rules.base import Rule
 from gradguard.rules.gradient_path import follow, lost_path, origins, switches
 from gradguard.rules.gradient_path.places import same_place, short, site_at
@@ -139,7 +140,7 @@ def _diagnose(incident: Incident, tensor: torch.Tensor | None) -> Diagnosis:
     )
     wanted = [] if kept is not None or tensor is None else _trained_behind(incident, tensor)
     fixes = [
-        _no_grad_instead(block) if kept is None else _build_outside(incident, kept[2]),
+        *([_no_grad_instead(block)] if kept is None else _build_outside(incident, kept[2])),
         Fix(title=f"Take an ordinary copy outside inference mode: `{name or 'x'}.clone()`", safety="safe"),
     ]
     if wanted:
@@ -211,8 +212,6 @@ def _kept(incident: Incident, tensor: torch.Tensor) -> tuple[ResolvedSite, str, 
 
 def _stores(file: str, owner: str, attribute: str) -> list[ResolvedSite]:
     """The statements of a class, its constructor aside, that give `self.attribute` a value other than None."""
-    from gradguard.evidence.syntax import load
-
     source = load(file)
     found = []
     if source is None or source.tree is None:
@@ -232,10 +231,30 @@ def _stores(file: str, owner: str, attribute: str) -> list[ResolvedSite]:
     return found
 
 
-def _build_outside(incident: Incident, attribute: str) -> Fix:
-    title = f"Make `self.{attribute}` where inference mode cannot reach, such as in `__init__`"
-    lightning = any("lightning" in view.frame.f_code.co_filename for view in incident.frames)
-    return Fix(title=title + (", or evaluate with `Trainer(inference_mode=False)`" if lightning else ""), safety="unsafe")
+def _build_outside(incident: Incident, attribute: str) -> list[Fix]:
+    outside = Fix(title=f"Make `self.{attribute}` where inference mode cannot reach, such as in `__init__`", safety="unsafe")
+    if not any("lightning" in view.frame.f_code.co_filename for view in incident.frames):
+        return [outside]
+    patch = _without_inference_mode(incident)
+    return [Fix(title="Evaluate with `Trainer(inference_mode=False)`", safety="safe" if patch else "manual", patch=patch), outside]
+
+
+def _without_inference_mode(incident: Incident) -> str | None:
+    """The diff of the one call that makes the Trainer, as far as the running files show it."""
+    sources = [source for file in {view.site.code.co_filename for view in incident.user_frames} if (source := load(file)) is not None]
+    made = [
+        (source, node)
+        for source in sources
+        for node in ast.walk(source.tree or ast.Module([], []))
+        if isinstance(node, ast.Call) and (dotted(node.func) or "").rpartition(".")[2] == "Trainer"
+    ]
+    if len(made) != 1 or any(keyword.arg in (None, "inference_mode") for keyword in made[0][1].keywords):
+        return None
+    source, call = made[0]
+    name = source.flat(call.func)
+    return respelt(
+        span_of(source.filename, call), f"{name}(", f"{name}(inference_mode=False" + (", " if call.args or call.keywords else "")
+    )
 
 
 def _no_grad_instead(switch: Switch | None) -> Fix:

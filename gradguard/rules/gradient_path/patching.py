@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 from gradguard.diagnosis import Fix
 from gradguard.evidence.source import ResolvedSite
-from gradguard.evidence.syntax import Source
-from gradguard.fixes.edits import replaced
+from gradguard.evidence.syntax import Source, load
+from gradguard.fixes.edits import indent_of, removed, replaced
+from gradguard.fixes.statements import Layout, unwrapped
 from gradguard.rules.gradient_path import words
 from gradguard.rules.gradient_path.origins import Origin, callee_name
+from gradguard.rules.gradient_path.switches import Switch
 
 
 def with_patch(fix: Fix, origin: Origin, others: Sequence[Origin] = ()) -> Fix:
@@ -20,6 +22,9 @@ def with_patch(fix: Fix, origin: Origin, others: Sequence[Origin] = ()) -> Fix:
         others: further origins of the same lost path; those cut by the same statement are repaired together.
     """
     place = origin.place
+    if origin.switch is not None:
+        patch = _with_grad_mode(origin.switch, place)
+        return fix if patch is None else fix.model_copy(update={"patch": patch, "safety": "unsafe"})
     if place is None or place.source is None or not origin.certain:
         return fix
     beside = [other for other in others if other is not origin and other.place is not None and other.place.statement is place.statement]
@@ -33,6 +38,28 @@ def with_patch(fix: Fix, origin: Origin, others: Sequence[Origin] = ()) -> Fix:
     names = list(dict.fromkeys(f"`{item.inner}`" for item in (origin, *beside) if item.inner))
     title = f"Drop `{words.operation(origin)}` from {' and '.join(names)}" if beside and len(names) > 1 else fix.title
     return fix.model_copy(update={"patch": patch, "title": title})
+
+
+def _with_grad_mode(switch: Switch, place: ResolvedSite | None) -> str | None:
+    """The diff that takes the computation out of the block that switches grad mode off, or the decorator off its function."""
+    source = load(switch.span.file)
+    statement = None if source is None else source.statement_at(switch.span.line)
+    if source is None or statement is None:
+        return None
+    if switch.how == "decorator" and isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        mark = next((item for item in statement.decorator_list if item.lineno == switch.span.line), None)
+        return None if mark is None else removed(source, mark.lineno, mark.end_lineno or mark.lineno)
+    if not isinstance(statement, ast.With) or len(statement.items) != 1:
+        return None
+    if switch.how == "yield":  # what is computed stays in the block, only the rest of the program leaves it
+        layout, last = Layout(source), statement.body[-1]
+        if len(statement.body) == 1 or not isinstance(last, ast.Expr) or not isinstance(last.value, (ast.Yield, ast.YieldFrom)):
+            return None
+        layout.reindent(last, indent_of(source, statement.lineno))
+        return layout.diff()
+    inside = place is not None and place.file == source.filename and any(place.statement is item for item in statement.body)
+    alone = len(statement.body) == 1  # what it calls may be elsewhere
+    return unwrapped(source, statement) if switch.how == "with" and (inside or alone) else None
 
 
 def _edit(place: ResolvedSite, source: Source, origin: Origin) -> tuple[ast.AST, str] | None:
@@ -56,6 +83,15 @@ def _edit(place: ResolvedSite, source: Source, origin: Origin) -> tuple[ast.AST,
     ) and _is_flat(node.args[0]):
         library = source.flat(node.func).rpartition(".")[0] or "torch"
         return node.func, f"{library}.stack"
+    if isinstance(node, ast.Call) and origin.func in ("autograd.grad", "grad"):
+        text, given = source.flat(node), [keyword.arg for keyword in node.keywords]
+        if not text.endswith(")") or None in given or "create_graph" in given:
+            return None
+        return node, f"{text[:-1].rstrip().rstrip(',')}, create_graph=True)"
+    if words.rule_of(origin) == "GG304" and isinstance(node, ast.Compare) and isinstance(node.left, (ast.Name, ast.Attribute)):
+        cast = source.parents.get(source.parents.get(node, node))  # `(x > threshold).float()`
+        called = cast.func.attr if isinstance(cast, ast.Call) and isinstance(cast.func, ast.Attribute) else None
+        return (cast, source.flat(node.left)) if cast is not None and called in ("float", "double", "half", "to", "type") else None
     return None
 
 

@@ -12,6 +12,7 @@ from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.values import GraphValues, health
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics import derived
+from gradguard.rules.numerics.bounding import bounded
 from gradguard.rules.numerics.divisors import made_of
 from gradguard.rules.numerics.origin import Origin, find_origin
 from gradguard.rules.numerics.places import Places, expression, module_at, operands_at
@@ -77,7 +78,7 @@ def describe(
         tensors=facts,
         explanation=_why(trap.why, origin, values, place, incident),
         notes=notes,
-        fixes=trap.fixes if slope is None else [derived.repair()],
+        fixes=bounded(node_kind(origin.node), place, trap.fixes) if slope is None else [derived.repair()],
         avoid=trap.avoid,
         confidence="certain" if place is not None and origin.sure and not places.notes else "likely",
     )
