@@ -204,6 +204,26 @@ class Spread(NamedTuple):
     product: bool = False
 
 
+Domain = Literal[
+    "probabilities", "log-probabilities", "logits", "rates", "log-rates", "numbers outside [0, 1]", "numbers below 0"
+]  # kinds of numbers that losses tell apart
+
+
+class DomainFact(NamedTuple):
+    """A loss function was given another kind of numbers than it expects."""
+
+    seq_from: int  # the nodes that the call made
+    seq_to: int
+    step: int
+    name: str  # of the function
+    argument: Literal["input", "target"]
+    found: Domain
+    expected: Domain
+    way: tuple[int, ...]  # the graph nodes that the argument was made by, newest first
+    maker: int | None  # the one among them that gave it its kind
+    plain: bool  # whether the others only reshape it
+
+
 @dataclass(slots=True)
 class Prints:
     """Content fingerprint of a saved tensor."""

@@ -6,6 +6,7 @@ from types import FunctionType
 from typing import Any
 
 from gradguard.collectives import GATHERING
+from gradguard.probes.loss_inputs import LOSSES
 
 SKIP = 0  # a query: nothing to record
 PLAIN = 1
@@ -21,6 +22,7 @@ GRAD = 512  # `.grad` is read
 SET_DATA = 2048  # `.data` is given another tensor's memory
 GATHER = 4096  # copies values between ranks
 FACTOR = 8192  # multiplies two tensors
+LOSS = 16384  # a loss function that expects its input of one kind: probabilities, their logarithms or raw scores
 FLAG = 1024  # works in place if its `inplace` argument says so
 
 _ESCAPES = {"item", "tolist", "numpy", "__float__", "__int__", "__index__", "__array__", "__complex__", "__bool__"}
@@ -150,6 +152,8 @@ def classify(func: Any) -> int:
         flags |= ADDEND
     if name in _FACTORS:
         flags |= FACTOR
+    if name in LOSSES:
+        flags |= LOSS
     if isinstance(func, FunctionType) and func.__module__ == "torch.nn.functional":  # no other of these write their first argument
         code = func.__code__
         if "inplace" in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:

@@ -39,6 +39,7 @@ from gradguard.fingerprints import fingerprint
 from gradguard.journal import Journal
 from gradguard.probes.arguments import any_requires_grad, call_name, region_written, versions_of
 from gradguard.probes.contents import Contents
+from gradguard.probes.loss_inputs import LossInputs
 from gradguard.probes.lost_paths import LostPaths
 from gradguard.probes.op_kinds import (
     ADDEND,
@@ -48,6 +49,7 @@ from gradguard.probes.op_kinds import (
     FLAG,
     GATHER,
     GRAD,
+    LOSS,
     MODE,
     PLAIN,
     SET_DATA,
@@ -95,6 +97,7 @@ class OpProbe(TorchFunctionMode):
         self.locate: Locate | None = None  # level forensic: looks at every result
         self.prints = Contents(journal)
         self.lost = LostPaths(journal, self.prints)
+        self.losses = LossInputs(journal)
         self._append = journal.ops.append
         self._tick = journal.tick
         self.live = True  # False: hands everything through, where it cannot be taken off the stack (within a call it sees)
@@ -146,6 +149,8 @@ class OpProbe(TorchFunctionMode):
                     frame = frame.f_back
                 if frame is not None:
                     self._append((before, after, frame.f_code, frame.f_lasti, func, self._tick()))
+                    if kind & LOSS:
+                        self.losses.look(func, args, kwargs or _NO_KWARGS, (before, after), frame.f_code, frame.f_lasti)
                 numpy_storages = self.journal.numpy_storages
                 for arg in args:
                     if isinstance(arg, _Tensor):
@@ -171,7 +176,7 @@ class OpProbe(TorchFunctionMode):
                         self.lost.side_results(before, func, (result,), args, kwargs)
                 elif isinstance(result, tuple):
                     self.lost.side_results(before, func, result, args, kwargs)
-            elif kind & ~FACTOR == PLAIN and not self.journal.has_cuts and _grad_enabled():
+            elif kind & ~(FACTOR | LOSS) == PLAIN and not self.journal.has_cuts and _grad_enabled():
                 # the bulk of gradless calls (data preparation, metrics) has nothing to remember
                 if any_requires_grad(args):
                     self.lost.cut(kind, func, args, kwargs, result)
