@@ -195,13 +195,15 @@ class EscapeFact(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """A difference or product of an [n, 1] and an [n] tensor: broadcasting makes it [n, n]."""
+    """A loss, difference or product of an [n, 1] and an [n] tensor: broadcasting makes it [n, n]."""
 
     seq: int  # the node's
     step: int
     size: int  # n
     column: int  # which operand is the column, as written: 0 is the left one
-    product: bool = False
+    shapes: tuple[tuple[int, ...], tuple[int, ...]]  # of both operands, as written
+    made: str  # "difference", "product" or the loss function's name
+    direct: bool = True  # whether the user's line calls the function itself, or a module of torch's that does
 
 
 Domain = Literal[

@@ -36,8 +36,9 @@ LOSSES: dict[str, Domain] = {
 }
 _REDUCTION = {"binary_cross_entropy_with_logits": 5}
 _SHAPE = frozenset({
-    "View", "Reshape", "UnsafeView", "Permute", "Transpose", "T", "Expand", "Squeeze", "Unsqueeze", "Clone", "Alias", "ToCopy", "Select",
-    "Slice", "Index", "IndexSelect", "Gather", "SplitWithSizes", "Split", "Unbind", "Stack", "Cat", "Contiguous", "ReshapeAlias", "AsStrided",
+    "View", "Reshape", "UnsafeView", "ReshapeAlias", "Permute", "Transpose", "T", "Expand", "Squeeze", "Unsqueeze", "Clone", "Alias",
+    "Contiguous", "ToCopy", "AsStrided", "Select", "Slice", "Index", "IndexSelect", "Gather", "Split", "SplitWithSizes", "Unbind", "Stack",
+    "Cat",
 })  # fmt: skip
 _CLAMP = frozenset({"Clamp", "ClampMin", "ClampMax", "Minimum", "Maximum", "Where", "MaskedFill"})
 _ELEMENTWISE = frozenset({

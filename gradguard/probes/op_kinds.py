@@ -7,6 +7,7 @@ from typing import Any
 
 from gradguard.collectives import GATHERING
 from gradguard.probes.loss_inputs import LOSSES
+from gradguard.probes.spread import COLUMNS, PAIRING
 
 SKIP = 0  # a query: nothing to record
 PLAIN = 1
@@ -22,7 +23,8 @@ GRAD = 512  # `.grad` is read
 SET_DATA = 2048  # `.data` is given another tensor's memory
 GATHER = 4096  # copies values between ranks
 FACTOR = 8192  # multiplies two tensors
-LOSS = 16384  # a loss function that expects its input of one kind: probabilities, their logarithms or raw scores
+LOSS = 16384  # a loss function that takes what it must not: another kind of numbers, other shapes
+COLUMN = 32768  # may make a column of a row
 FLAG = 1024  # works in place if its `inplace` argument says so
 
 _ESCAPES = {"item", "tolist", "numpy", "__float__", "__int__", "__index__", "__array__", "__complex__", "__bool__"}
@@ -152,7 +154,9 @@ def classify(func: Any) -> int:
         flags |= ADDEND
     if name in _FACTORS:
         flags |= FACTOR
-    if name in LOSSES:
+    if name in COLUMNS:
+        flags |= COLUMN
+    if name in LOSSES or name in PAIRING:
         flags |= LOSS
     if isinstance(func, FunctionType) and func.__module__ == "torch.nn.functional":  # no other of these write their first argument
         code = func.__code__
