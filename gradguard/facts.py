@@ -195,13 +195,35 @@ class EscapeFact(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """A difference or product of an [n, 1] and an [n] tensor: broadcasting makes it [n, n]."""
+    """A loss, difference or product of an [n, 1] and an [n] tensor: broadcasting makes it [n, n]."""
 
     seq: int  # the node's
     step: int
     size: int  # n
     column: int  # which operand is the column, as written: 0 is the left one
-    product: bool = False
+    shapes: tuple[tuple[int, ...], tuple[int, ...]]  # of both operands, as written
+    made: str  # "difference", "product" or the loss function's name
+    direct: bool = True  # whether the user's line calls the function itself, or a module of torch's that does
+
+
+Domain = Literal[
+    "probabilities", "log-probabilities", "logits", "rates", "log-rates", "numbers outside [0, 1]", "numbers below 0"
+]  # kinds of numbers that losses tell apart
+
+
+class DomainFact(NamedTuple):
+    """A loss function was given another kind of numbers than it expects."""
+
+    seq_from: int  # the nodes that the call made
+    seq_to: int
+    step: int
+    name: str  # of the function
+    argument: Literal["input", "target"]
+    found: Domain
+    expected: Domain
+    way: tuple[int, ...]  # the graph nodes that the argument was made by, newest first
+    maker: int | None  # the one among them that gave it its kind
+    plain: bool  # whether the others only reshape it
 
 
 @dataclass(slots=True)

@@ -7,7 +7,8 @@ still explained.
 
 What it may hold (`Limits`): 16,384 node-making operator calls, 4,096 writes, 1,024 backward calls, 1,024 optimizer steps,
 1,024 grad-mode switches, 4,096 escapes to Python or numpy, 16,384 cut-path memories, 16,384 content fingerprints, 4,096 each
-of graph nodes fed by a cut value and of switches of requires_grad, 256 of nodes that may have been, 64 of spread differences. A full
+of graph nodes fed by a cut value and of switches of requires_grad, 256 of nodes that may have been, 64 of spread differences and of
+losses with the wrong kind of input. A full
 journal is about 8 MiB; the first two numbers are settings (`journal.ops`, `journal.writes`).
 """
 
@@ -29,6 +30,7 @@ from gradguard.facts import (
     BackwardFact,
     BrokenFact,
     Cut,
+    DomainFact,
     EscapeFact,
     ModeFact,
     NonfiniteFact,
@@ -75,6 +77,7 @@ class Journal:
         self.escapes: deque[EscapeFact] = deque(maxlen=limits.escapes)
         self.prints: deque[Prints] = deque(maxlen=limits.prints)
         self.spread: deque[Spread] = deque(maxlen=64)
+        self.domains: deque[DomainFact] = deque(maxlen=64)
         self.partial: OrderedDict[int, tuple[Cut, ...]] = OrderedDict()  # node sequence -> cuts of its gradless summands
         self.fed: OrderedDict[int, tuple[Cut, ...]] = OrderedDict()  # node sequence -> cuts of its other gradless operands
         self.guessed: OrderedDict[int, tuple[Cut, ...]] = OrderedDict()  # node sequence -> cuts that may stand behind an operand

@@ -6,6 +6,8 @@ from types import FunctionType
 from typing import Any
 
 from gradguard.collectives import GATHERING
+from gradguard.probes.loss_inputs import LOSSES
+from gradguard.probes.spread import COLUMNS, PAIRING
 
 SKIP = 0  # a query: nothing to record
 PLAIN = 1
@@ -21,6 +23,8 @@ GRAD = 512  # `.grad` is read
 SET_DATA = 2048  # `.data` is given another tensor's memory
 GATHER = 4096  # copies values between ranks
 FACTOR = 8192  # multiplies two tensors
+LOSS = 16384  # a loss function that takes what it must not: another kind of numbers, other shapes
+COLUMN = 32768  # may make a column of a row
 FLAG = 1024  # works in place if its `inplace` argument says so
 
 _ESCAPES = {"item", "tolist", "numpy", "__float__", "__int__", "__index__", "__array__", "__complex__", "__bool__"}
@@ -150,6 +154,10 @@ def classify(func: Any) -> int:
         flags |= ADDEND
     if name in _FACTORS:
         flags |= FACTOR
+    if name in COLUMNS:
+        flags |= COLUMN
+    if name in LOSSES or name in PAIRING:
+        flags |= LOSS
     if isinstance(func, FunctionType) and func.__module__ == "torch.nn.functional":  # no other of these write their first argument
         code = func.__code__
         if "inplace" in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:

@@ -39,15 +39,18 @@ from gradguard.fingerprints import fingerprint
 from gradguard.journal import Journal
 from gradguard.probes.arguments import any_requires_grad, call_name, region_written, versions_of
 from gradguard.probes.contents import Contents
+from gradguard.probes.loss_inputs import LOSSES, LossInputs
 from gradguard.probes.lost_paths import LostPaths
 from gradguard.probes.op_kinds import (
     ADDEND,
+    COLUMN,
     DATA,
     ESCAPE,
     FACTOR,
     FLAG,
     GATHER,
     GRAD,
+    LOSS,
     MODE,
     PLAIN,
     SET_DATA,
@@ -57,7 +60,7 @@ from gradguard.probes.op_kinds import (
     Kinds,
     asked_in_place,
 )
-from gradguard.probes.spread import note_spread
+from gradguard.probes.spread import PAIRING, Columns, note_spread, note_spread_loss
 from gradguard.torch_internals import (
     quiet,
     sequence_number,
@@ -95,6 +98,8 @@ class OpProbe(TorchFunctionMode):
         self.locate: Locate | None = None  # level forensic: looks at every result
         self.prints = Contents(journal)
         self.lost = LostPaths(journal, self.prints)
+        self.losses = LossInputs(journal)
+        self.columns = Columns()
         self._append = journal.ops.append
         self._tick = journal.tick
         self.live = True  # False: hands everything through, where it cannot be taken off the stack (within a call it sees)
@@ -137,6 +142,10 @@ class OpProbe(TorchFunctionMode):
                 if locate is not None:
                     locate(self.journal, func, args, kwargs, result)
             after = sequence_number()
+            if kind & COLUMN:
+                kind &= ~COLUMN
+                if after == before:
+                    self.columns.note(func, args, result)
             if kind & GATHER:
                 self.lost.gathered(func, args, kwargs or _NO_KWARGS)
             if after != before:
@@ -146,13 +155,15 @@ class OpProbe(TorchFunctionMode):
                     frame = frame.f_back
                 if frame is not None:
                     self._append((before, after, frame.f_code, frame.f_lasti, func, self._tick()))
+                    if kind & LOSS:
+                        self._loss(func, args, kwargs or _NO_KWARGS, result, (before, after), frame)
                 numpy_storages = self.journal.numpy_storages
                 for arg in args:
                     if isinstance(arg, _Tensor):
                         if not arg.requires_grad:
                             self.lost.operand(kind, before, after, arg)
                             if kind & (ADDEND | FACTOR) and len(args) == 2:
-                                note_spread(self.journal, func, args, result, before)
+                                note_spread(self.journal, self.columns, func, args, result, before)
                         elif numpy_storages and storage_key(arg) in numpy_storages:
                             self.prints.note_quietly(arg, before, after)
                     elif kind & ADDEND and isinstance(arg, float):
@@ -171,7 +182,7 @@ class OpProbe(TorchFunctionMode):
                         self.lost.side_results(before, func, (result,), args, kwargs)
                 elif isinstance(result, tuple):
                     self.lost.side_results(before, func, result, args, kwargs)
-            elif kind & ~FACTOR == PLAIN and not self.journal.has_cuts and _grad_enabled():
+            elif kind & ~(FACTOR | LOSS) == PLAIN and not self.journal.has_cuts and _grad_enabled():
                 # the bulk of gradless calls (data preparation, metrics) has nothing to remember
                 if any_requires_grad(args):
                     self.lost.cut(kind, func, args, kwargs, result)
@@ -183,6 +194,15 @@ class OpProbe(TorchFunctionMode):
             if hush is not None:
                 hush.__exit__(None, None, None)
         return result
+
+    def _loss(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, nodes: tuple[int, int], frame: FrameType
+    ) -> None:
+        name = call_name(func)
+        if name in PAIRING:
+            note_spread_loss(self.journal, func, args, kwargs, result, sys._getframe(2))
+        if name in LOSSES:
+            self.losses.look(func, args, kwargs, nodes, frame.f_code, frame.f_lasti)
 
     # -- calls that made no node --------------------------------------------------------------------------------------
 

@@ -64,13 +64,15 @@ _GOT = re.compile(r"expected Variable or None \(got ([\w.]+)\)")
 
 
 def _screen(memory: dict[str, Any], moment: str, facts: dict[str, Any], traced: bool) -> bool:
-    return written_gradient.screen(memory, moment, traced) or kept_on_ctx.screen(memory, moment, facts, traced)
+    return written_gradient.wanted(memory, moment, traced) or kept_on_ctx.screen(memory, moment, facts, traced)
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
     if incident.moment != "error":
         kept = kept_on_ctx.watch(incident)
-        return kept or (written_gradient.look(incident) if incident.moment == "before_backward" and incident.traced else None)
+        return kept or (
+            written_gradient.look(incident) if written_gradient.wanted(incident.memory, incident.moment, incident.traced) else None
+        )
     view_error = _VIEW.search(incident.message)
     if view_error is not None:
         view = None if view_error[2] == "BackwardHookFunction" else find_function(incident, view_error[2])
