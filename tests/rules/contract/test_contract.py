@@ -11,8 +11,9 @@ from contract_functions import FUNCTIONS
 from contract_returns import RETURNS, SOUND_RETURNS
 from contract_roots import ROOTS
 from contract_sound import SOUND
+from contract_targets import SOUND_TARGETS, TARGETS
 
-BROKEN = [*ROOTS, *FUNCTIONS, *DTYPES, *RETURNS]
+BROKEN = [*ROOTS, *FUNCTIONS, *DTYPES, *RETURNS, *TARGETS]
 
 
 @pytest.mark.parametrize("case", BROKEN, ids=lambda case: case.slug)
@@ -26,7 +27,7 @@ def test_untraced(run_contract: Callable[..., list], case: Case) -> None:
 
 
 @pytest.mark.parametrize("level", ["standard", "watch"])
-@pytest.mark.parametrize("case", [*SOUND, *SOUND_RETURNS], ids=lambda case: case.slug)
+@pytest.mark.parametrize("case", [*SOUND, *SOUND_RETURNS, *SOUND_TARGETS], ids=lambda case: case.slug)
 def test_sound_programs_pass(run_contract: Callable[..., list], case: Case, level: str) -> None:
     source, _ = marked(case)
     assert [(d.code, text) for d, text in run_contract(source, level) if d.code.startswith("GG4")] == []
