@@ -49,6 +49,7 @@ class WriteFact(NamedTuple):
     grad_enabled: bool
     caller: CallSite | None  # the user frame one further out, when the write stands in a helper of the user's
     region: Region | None = None  # of a write through `.data`: the elements written, where they are known
+    before: tuple[Region, int] | None = None  # of a write through `.data`: the written tensor's fingerprint before it
 
 
 class Region(NamedTuple):

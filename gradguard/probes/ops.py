@@ -34,7 +34,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from gradguard.callsite import USER_FILES, CallSite, user_frame
-from gradguard.facts import ModeFact, WriteFact
+from gradguard.facts import ModeFact, Region, WriteFact
 from gradguard.fingerprints import fingerprint
 from gradguard.journal import Journal
 from gradguard.probes.arguments import any_requires_grad, call_name, region_written, versions_of
@@ -314,6 +314,7 @@ class OpProbe(TorchFunctionMode):
                     _grad_enabled(),
                     None if outer is None else CallSite(outer.f_code, outer.f_lasti),
                     region_written(func, args, tensor) if unseen else None,
+                    (Region.of(tensor), mark) if mark is not None else None,
                 )
             )
 

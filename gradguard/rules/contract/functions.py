@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -169,9 +169,20 @@ def _is_users(value: Any) -> bool:
     return isinstance(value, FunctionType) and USER_FILES[value.__code__.co_filename]
 
 
-def element_spot(view: FunctionView, index: int, count: int | None = None) -> tuple[Spot | None, Spot | None]:
-    """What backward returned at an index: (the expression that made it, the return's element)."""
-    value = view.returned(count)
+def element_spot(
+    view: FunctionView,
+    index: int,
+    count: int | None = None,
+    value: ast.expr | None = None,
+    maker: Callable[[str], ast.AST | None] = lambda name: None,
+) -> tuple[Spot | None, Spot | None]:
+    """What backward returned at an index: (the expression that made it, the return's element).
+
+    Args:
+        value: the expression of the return that ran, where that is known.
+        maker: what gave a variable its value, where that is known.
+    """
+    value = value or view.returned(count)
     if view.backward is None or value is None:
         return None, None
     element: ast.expr = value
@@ -190,7 +201,9 @@ def element_spot(view: FunctionView, index: int, count: int | None = None) -> tu
         element = value.elts[index]
     returned = Spot(view.backward, element, element.id if isinstance(element, ast.Name) else None)
     made = returned
-    if isinstance(element, ast.Name):
+    if isinstance(element, ast.Name) and (node := maker(element.id)) is not None:
+        made = Spot(view.backward, node, element.id)
+    elif isinstance(element, ast.Name):
         for statement in assignments_to(view.backward.tree, element.id)[::-1]:
             single = isinstance(statement, ast.Assign) and any(isinstance(t, ast.Name) and t.id == element.id for t in statement.targets)
             if isinstance(statement, ast.Assign) and single and not isinstance(statement.value, ast.Constant):

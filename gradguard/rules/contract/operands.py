@@ -26,6 +26,7 @@ class Operand:
     way: Trace
     name: str | None
     value: torch.Tensor | None
+    cast: Spot | None = None  # the line that cast the array which the tensor was made from
 
     @property
     def origin(self) -> Spot | None:
@@ -104,7 +105,7 @@ def odd_operand(scope: Scope, node: ast.AST, judge: Judge, maker: Maker) -> Oper
         way = trace(scope, expression, judge, maker)
         if expression in sure or way.certain:
             value = scope.evaluate(expression)
-            return Operand(expression, scope, way, _name(scope, expression, way), value if isinstance(value, torch.Tensor) else None)
+            return Operand(expression, scope, way, named(scope, expression, way), value if isinstance(value, torch.Tensor) else None)
     return None
 
 
@@ -128,7 +129,8 @@ def _operands(scope: Scope, node: ast.AST) -> list[ast.expr]:
     return found
 
 
-def _name(scope: Scope, expression: ast.expr, way: Trace) -> str | None:
+def named(scope: Scope, expression: ast.expr, way: Trace) -> str | None:
+    """What an operand is called: as written, else the first name that it had on its way."""
     plain = dotted(expression)
     if plain is not None:
         return plain

@@ -61,7 +61,6 @@ MESSAGES = (
     "cannot set version_counter for inference tensor",
     "inference tensors do not track version counter",
     "setting requires_grad=true on inference tensor",
-    "a view was created in inference mode",
 )
 
 

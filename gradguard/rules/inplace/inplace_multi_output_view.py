@@ -217,6 +217,5 @@ RULE = Rule(
     messages=(
         "is a view and is being modified inplace",
         "is a view and its base or another view of its base has been modified inplace",
-        "is a view of a view which was created in",
     ),
 )

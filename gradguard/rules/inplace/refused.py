@@ -17,6 +17,7 @@ from gradguard.evidence.syntax import header_range
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace import tell
 from gradguard.rules.inplace.aliases import Alias, aliases, scope_node, written_name
+from gradguard.torch_internals import storage_key
 
 
 class Refused:
@@ -59,7 +60,8 @@ class Refused:
     @cached_property
     def chain(self) -> list[Alias]:
         """What it is an alias of."""
-        return aliases(self.place, self.caller, self.module is not None)
+        lives = None if self.tensor is None else tell.lives_in(self.incident, storage_key(self.tensor))
+        return aliases(self.place, self.caller, self.module is not None, lives=lives)
 
     @cached_property
     def tensor(self) -> torch.Tensor | None:
