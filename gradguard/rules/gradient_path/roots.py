@@ -55,9 +55,10 @@ def _behind_name(place: ResolvedSite, call: ast.Call) -> ast.expr | None:
     if not isinstance(call.func, ast.Name) or function is None:
         return None
     values = [item.value for item in assignments_to(function, call.func.id) if isinstance(item, (ast.Assign, ast.AnnAssign))]
-    named, given = values[0] if len(values) == 1 else None, list(call.args)
+    named, given = (values[0] if len(values) == 1 else None), list(call.args)
     if isinstance(named, ast.Call) and (dotted(named.func) or "").rpartition(".")[2] == "partial" and named.args:
-        named, given = named.args[0], [*named.args[1:], *given]
+        given = [*named.args[1:], *given]
+        named = named.args[0]
     if not isinstance(named, ast.Attribute) or named.attr not in ("backward", "grad"):
         return None
     of_library = (dotted(named.value) or "").rpartition(".")[2] == "autograd"

@@ -216,9 +216,11 @@ class Ledger:
         book = self.books.get(id(owner))
         books = (book,) if book is not None else self.books.values()
         cleared = False
-        wasted: set[Part] = set()
         for each in books:
+            wasted: dict[Part, None] = {}
             cleared = each.clear(wasted) or cleared
+            if wasted:
+                verdicts.wasted(self, each, wasted, site, owner)
             each.zero_site = site
             each.zeros += 1
             each.zeroed_at_step = each.steps
@@ -232,8 +234,6 @@ class Ledger:
             book.idle_zero = site
         self.last_zero = (site, self.backwards, self.steps)
         self.zeroed_by = weakref.ref(owner)
-        if wasted:
-            verdicts.wasted(self, wasted, site, owner)
 
     def nothing(self) -> None:
         """What was found on the way is to be judged."""
@@ -270,6 +270,9 @@ class Ledger:
             verdicts.nothing_new(self, book, same, none)
         else:
             book.empty = 0
+            verdicts.rounds(self, book)
+        book.wasted.clear()
+        book.clipped_late = None
         if fresh:
             self.scaling.stepped(self, book, optimizer, written)
         if book.sharing and fresh:

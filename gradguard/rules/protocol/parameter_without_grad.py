@@ -67,10 +67,12 @@ def recognise(incident: Incident) -> Diagnosis | None:
         return left_off.told(incident, book, [p for ref in data["off"] if (p := ref()) is not None], CODE, NAME)
     refs: list[weakref.ref[Any]] = data["prepare"]
     told = incident.memory.get("cut off by checkpoints", {})  # by GG711
-    idle = _idle(incident, [p for ref in refs if (p := ref()) is not None and (id(p) not in told or told[id(p)]() is not p)])
+    ledger = incident.memory["ledger"]
+    filled = ledger.severed.filled  # and cleared again: by other means than a step, or another rule has said so
+    parameters = [p for ref in refs if (p := ref()) is not None and id(p) not in filled]
+    idle = _idle(incident, [p for p in parameters if id(p) not in told or told[id(p)]() is not p])
     if not idle:
         return None
-    ledger = incident.memory["ledger"]
     diagnosis = (
         _called(incident, book, idle, ledger.called)
         or _unused(incident, book, idle)
