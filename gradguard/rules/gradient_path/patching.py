@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from gradguard.diagnosis import Fix
 from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.syntax import Source
-from gradguard.fixes.edits import replaced
+from gradguard.fixes.edits import removed, replaced
 from gradguard.rules.gradient_path import words
 from gradguard.rules.gradient_path.origins import Origin, callee_name
 
@@ -27,12 +27,27 @@ def with_patch(fix: Fix, origin: Origin, others: Sequence[Origin] = ()) -> Fix:
     certain = [edit for edit in edits if edit is not None]
     if edits[0] is None or len(certain) != len(edits):
         return fix
-    patch = replaced(place.source, list(dict(certain).items()))
+    patch = _without(place, certain) or replaced(place.source, list(dict(certain).items()))
     if patch is None:
         return fix
     names = list(dict.fromkeys(f"`{item.inner}`" for item in (origin, *beside) if item.inner))
     title = f"Drop `{words.operation(origin)}` from {' and '.join(names)}" if beside and len(names) > 1 else fix.title
     return fix.model_copy(update={"patch": patch, "title": title})
+
+
+def _without(place: ResolvedSite, edits: list[tuple[ast.AST, str]]) -> str | None:
+    """The diff without the statement, where it would only assign a name to itself: `h = h.detach()`."""
+    statement, source = place.statement, place.source
+    if not isinstance(statement, ast.Assign) or source is None or len(statement.targets) != 1 or len(edits) != 1:
+        return None
+    node, text = edits[0]
+    if statement.value is not node or source.flat(statement.targets[0]) != text or statement.end_lineno != statement.lineno:
+        return None
+    if source.lines[statement.lineno - 1].partition("#")[0].strip() != source.flat(statement):
+        return None  # not alone on its line
+    above = source.parents.get(statement)
+    alone = any(getattr(above, block, None) == [statement] for block in ("body", "orelse", "finalbody"))
+    return replaced(source, [(statement, "pass")]) if alone else removed(source, statement.lineno, statement.lineno)
 
 
 def _edit(place: ResolvedSite, source: Source, origin: Origin) -> tuple[ast.AST, str] | None:
