@@ -27,6 +27,7 @@ from gradguard.rules.protocol import asleep, still_moving, verdicts
 from gradguard.rules.protocol.books import Book, Part, unchanged
 from gradguard.rules.protocol.crossing import Crossing
 from gradguard.rules.protocol.modes import Modes
+from gradguard.rules.protocol.own_state import OwnStates
 from gradguard.rules.protocol.rates import Schedules, rate_of
 from gradguard.rules.protocol.recorder import Recorder
 from gradguard.rules.protocol.retained import Retained, tag_due
@@ -84,6 +85,7 @@ class Ledger:
         self.retained = Retained()
         self.schedules = Schedules(self)
         self.scaling = Scaling()
+        self.own_states = OwnStates()
 
     # -- optimizers ---------------------------------------------------------------------------------------------------
 
@@ -323,11 +325,13 @@ class Ledger:
         """A module runs with grad mode off."""
         self.modes.forward_without_grad(module, arguments, frame)
 
-    def loaded_state(self, module: Any, assign: bool, site: CallSite | None) -> None:
+    def loaded_state(self, module: Any, assign: bool, state: Any, site: CallSite | None) -> None:
         """load_state_dict() was called; with assign=True it has replaced the module's parameters."""
         self.loaded = [*self.loaded[-63:], weakref.ref(module)]
         if assign:
             self.assignments = [*self.assignments[-15:], (weakref.ref(module), site, self.steps)]
+        else:
+            self.own_states.loaded(self, module, state, site)
 
     def census(self, module: Any, frame: Any) -> None:
         """A module is called, in the steps in which that is looked at: where, and with grad mode on or off."""
