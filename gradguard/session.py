@@ -79,6 +79,7 @@ class Session(Incidents):
         self.probe = OpProbe(self.journal, failed, fault)
         self.shield = Shield(ref)
         self.census: Any = None  # the handle of a hook on module calls, while there is one
+        self.registrations: Any = None  # that of one on what modules are given as parameters
         self.depth = 0  # nested backward calls
         self.under_way: Any = None  # the fact of the newest of those that are not
         self._on = False  # whether the op probe stands on the mode stack, as far as this session put it there

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradguard.callsite import CallSite, user_frame
 from gradguard.evidence.frames import live_frames
-from gradguard.probes.protocol_patches import take_census
+from gradguard.probes.protocol_patches import take_census, watch_registrations
 from gradguard.rules.protocol import asleep
 from gradguard.rules.protocol.suspicion import Suspicion
 from gradguard.torch_internals import dynamo_in_use, others_watch, quiet
@@ -38,6 +38,8 @@ def tell(session: Session, happening: str, frame: FrameType | None, *facts: Any)
         getattr(ledger, happening)(*facts)
     if ledger.census_until:
         _census(session, ledger)
+    if ledger.survey.watches_making != (session.registrations is not None):
+        _registrations(session, ledger)
     if ledger.found:
         found, ledger.found = ledger.found, []
         for suspicion in found:
@@ -78,8 +80,20 @@ def _census(session: Session, ledger: Ledger) -> None:
         end_census(session, ledger)
 
 
+def _registrations(session: Session, ledger: Ledger) -> None:
+    """Puts the hook that sees modules get parameters in place, or takes it away."""
+    if session.registrations is not None:
+        session.registrations.remove()
+        session.registrations = None
+    elif not dynamo_in_use():
+        session.registrations = watch_registrations(ledger.survey.registered)
+
+
 def end_census(session: Session, ledger: Ledger) -> None:
     """No longer looks at module calls."""
+    if session.registrations is not None:
+        session.registrations.remove()
+        session.registrations = None
     if ledger.census_until:
         ledger.severed.disarm()
     ledger.census_until = 0

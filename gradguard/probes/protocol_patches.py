@@ -156,6 +156,19 @@ def take_census(report: Callable[[Any, FrameType], None]) -> Any:
     return _module.register_module_forward_pre_hook(called)
 
 
+def watch_registrations(report: Callable[[Any, str, Any, FrameType], None]) -> Any:
+    """Reports every parameter that a module gets until the handle returned is removed; None where that cannot be seen."""
+    register = getattr(_module, "register_module_parameter_registration_hook", None)
+    if register is None or _compiled():
+        return None
+
+    def registered(module: Any, name: str, parameter: Any) -> None:
+        if not is_compiling() and listener() is not None:
+            report(module, name, parameter, sys._getframe(1))
+
+    return register(registered)
+
+
 def _compiled() -> bool:
     """Whether any module of this process is wrapped by torch.compile."""
     eval_frame = sys.modules.get("torch._dynamo.eval_frame")

@@ -24,8 +24,8 @@ When the optimizer or the guard comes to its end (or after 1,000 steps), if leav
 in no optimizer and have exactly the values they had at first. It is silent about leaves that are no module's (inputs,
 latent codes), about modules in eval mode or loaded with `load_state_dict` (a pretrained network through which gradients only
 flow), about anything an optimizer made later takes up, and about values that change by hand. And at the
-fourth look in a row at which the parameters of the look before are gone and others of the same shapes get gradients, where one place
-makes a layer and calls it at once (`nn.Linear(8, 2)(x)`).
+fourth look in a row at which the parameters of the look before are gone and others of the same shapes get gradients, where they were made in the course of a module's forward call, or
+one place makes a layer and calls it at once (`nn.Linear(8, 2)(x)`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if book is None:
         return None
     if "anew" in data:
-        return made_anew(incident, book, data["anew"], CODE, NAME)
+        return made_anew(incident, book, data["anew"], data["makings"], CODE, NAME)
     strangers: list[Stranger] = data["prepare"]
     owners = Owners(incident.names)
     left = [(leaf, owner) for s in strangers if (leaf := s.ref()) is not None and (owner := owners.of(leaf)) is not None]

@@ -80,8 +80,8 @@ def told(incident: Incident, code: str, name: str) -> Diagnosis | None:
         headline=f"`{shown}` is loaded with its own state: nothing changes, now and the time before",
         culprit=place.span(f"copies the values of `{shown}` onto themselves", "culprit"),
         tensors=tell.facts(module.parameters(), incident.names),
-        explanation=f"Each tensor that is loaded lies in the memory of the very parameter it is copied to, and nothing has written `{shown}` "
-        "between this call and the one before. A target network that is refreshed like this never follows what is trained.",
+        explanation=f"Each tensor that is loaded lies in the memory of the very parameter it is copied to, and nothing has written "
+        f"`{shown}` between this call and the one before. A target network that is refreshed like this never follows what is trained.",
         fixes=[Fix(title=f"Load the state of the network that it is to follow: `{shown}.load_state_dict({source})`", safety="unsafe")],
     )
 
