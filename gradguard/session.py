@@ -143,6 +143,7 @@ class Session(Incidents):
                 run = self.run = guard.run
                 run.depth.resume()
                 run.ledger.opened()
+                step_protocol.resume_census(self)
                 self.begin_step(entered=True)
 
     def close(self, guard: Guard) -> None:
@@ -166,7 +167,7 @@ class Session(Incidents):
             with self.shield:
                 run = self.run
                 run.depth.pause()
-                step_protocol.end_census(self, run.ledger)
+                step_protocol.pause_census(self)
                 # a guard around a single step is left a thousand times, mostly by the same files
                 if self.tracing and (run.entries < 8 or not run.entries % 64) and run.settings.actions.unused_ignores != "off":
                     run.files.update({op[2].co_filename for op in islice(reversed(self.journal.ops), 256)})

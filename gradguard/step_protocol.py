@@ -89,11 +89,25 @@ def _registrations(session: Session, ledger: Ledger) -> None:
         session.registrations = watch_registrations(ledger.survey.registered)
 
 
+def pause_census(session: Session) -> None:
+    """The guard is left, or is about to be: hooks see nothing until it is entered again."""
+    for handle in (session.census, session.registrations):
+        if handle is not None:
+            handle.remove()
+    session.census = session.registrations = None
+
+
+def resume_census(session: Session) -> None:
+    """The guard is entered again: a census that was under way goes on."""
+    ledger = session.run.ledger
+    if ledger.census_until:
+        _census(session, ledger)
+    if ledger.survey.watches_making:
+        _registrations(session, ledger)
+
+
 def end_census(session: Session, ledger: Ledger) -> None:
     """No longer looks at module calls."""
-    if session.registrations is not None:
-        session.registrations.remove()
-        session.registrations = None
     if ledger.census_until:
         ledger.severed.disarm()
     ledger.census_until = 0

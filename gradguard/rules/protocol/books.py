@@ -128,6 +128,7 @@ class Book:
         self.last_part: Part | None = None
         self.wasted: dict[CallSite | None, Waste] = {}  # since the last step, by the line of the backward call
         self.clipped_late: CallSite | None = None  # where gradients were clipped that its last step had used
+        self.idle_at = 0  # steps at which calls of what never has a gradient have been looked at
         self.rounds = 0  # steps in a row that used one backward call of a line of which others were wasted
         self.stale = 0
         self.repeated = 0

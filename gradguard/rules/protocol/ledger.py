@@ -294,6 +294,8 @@ class Ledger:
             self.survey.after_step(book)
             if len(self.books) > 1:
                 verdicts.find_sharing(self, book)
+        elif book.steps == book.idle_at:
+            self.survey.look_for_idle(book)
         if self.modes.watching:
             self.modes.after_step(book)
         if self.found and any(each.book is not None and "survey" not in each.data for each in self.found):

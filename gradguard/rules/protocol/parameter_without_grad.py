@@ -20,7 +20,8 @@ Manual.
 
 ## When it speaks, what silences it
 When the optimizer or the guard comes to its end (or after 400 steps of the optimizer), about parameters that no step has
-ever changed and no backward filled, while the others were. Only if the module was called (at steps 13 and 14 calls are
+ever changed and no backward filled, while the others were; at its 16th step, as likely, where the line that cuts them off stands under
+no condition, and nothing else calls them. Only if the module was called (at steps 13 and 14 calls are
 looked at), or nothing in its class's source ever reads the attribute it is kept in. Heads that this run does not use and
 that the source does use are silent, and so is what drops out of a loss made of derivatives (`autograd.grad(...,
 create_graph=True)`). Parameters that are frozen count where one statement freezes them and others in each turn of the loop,
@@ -49,6 +50,7 @@ from gradguard.rules.protocol.fixed_index import fixed_index
 from gradguard.rules.protocol.new_leaves import new_leaf, without_wrapper
 from gradguard.rules.protocol.places import attribute_set, class_node
 from gradguard.rules.protocol.reads import bare_read, reads_of
+from gradguard.rules.protocol.settled import settled
 from gradguard.rules.protocol.severed import LoneLoss
 from gradguard.rules.protocol.suspicion import version_of
 
@@ -94,6 +96,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if book.steps >= 400:
         return diagnosis
     book.prepared = [each for each in book.prepared if each.code != CODE] + [Prepared(CODE, diagnosis, holds)]
+    if diagnosis.confidence == "certain" and settled(incident, diagnosis.culprit, [each[1] for each in idle]):
+        return diagnosis.model_copy(update={"confidence": "likely"})  # which only the end of the run makes certain
     return None
 
 

@@ -188,23 +188,31 @@ class Survey:
             ledger.found.append(Suspicion("GG611", book, {"kind": "copy", "survey": True}))
         again, self.again = self.again == ledger.steps, 0 if self.again == ledger.steps else self.again
         if book.steps in (12, 24, 60, 400):
-            idle = [
-                ref
-                for ref, version in book.first_versions
-                if (p := ref()) is not None and p.requires_grad and p.grad is None and version_of(p) == version
-            ]
-            if idle and len(idle) < len(book.first_versions) and book.steps == 12:
-                ledger.census_until = ledger.steps + 3
-                ledger.severed.arm(idle)
-            elif idle and len(idle) < len(book.first_versions):
-                ledger.found.append(Suspicion("GG605", book, {"prepare": idle}))
-            elif off := book.switched_off():
-                ledger.found.append(Suspicion("GG605", book, {"off": off}))
+            self.look_for_idle(book)
         if again or book.steps in (12, 24, 60, 400):
             known = self.known()
             left_out = [s for key, s in self.strangers.items() if key not in known and s.seen >= 3 and s.same()]
             if left_out:
                 ledger.found.append(Suspicion("GG603", book, {"prepare": left_out}))
+
+    def look_for_idle(self, book: Book) -> None:
+        """Which of an optimizer's parameters have never had a gradient, while others had."""
+        ledger = self._ledger()
+        if ledger is None:
+            return
+        idle = [
+            ref
+            for ref, version in book.first_versions
+            if (p := ref()) is not None and p.requires_grad and p.grad is None and version_of(p) == version
+        ]
+        if idle and len(idle) < len(book.first_versions) and book.steps == 12:
+            ledger.census_until = ledger.steps + 3
+            ledger.severed.arm(idle)
+            book.idle_at = book.steps + 4
+        elif idle and len(idle) < len(book.first_versions):
+            ledger.found.append(Suspicion("GG605", book, {"prepare": idle}))
+        elif book.steps != book.idle_at and (off := book.switched_off()):
+            ledger.found.append(Suspicion("GG605", book, {"off": off}))
 
 
 def leaves(roots: tuple[Any, ...]) -> list[torch.Tensor]:
