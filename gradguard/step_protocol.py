@@ -10,7 +10,7 @@ from gradguard.evidence.frames import live_frames
 from gradguard.probes.protocol_patches import take_census, watch_registrations
 from gradguard.rules.protocol import asleep
 from gradguard.rules.protocol.suspicion import Suspicion
-from gradguard.torch_internals import dynamo_in_use, others_watch, quiet
+from gradguard.torch_internals import dynamo_in_use, others_watch, quiet, sequence_number
 
 if TYPE_CHECKING:
     from gradguard.facts import BackwardFact
@@ -58,6 +58,15 @@ def after_backward(session: Session, frame: FrameType, call: BackwardFact, roots
     ledger = session.run.ledger
     if not ledger.asleep or ledger.backward_asleep():
         tell(session, "after_backward", frame, call, roots)
+
+
+def differentiated(session: Session, call: BackwardFact, roots: tuple[Any, ...]) -> None:
+    """A backward call or an autograd.grad of a traced step has returned."""
+    derivatives = session.run.ledger.derivatives
+    with quiet():
+        derivatives.went_through(call, roots)
+    if call.kind == "grad" and call.create_graph:
+        derivatives.taken(session.run.ledger, call, sequence_number())
 
 
 def after_step(session: Session, frame: FrameType, optimizer: Any, site: CallSite | None) -> None:

@@ -11,6 +11,7 @@ What it costs: about 0.3 microseconds a followed parameter and moment while awak
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -23,6 +24,7 @@ from gradguard.facts import BackwardFact
 from gradguard.journal import current_journal
 from gradguard.rules.frameworks import lightning_manual
 from gradguard.rules.frameworks.scaling import Scaling, touched
+from gradguard.rules.gradient_path.undifferentiated import Undifferentiated
 from gradguard.rules.protocol import asleep, still_moving, verdicts
 from gradguard.rules.protocol.books import Book, Part, unchanged
 from gradguard.rules.protocol.crossing import Crossing
@@ -75,6 +77,7 @@ class Ledger:
         self.assignments: list[tuple[weakref.ref[Any], CallSite | None, int]] = []
         self.loaded: list[weakref.ref[Any]] = []
         self.called: dict[int, tuple[weakref.ref[Any], CallSite | None, bool]] = {}  # modules seen running, in a census
+        self.counted: dict[int, Counter[CallSite | None]] = {}  # and how often, by the calling line
         self.census_until = 0  # steps
         self.casts: list[tuple[weakref.ref[Any], CallSite | None]] = []
         self.recorder: Recorder | None = None  # where a closing summary was asked for
@@ -86,6 +89,7 @@ class Ledger:
         self.schedules = Schedules(self)
         self.scaling = Scaling()
         self.own_states = OwnStates()
+        self.derivatives = Undifferentiated(self.journal)
 
     # -- optimizers ---------------------------------------------------------------------------------------------------
 
@@ -339,9 +343,22 @@ class Ledger:
         """A module is called, in the steps in which that is looked at: where, and with grad mode on or off."""
         known = self.called.get(id(module))
         grad_on = torch.is_grad_enabled()
+        caller = user_frame(frame)
+        place = None if caller is None else CallSite(caller.f_code, caller.f_lasti)
+        if known is None or known[0]() is not module:
+            self.counted[id(module)] = Counter()
+        self.counted[id(module)][place] += 1
         if known is None or known[0]() is not module or (grad_on and not known[2]):
-            caller = user_frame(frame)
-            self.called[id(module)] = (weakref.ref(module), None if caller is None else CallSite(caller.f_code, caller.f_lasti), grad_on)
+            self.called[id(module)] = (weakref.ref(module), place, grad_on)
+
+    def calls_of(self, module: Any) -> int:
+        """How often a module was called while calls were looked at."""
+        return sum(self.counted[id(module)].values()) if id(module) in self.called and self.called[id(module)][0]() is module else 0
+
+    def only_site(self, module: Any) -> CallSite | None:
+        """The one line that called it then."""
+        sites = self.counted.get(id(module), ())
+        return next(iter(sites)) if len(sites) == 1 else None
 
     def cast(self, module: Any, site: CallSite | None) -> None:
         """A module was cast to a low-precision dtype."""

@@ -305,13 +305,14 @@ def _bare(incident: Incident, book: Book, idle: Idle) -> Diagnosis | None:
 def _same_item(incident: Incident, book: Book, idle: Idle) -> Diagnosis | None:
     """A loop over a list of modules calls one and the same of them each time."""
     parameters = [each[0] for each in idle]
-    found = fixed_index(incident.names, parameters)
+    found = fixed_index(incident.names, parameters, incident.memory["ledger"])
     if found is None:
         return None
     item = f"{found.items}[{found.index}]"
-    culprit = found.place.statement_span(f"calls `{item}` for each `{found.variable}` in `{found.items}`", "culprit")
+    culprit = found.place.span(f"calls `{item}` {found.times} times, once for each item", "culprit")
     headline = f"the other items of `{found.items}` never get a gradient: the loop over them calls `{item}` each time"
-    fix = Fix(title=f"Use `{found.variable}` in place of `{item}`", safety="unsafe")
+    title = f"Use `{found.instead}` in place of `{item}`" if found.instead else f"Call each item of `{found.items}` in its turn"
+    fix = Fix(title=title, safety="unsafe")
     return _told(incident, book, headline, culprit, [], fix, parameters, tell.listed([each[1] for each in idle], len(idle)))
 
 
