@@ -109,8 +109,11 @@ def run_backward(
     if watch is not None:
         watch.remove()
     with session.shield:
-        if kind == "grad" and session.tracing and call is not None and not call.create_graph:
-            _gradients(session, call, result)
+        if session.tracing and call is not None:
+            if kind == "grad" and not call.create_graph:
+                _gradients(session, call, result)
+            if not call.nested:
+                step_protocol.differentiated(session, call, roots)
         if outermost and call is not None:
             step_protocol.after_backward(session, frame, call, roots)
         if outermost:

@@ -165,6 +165,10 @@ class Journal:
         entry = self._cuts.get(id(tensor))
         return entry[1] if entry is not None and entry[0]() is tensor else None
 
+    def cuts(self) -> list[tuple[weakref.ref[torch.Tensor], Cut]]:
+        """The tensors that lost their path while traced, and where; some of them may be gone."""
+        return list(self._cuts.values())
+
     @property
     def has_cuts(self) -> bool:
         return bool(self._cuts)

@@ -79,6 +79,7 @@ class Session(Incidents):
         self.probe = OpProbe(self.journal, failed, fault)
         self.shield = Shield(ref)
         self.census: Any = None  # the handle of a hook on module calls, while there is one
+        self.registrations: Any = None  # that of one on what modules are given as parameters
         self.depth = 0  # nested backward calls
         self.under_way: Any = None  # the fact of the newest of those that are not
         self._on = False  # whether the op probe stands on the mode stack, as far as this session put it there
@@ -142,6 +143,7 @@ class Session(Incidents):
                 run = self.run = guard.run
                 run.depth.resume()
                 run.ledger.opened()
+                step_protocol.resume_census(self)
                 self.begin_step(entered=True)
 
     def close(self, guard: Guard) -> None:
@@ -165,7 +167,7 @@ class Session(Incidents):
             with self.shield:
                 run = self.run
                 run.depth.pause()
-                step_protocol.end_census(self, run.ledger)
+                step_protocol.pause_census(self)
                 # a guard around a single step is left a thousand times, mostly by the same files
                 if self.tracing and (run.entries < 8 or not run.entries % 64) and run.settings.actions.unused_ignores != "off":
                     run.files.update({op[2].co_filename for op in islice(reversed(self.journal.ops), 256)})

@@ -33,6 +33,7 @@ class Speaker:
 
     def __init__(self) -> None:
         self._said: dict[tuple[str, str, int], Diagnosis] = {}
+        self._confirmed: set[tuple[str, str, int]] = set()  # said as likely, and certain by now
         self._lock = threading.Lock()
 
     def emit_warning(self, diagnosis: Diagnosis, text: str, frame_site: CallSite | SourceSpan | None = None) -> bool:
@@ -94,7 +95,12 @@ class Speaker:
         with self._lock:
             again = [diagnosis for diagnosis in self._said.values() if diagnosis.repeats]
         return [
-            f"{diagnosis.title(*_place(diagnosis, None))}: said once, met {diagnosis.repeats + 1} times in the steps that were looked at"
+            f"{diagnosis.title(*_place(diagnosis, None))}: "
+            + (
+                "said as likely, and certain by now"
+                if diagnosis.key in self._confirmed
+                else f"said once, met {diagnosis.repeats + 1} times in the steps that were looked at"
+            )
             for diagnosis in sorted(again, key=lambda diagnosis: -diagnosis.repeats)
         ]
 
@@ -110,6 +116,8 @@ class Speaker:
                 self._said[diagnosis.key] = diagnosis
                 return True
             known.repeats += 1
+            if known.confidence != "certain" and diagnosis.confidence == "certain":
+                self._confirmed.add(known.key)
             return False
 
     @staticmethod

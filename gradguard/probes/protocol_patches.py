@@ -44,7 +44,7 @@ def install(replace: Callable[..., None]) -> None:
     replace(
         torch.nn.Module,
         "load_state_dict",
-        _after("loaded_state", lambda args, kwargs: (args[0], bool(kwargs.get("assign") or (args[3:] and args[3])))),
+        _after("loaded_state", _loaded),
     )
     for name in ("to", "half", "bfloat16", "type"):
         replace(torch.nn.Module, name, _after("cast", _cast))
@@ -89,6 +89,10 @@ def _of_torch(frame: FrameType) -> bool:
 def _turned(coast: Coast, scheduler: Any, frame: FrameType) -> bool:
     """Whether a scheduler's step in a calm step was written down, or is none of the user's."""
     return _of_torch(frame) or coast.turn(scheduler, frame)
+
+
+def _loaded(args: Any, kwargs: Any) -> tuple[Any, ...]:
+    return args[0], bool(kwargs.get("assign") or (args[3:] and args[3])), args[1] if len(args) > 1 else kwargs.get("state_dict")
 
 
 def _cast(args: Any, kwargs: Any) -> tuple[Any, ...] | None:
@@ -150,6 +154,19 @@ def take_census(report: Callable[[Any, FrameType], None]) -> Any:
             report(module, sys._getframe(1))
 
     return _module.register_module_forward_pre_hook(called)
+
+
+def watch_registrations(report: Callable[[Any, str, Any, FrameType], None]) -> Any:
+    """Reports every parameter that a module gets until the handle returned is removed; None where that cannot be seen."""
+    register = getattr(_module, "register_module_parameter_registration_hook", None)
+    if register is None or _compiled():
+        return None
+
+    def registered(module: Any, name: str, parameter: Any) -> None:
+        if not is_compiling() and listener() is not None:
+            report(module, name, parameter, sys._getframe(1))
+
+    return register(registered)
 
 
 def _compiled() -> bool:

@@ -136,7 +136,8 @@ class Scaling:
             if len(self._clips) > 64:
                 self._clips.clear()
             if count == _TIMES and float(scale) != 1.0:
-                ledger.found.append(Suspicion("GG721", ledger.books[key], {"site": site, "scaled": self._site, "scale": float(scale)}))
+                data = {"site": site, "scaled": self._site, "scale": float(scale), "scaler": self._scaler}
+                ledger.found.append(Suspicion("GG721", ledger.books[key], data))
             return
 
 

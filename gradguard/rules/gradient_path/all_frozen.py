@@ -246,6 +246,8 @@ def _apart(incident: Incident, lost: lost_path.LostPath, parameters: list[torch.
 
 def _plain(incident: Incident, lost: lost_path.LostPath, made: list[ResolvedSite]) -> Diagnosis:
     root = lost.root_name
+    if _had_a_graph(incident) and _trainable(incident):
+        return _this_time(incident, lost, made)
     wanted = _wants_grad(made)
     named = list(dict.fromkeys(name for place in made for name in place.targets[:1]))
     culprit = None
@@ -284,6 +286,62 @@ def _plain(incident: Incident, lost: lost_path.LostPath, made: list[ResolvedSite
         [lost_path.facts(root, lost.root)],
         chosen is not None,
     )
+
+
+def _had_a_graph(incident: Incident) -> int:
+    """How many backward calls of this line got through before: those had a graph."""
+    call = incident.call
+    return 0 if call is None else sum(fact is not call and fact.site == call.site for fact in incident.journal.backwards)
+
+
+def _this_time(incident: Incident, lost: lost_path.LostPath, made: list[ResolvedSite]) -> Diagnosis:
+    """The same line had a graph before: in this step a branch was taken that leaves every parameter out."""
+    root, times = lost.root_name, _had_a_graph(incident)
+    zeros = [place for place in made if _zero(place)] if _is_zero(lost.root) else []
+    gates = {id(_gate(place)) for place in zeros}
+    chosen = zeros if len(gates) == 1 and id(None) not in gates else []
+    culprit = chosen[0].span("a constant, which no parameter has a part in", "culprit") if chosen else None
+    related = [place.span("a constant, too", "context") for place in chosen[1:4]]
+    if incident.place is not None:
+        related.append(incident.place.span(f"{in_words(root)} has no graph to follow", "backward"))
+    before = "the call before" if times == 1 else f"the {times} calls before"
+    return _diagnosis(
+        incident,
+        lost,
+        f"{in_words(root)} has no gradient path this time: no parameter that the optimizer holds had a part in it, unlike in {before}",
+        culprit,
+        related,
+        f"In {before} of this line there was a graph, so nothing is frozen or detached for good. This batch led past all that is "
+        "computed from parameters: it has no example of what the loss is about, or only some that were masked out.",
+        [
+            Fix(
+                title="Give such a batch a loss with a graph, of the model's own outputs: `output.sum() * 0.0` in place of a constant",
+                safety="manual",
+                detail=f"Or leave out backward() and the step where `{bare(root)}.requires_grad` is False.",
+            )
+        ],
+        [lost_path.facts(root, lost.root)],
+        False,
+    )
+
+
+def _is_zero(root: torch.Tensor) -> bool:
+    return root.numel() == 1 and root.device.type == "cpu" and float(root) == 0.0
+
+
+def _zero(place: ResolvedSite) -> bool:
+    """Whether a tensor of zeros is made here, of nothing but constants: `torch.tensor(0.0)`, `torch.zeros(())`."""
+    call, made = place.call, (place.callee_full_name or "").rpartition(".")[2]
+    if call is None or made not in ("tensor", "zeros", "scalar_tensor"):
+        return False
+    values = [node.value for argument in call.args for node in ast.walk(argument) if isinstance(node, ast.Constant)]
+    return made == "zeros" or (bool(values) and not any(values))
+
+
+def _gate(place: ResolvedSite) -> ast.If | None:
+    """The innermost `if` around a place."""
+    above = () if place.source is None or place.node is None else place.source.ancestors(place.node)
+    return next((node for node in above if isinstance(node, ast.If)), None)
 
 
 def _trainable(incident: Incident) -> bool:

@@ -32,7 +32,7 @@ def with_patch(fix: Fix, origin: Origin, others: Sequence[Origin] = ()) -> Fix:
     certain = [edit for edit in edits if edit is not None]
     if edits[0] is None or len(certain) != len(edits):
         return fix
-    patch = replaced(place.source, list(dict(certain).items()))
+    patch = _without(place, certain) or replaced(place.source, list(dict(certain).items()))
     if patch is None:
         return fix
     names = list(dict.fromkeys(f"`{item.inner}`" for item in (origin, *beside) if item.inner))
@@ -60,6 +60,21 @@ def _with_grad_mode(switch: Switch, place: ResolvedSite | None) -> str | None:
     inside = place is not None and place.file == source.filename and any(place.statement is item for item in statement.body)
     alone = len(statement.body) == 1  # what it calls may be elsewhere
     return unwrapped(source, statement) if switch.how == "with" and (inside or alone) else None
+
+
+def _without(place: ResolvedSite, edits: list[tuple[ast.AST, str]]) -> str | None:
+    """The diff without the statement, where it would only assign a name to itself: `h = h.detach()`."""
+    statement, source = place.statement, place.source
+    if not isinstance(statement, ast.Assign) or source is None or len(statement.targets) != 1 or len(edits) != 1:
+        return None
+    node, text = edits[0]
+    if statement.value is not node or source.flat(statement.targets[0]) != text or statement.end_lineno != statement.lineno:
+        return None
+    if source.lines[statement.lineno - 1].partition("#")[0].strip() != source.flat(statement):
+        return None  # not alone on its line
+    above = source.parents.get(statement)
+    alone = any(getattr(above, block, None) == [statement] for block in ("body", "orelse", "finalbody"))
+    return replaced(source, [(statement, "pass")]) if alone else removed(source, statement.lineno, statement.lineno)
 
 
 def _edit(place: ResolvedSite, source: Source, origin: Origin) -> tuple[ast.AST, str] | None:

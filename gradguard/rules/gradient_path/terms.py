@@ -16,14 +16,12 @@ _THROUGH = frozenset({"mean", "sum", "squeeze", "float", "double", "to", "view",
 
 def pathless(incident: Incident) -> list[Origin]:
     """Where the terms without a path of the loss that backward is called on had lost it."""
-    place = incident.place
     follower = Follower(incident)
-    scope = follower.live(0)
-    expression = roots.root_expression(place) if place is not None else None
-    if scope is None or expression is None:
+    root = roots.written_root(incident, follower)
+    if root is None:
         return []
     found: list[Origin] = []
-    for node, inner in _terms(follower, expression, scope, 0):
+    for node, inner in _terms(follower, *root, 0):
         flow = follower.under_blocks(follower.flow(node, inner), node, inner)
         if flow.attached is False and flow.found:
             found += [origin for origin in flow.found if origin.sure]

@@ -26,7 +26,7 @@ _MOST_PARTS = 256  # unused contributions remembered of one parameter
 class Part:
     """One backward call, as far as followed parameters got gradient from it."""
 
-    __slots__ = ("call", "cleared", "filled", "reads", "unknown", "used", "versions")
+    __slots__ = ("call", "cleared", "filled", "reads", "shares", "unknown", "used")
 
     def __init__(self, call: BackwardFact, reads: int) -> None:
         self.call = call
@@ -35,7 +35,45 @@ class Part:
         self.cleared = 0
         self.unknown = 0  # taken away by other means than zero_grad
         self.reads = reads  # how often the user's code had read a `.grad` before, in traced steps
-        self.versions: list[tuple[weakref.ref[Any], int]] = []
+        self.shares: dict[int, Share] = {}  # by the key of the book
+
+
+class Share:
+    """What one optimizer's followed parameters got of a part."""
+
+    __slots__ = ("cleared", "filled", "first", "owner", "unread", "used", "version", "zero")
+
+    def __init__(self, first: weakref.ref[Any], version: int) -> None:
+        self.first = first  # one of the parameters, and its version at the call
+        self.version = version
+        self.filled = 0
+        self.used = 0
+        self.cleared = 0
+        self.unread = False  # nobody looked at a gradient between the call and the clearing, in a traced step
+        self.zero: CallSite | None = None  # what has cleared the last of it, and whose zero_grad() that was
+        self.owner: weakref.ref[Any] | None = None
+
+    def written(self) -> bool:
+        """Whether the parameters were updated since, by whatever means."""
+        parameter = self.first()
+        return parameter is not None and version_of(parameter) != self.version
+
+    @property
+    def wasted(self) -> bool:
+        """Whether all of it was cleared unused."""
+        return not self.used and self.cleared == self.filled
+
+
+class Waste:
+    """Backward calls of one line whose gradients were cleared unused since an optimizer's last step."""
+
+    __slots__ = ("calls", "owner", "unread", "zero")
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.unread = 0  # of these, those between which and the clearing nobody looked at a gradient
+        self.zero: CallSite | None = None
+        self.owner: weakref.ref[Any] | None = None
 
 
 class Slot:
@@ -88,6 +126,10 @@ class Book:
         self.filled_since_step = 0
         self.last_used: Part | None = None  # the newest contribution that a step has used
         self.last_part: Part | None = None
+        self.wasted: dict[CallSite | None, Waste] = {}  # since the last step, by the line of the backward call
+        self.clipped_late: CallSite | None = None  # where gradients were clipped that its last step had used
+        self.idle_at = 0  # steps at which calls of what never has a gradient have been looked at
+        self.rounds = 0  # steps in a row that used one backward call of a line of which others were wasted
         self.stale = 0
         self.repeated = 0
         self.kept = 0  # steps in a row on one and the same gradients, set by hand
@@ -190,7 +232,7 @@ class Book:
         Returns:
             The same with what it gave to these; then it is `last_part` too.
         """
-        got = False
+        got, taken = False, 0
         for slot in self.active:
             parameter = slot.ref()
             if parameter is None:
@@ -210,17 +252,20 @@ class Book:
                 if len(parts) < _MOST_PARTS:
                     part.filled += 1
                     parts.append(part)
+                    taken += 1
                 if not got:
                     got = True
-                    part.versions.append((slot.ref, parameter._version))
+                    share = part.shares.setdefault(self.key, Share(slot.ref, parameter._version))
         if got:
             self.filled += 1
             self.filled_since_step += 1
             self.last_part = part
+            share.filled += taken
         return part
 
-    def clear(self, wasted: set[Part]) -> bool:
-        """zero_grad has returned: whether it cleared anything; parts that no step has used, and none will, go into `wasted`."""
+    def clear(self, wasted: dict[Part, None]) -> bool:
+        """zero_grad has returned: whether it cleared anything; parts of which this optimizer's steps have used nothing, and none will, go
+        into `wasted`."""
         cleared = False
         for slot in self.active:
             if not slot.grad:
@@ -231,8 +276,10 @@ class Book:
                 cleared = True
                 for part in slot.parts:
                     part.cleared += 1
-                    if part.cleared == part.filled and not part.used and not part.unknown:
-                        wasted.add(part)
+                    share = part.shares[self.key]
+                    share.cleared += 1
+                    if share.wasted and not part.unknown:
+                        wasted[part] = None
                 slot.parts.clear()
                 slot.used = None
                 if grad is None:
@@ -255,7 +302,7 @@ class Book:
                 none += 1
                 if slot.grad:  # the step itself cleared it
                     for part in slot.parts:
-                        part.used += 1
+                        self._use(part)
                     fresh += 1
                     slot.forget()
                 continue
@@ -264,10 +311,10 @@ class Book:
                 fresh += 1
                 stale = stale or slot.used is not None
                 for part in parts:
-                    part.used += 1
+                    self._use(part)
                 slot.used = self.last_used = parts[-1]
                 slot.parts = []
-            elif slot.used is not None and slot.grad == id(grad) and slot.version == grad._version:
+            elif slot.used is not None and slot.grad == id(grad) and (slot.version == grad._version or self.clipped_late is not None):
                 same += 1
             else:
                 slot.used = None  # a gradient that was set by hand
@@ -276,6 +323,10 @@ class Book:
             slot.version = grad._version
         self.kept = self.kept + 1 if kept and kept + none == len(self.active) else 0
         return fresh, same, none, stale
+
+    def _use(self, part: Part) -> None:
+        part.used += 1
+        part.shares[self.key].used += 1
 
     def look_closely(self, steps: int = 3) -> None:
         """Follows every parameter for some steps: something looks odd."""

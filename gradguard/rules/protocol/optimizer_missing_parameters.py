@@ -20,12 +20,13 @@ out of the optimizer's arguments is not either. The loss falls all the same, bec
 Unsafe: more is trained than before; saved checkpoints get new entries.
 
 ## When it speaks, what silences it
-When the optimizer or the guard comes to its end (or after 1,000 steps), if leaves that were seen in three or more graphs are
-in no optimizer and have exactly the values they had at first. It is silent about leaves that are no module's (inputs,
+When the optimizer or the guard comes to its end (or after 400 steps), if leaves that were seen in three or more graphs are
+in no optimizer and have exactly the values they had at first; at the twelfth step already, as likely, where no module lists them, or
+they joined the model after the optimizer was made. It is silent about leaves that are no module's (inputs,
 latent codes), about modules in eval mode or loaded with `load_state_dict` (a pretrained network through which gradients only
 flow), about anything an optimizer made later takes up, and about values that change by hand. And at the
-fourth look in a row at which the parameters of the look before are gone and others of the same shapes get gradients, where one place
-makes a layer and calls it at once (`nn.Linear(8, 2)(x)`).
+fourth look in a row at which the parameters of the look before are gone and others of the same shapes get gradients, where they were
+made in the course of a module's forward call, or one place makes a layer and calls it at once (`nn.Linear(8, 2)(x)`).
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if book is None:
         return None
     if "anew" in data:
-        return made_anew(incident, book, data["anew"], CODE, NAME)
+        return made_anew(incident, book, data["anew"], data["makings"], CODE, NAME)
     strangers: list[Stranger] = data["prepare"]
     owners = Owners(incident.names)
     left = [(leaf, owner) for s in strangers if (leaf := s.ref()) is not None and (owner := owners.of(leaf)) is not None]
@@ -82,8 +83,12 @@ def recognise(incident: Incident) -> Diagnosis | None:
 
     if book.steps >= 400 and holds():
         return diagnosis
+    if diagnosis.code == orphans.CODE or any(not owner.registered for _, owner in left) or joined_later(book, left):
+        early = diagnosis.model_copy(update={"confidence": "likely"})  # nothing but another optimizer could change it
+    else:
+        early = None
     book.prepared = [each for each in book.prepared if each.code not in ("GG603", "GG604")] + [Prepared(diagnosis.code, diagnosis, holds)]
-    return None
+    return early
 
 
 def _is_meant(incident: Incident, book: Book, owner: Owner, trained: set[int], replaces: bool) -> bool:

@@ -220,6 +220,10 @@ def _drift_told(incident: Incident, book: Book, name: str, root: nn.Module, drif
     place = None if switch is None else resolve(switch.site)
     paths = [path for path, _ in drifting]
     part = tell.common_prefix([path + ".x" for path in paths]) or name
+    inner = dict(root.named_modules()).get(part, root)
+    norms = {id(p) for _, module in drifting for p in module.parameters()}
+    alone = any(p.requires_grad for p in inner.parameters() if id(p) not in norms)  # the rest of it is trained
+    shown = part if part == name else f"{name}.{part}"
     toggles = incident.journal.toggle_of(drifting[0][1].weight)  # type: ignore[arg-type]
     frozen_at = tell.span(toggles[1], "its parameters are frozen here", "context") if toggles is not None else None
     culprit = place.span(f"puts the frozen batch norms of `{part}` into train mode, too", "culprit") if place is not None else None
@@ -229,7 +233,9 @@ def _drift_told(incident: Incident, book: Book, name: str, root: nn.Module, drif
         code=CODE,
         name=NAME,
         severity="warning",
-        headline=f"`{part}` is frozen, but its batch norms are in train mode: their running statistics drift",
+        headline=f"the batch norms of `{part}` are frozen, but in train mode: their running statistics drift"
+        if alone
+        else f"`{part}` is frozen, but its batch norms are in train mode: their running statistics drift",
         culprit=culprit,
         related=tell.spans(frozen_at, tell.span(book.step_site, "the rest is trained here", "context")),
         explanation=(
@@ -240,7 +246,9 @@ def _drift_told(incident: Incident, book: Book, name: str, root: nn.Module, drif
         ),
         fixes=[
             Fix(
-                title=f"Call `{part if part == name else name + '.' + part}.eval()` after `{name}.train()`",
+                title=f"Put the batch norms of `{shown}` back into eval mode after each `{name}.train()`"
+                if alone
+                else f"Call `{shown}.eval()` after `{name}.train()`",
                 safety="unsafe",
                 detail="Or override `train()` in the module so that the frozen part stays in eval mode.",
             )
