@@ -70,7 +70,8 @@ def run_backward(
         GradGuardError: what it raised, diagnosed.
     """
     __tracebackhide__ = True
-    if frame.f_code is _HANDED_ON:  # autograd.grad is a torch function: this is the call that is under way, by way of the op probe
+    # autograd.grad is a torch function: this is the call that is under way, by way of the op probe
+    if frame.f_back is not None and frame.f_back.f_code is _HANDED_ON:
         return original(*args, **kwargs)
     session._calm = False
     call: BackwardFact | None = None

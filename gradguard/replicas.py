@@ -12,7 +12,6 @@ import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import wraps
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradguard.callsite import CallSite, user_frame
 
-Replace = Callable[[Any, str, Callable[[Any], Any]], None]
+Divert = Callable[[Any, str, Callable[[Any], Any]], None]
 _SAMPLED = 12  # parameters of one replica in a fingerprint
 _EARLY = frozenset({2, 3, 4, 5, 8, 16, 32, 64})  # an optimizer's steps at which replicas are compared ...
 _PATIENCE = 64  # steps after which a fingerprint that has found no counterpart is forgotten
@@ -47,9 +46,9 @@ class Replica:
 known: weakref.WeakKeyDictionary[Any, Replica] = weakref.WeakKeyDictionary()
 
 
-def install(replace: Replace) -> None:
-    """Puts the replacement in place, and looks for replicas that were made before."""
-    replace(DistributedDataParallel, "__init__", _made)
+def install(divert: Divert) -> None:
+    """Diverts the function, and looks for replicas that were made before."""
+    divert(DistributedDataParallel, "__init__", _made)
     if dist.is_available() and dist.is_initialized():
         for item in gc.get_objects():
             if type(item) is DistributedDataParallel and item not in known:
@@ -57,7 +56,6 @@ def install(replace: Replace) -> None:
 
 
 def _made(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
     def guarded(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         caller = user_frame(sys._getframe(1))

@@ -26,9 +26,11 @@ from gradguard.facts import StepFact
 from gradguard.incidents import Incidents
 from gradguard.journal import current_journal
 from gradguard.probes import attribution
+from gradguard.probes.compilers import fast_path
 from gradguard.probes.finite import note_nonfinite
 from gradguard.probes.hub import local, set_coast, set_listener
 from gradguard.probes.ops import OpProbe
+from gradguard.probes.protocol_patches import forget_forwards
 from gradguard.rules.base import SKIP
 from gradguard.run import Run
 from gradguard.shield import Shield
@@ -85,6 +87,7 @@ class Session(Incidents):
         self._on = False  # whether the op probe stands on the mode stack, as far as this session put it there
         self._backwards = 0  # since the step began
         self.ended = False  # the loop is over: the step that began behind the last optimizer's step is none
+        self._stands = False  # whether the whole step is watched, apart from what an optimizer and torch's own functions do
         self._stale = False  # whether the op probe may have been left on the stack
         self._traces = False  # whether the current step is a traced one
         self._calm = False  # whether nothing but the loss has to be looked at in the current step
@@ -249,14 +252,33 @@ class Session(Incidents):
             trace = self.run.settings.trace
             self.probe.prints.whose = trace.contents
             self.probe.locate = note_nonfinite if trace.locate_nonfinite else None
-        if on and not mode_is_active(self.probe):
-            insert_mode(self.probe)
-        elif not on:
-            remove_mode(self.probe)
+        self._stand(on)
         # a step that ends within a backward (an optimizer in a hook) leaves the probe where torch will put it back afterwards
         self._stale = not on and self.depth > 0
         self.probe.live = on
         self.tracing = self._on = on
+
+    def _stand(self, on: bool) -> None:
+        """Puts the op probe on this thread's stack, where nothing compiled is under way, or takes it off."""
+        on = on and not local.compiled
+        if on != self._stands:
+            fast_path.keep(self.probe, on)
+            self._stands = on
+        if not on:
+            remove_mode(self.probe)
+        elif not mode_is_active(self.probe):
+            insert_mode(self.probe)
+
+    def compiled_begins(self) -> None:
+        """A function compiled by Dynamo is called: no mode of ours, and no hook on modules, may be in its sight."""
+        self._stand(False)
+        forget_forwards()
+        step_protocol.pause_census(self)
+
+    def compiled_ends(self) -> None:
+        """It has returned, or calls something that is not to be compiled."""
+        if self._on and self.tracing and self.guards:
+            self._stand(True)
 
     def fault(self, error: BaseException) -> None:
         """gradguard itself failed: say so once, stop tracing, let the training go on."""
@@ -279,7 +301,7 @@ class Session(Incidents):
 
     def run_engine(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The op probe is off while torch handles `backward` itself; custom Functions' backwards shall be seen."""
-        if mode_is_active(self.probe):
+        if mode_is_active(self.probe) or local.compiled:
             return original(*args, **kwargs)
         insert_mode(self.probe)
         try:

@@ -65,6 +65,27 @@ jit_tracing: Callable[[], bool] = _lookup("_C._is_tracing", lambda: False)
 is_compiling: Callable[[], bool] = torch.compiler.is_compiling
 
 
+# The part of Dynamo that is C's, which is there before Dynamo is imported.
+eval_frame: Any = _lookup("_C._dynamo.eval_frame", None)
+
+
+def never_compile(code: Any) -> None:
+    """Dynamo leaves frames of this code alone, and looks at those called from them as always."""
+    try:
+        strategy = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT)
+        eval_frame.set_code_exec_strategy(code, strategy)
+    except AttributeError:  # other names in older releases, which also leave alone what lies in torch's files
+        pass
+
+
+def register_builtin(function: Any, operator: str) -> None:
+    """Has TorchScript take a function for one of its operators."""
+    try:
+        torch.jit._builtins._register_builtin(function, operator)
+    except AttributeError:
+        pass
+
+
 def dynamo_in_use() -> bool:
     """Whether anything was compiled in this process: compiled modules complain about global module hooks."""
     import sys

@@ -6,12 +6,13 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 
 import torch.overrides
 
 from gradguard.callsite import USER_FILES, is_torch_or_own
 from gradguard.errors import GradGuardError
+from gradguard.probes.diversions import originals
 from gradguard.reporters.cells import cell_name
 from gradguard.reporters.terminal import print_diagnosis, render
 from gradguard.torch_internals import call_alone
@@ -136,8 +137,9 @@ def _entries(trace: TracebackType | None) -> Iterator[TracebackType]:
         trace = trace.tb_next
 
 
-def _is_own(filename: str) -> bool:
-    return is_torch_or_own(filename) and not os.path.abspath(filename).startswith(_TORCH_DIR)
+def _is_own(code: CodeType) -> bool:
+    filename = code.co_filename
+    return code in originals or (is_torch_or_own(filename) and not os.path.abspath(filename).startswith(_TORCH_DIR))
 
 
 def _linked(entries: list[TracebackType]) -> TracebackType | None:
@@ -151,8 +153,7 @@ def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     kept: list[TracebackType] = []
     short = False  # a torch function written in Python was called again by the shorter way (`call_alone`)
     for entry in _entries(trace):
-        filename = entry.tb_frame.f_code.co_filename
-        if not _is_own(filename):
+        if not _is_own(entry.tb_frame.f_code):
             if short and kept and kept[-1].tb_frame.f_code is entry.tb_frame.f_code:
                 kept.pop()
             short = False
