@@ -51,6 +51,7 @@ from gradguard.rules.protocol.places import attribute_set, class_node
 from gradguard.rules.protocol.reads import bare_read, reads_of
 from gradguard.rules.protocol.severed import LoneLoss
 from gradguard.rules.protocol.suspicion import version_of
+from gradguard.tensor_refs import TensorRef
 
 CODE, NAME = "GG605", "parameter-without-grad"
 Idle = list[tuple[torch.Tensor, str, nn.Module, nn.Module | None, str]]  # parameter, path, module, parent, attribute in the parent
@@ -79,7 +80,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     )
     if diagnosis is None:
         return None
-    kept = [(weakref.ref(p), version_of(p)) for p, *_ in idle]
+    kept = [(TensorRef(p), version_of(p)) for p, *_ in idle]
     last = dict.fromkeys(range(len(kept)), True)
 
     def holds() -> bool:
