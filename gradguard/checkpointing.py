@@ -14,6 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from gradguard import step_protocol
 from gradguard.rules.protocol.books import Suspicion
+from gradguard.tensor_refs import TensorRef
 from gradguard.torch_internals import quiet, storage_key, version_of
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def reentrant(session: Session, args: tuple[Any, ...], frame: FrameType) -> None
     names = ", ".join(f"`{name}`" for name, _ in trained[:3]) + (f" and {len(trained) - 3} more" if len(trained) > 3 else "")
     data = {"site": step_protocol.site_of(frame), "parameters": len(trained), "names": names, "module": type(modules[0]).__name__}
     # the rule about parameters without a gradient need not tell of these again
-    session.run.memory.setdefault("cut off by checkpoints", {}).update((id(p), weakref.ref(p)) for _, p in trained)
+    session.run.memory.setdefault("cut off by checkpoints", {}).update((id(p), TensorRef(p)) for _, p in trained)
     step_protocol.suspect(session, Suspicion("GG711", None, data), frame)
 
 
@@ -51,7 +52,7 @@ def begins(session: Session, function: Any, preserve: Any, frame: FrameType) -> 
         _random(session, function, frame)
     with quiet():
         held = [
-            (name, weakref.ref(value), value._version, storage_key(value), session.journal.tick())
+            (name, TensorRef(value), value._version, storage_key(value), session.journal.tick())
             for name, value in _reads(function)
             if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter) and version_of(value) is not None
         ]

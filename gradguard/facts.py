@@ -9,12 +9,30 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
 from gradguard.callsite import CallSite
+
+
+class CallableRef:
+    """A function or class of the user's that was called, by its name: it may capture a whole step, and is not kept alive."""
+
+    __slots__ = ("__name__", "_ref")
+
+    def __init__(self, called: Any) -> None:
+        name = getattr(called, "__name__", None) if isinstance(called, (type, FunctionType, MethodType)) else None
+        self.__name__ = name if isinstance(name, str) else ""
+        try:
+            self._ref: weakref.ref[Any] | None = weakref.ref(called)
+        except TypeError:  # an object with slots
+            self._ref = None
+
+    def __call__(self) -> Any:
+        """The function or class, or None where it is gone."""
+        return None if self._ref is None else self._ref()
 
 
 class OpFact(NamedTuple):
@@ -24,7 +42,7 @@ class OpFact(NamedTuple):
     seq_to: int
     code: CodeType
     lasti: int
-    func: Any
+    func: Any  # a function of torch's, or a `CallableRef`
     clock: int
 
     @property

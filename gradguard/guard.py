@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from gradguard import children, ranks, replicas, saved_unpacked
+from gradguard import children, ranks, replicas, saved_unpacked, tensor_refs
 from gradguard.callsite import CallSite, user_frame
 from gradguard.decorating import decorated
 from gradguard.diagnosis import Diagnosis
@@ -154,7 +154,7 @@ class Guard:
     def __enter__(self) -> Guard:
         if self.settings.level == "off":
             return self
-        patches.install(children.install, replicas.install, saved_unpacked.install)
+        patches.install(children.install, replicas.install, saved_unpacked.install, tensor_refs.install)
         session = current_session()
         last = self._last
         if last is None or last[0] is not session:

@@ -41,6 +41,7 @@ from gradguard.facts import (
     Stretch,
     WriteFact,
 )
+from gradguard.tensor_refs import TensorRef
 from gradguard.torch_internals import storage_key
 
 _MOST_AT_ONCE = 512  # facts of one stretch
@@ -151,7 +152,7 @@ class Journal:
     def remember_cut(self, tensor: torch.Tensor, cut: Cut) -> None:
         """Notes where a tensor lost its path; weakly, so that the tensor dies as it would have."""
         try:
-            ref = weakref.ref(tensor)
+            ref = TensorRef(tensor)
         except TypeError:
             return
         cuts = self._cuts
@@ -194,7 +195,7 @@ class Journal:
         times, again = (
             (1, 0) if known is None or known[0]() is not tensor else (known[3] + (known[1] != value), known[5] + (known[1] == value))
         )
-        self.toggles[id(tensor)] = (weakref.ref(tensor), value, site, times, self.tick(), again)
+        self.toggles[id(tensor)] = (TensorRef(tensor), value, site, times, self.tick(), again)
         self.toggles.move_to_end(id(tensor))
         if len(self.toggles) > self.limits.escapes:
             self.toggles.popitem(last=False)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from gradguard import calm, checkpointing, step_protocol
 from gradguard.backward_calls import coasted_failed, coasted_returned, run_backward
 from gradguard.callsite import CallSite, user_frame
-from gradguard.facts import StepFact
+from gradguard.facts import CallableRef, StepFact
 from gradguard.incidents import Incidents
 from gradguard.journal import current_journal
 from gradguard.probes import attribution
@@ -338,7 +338,7 @@ class Session(Incidents):
             if sequence_number() != before:
                 caller = user_frame(frame)
                 if caller is not None:
-                    self.journal.ops.append((before, before + 1, caller.f_code, caller.f_lasti, cls, self.journal.tick()))
+                    self.journal.ops.append((before, before + 1, caller.f_code, caller.f_lasti, CallableRef(cls), self.journal.tick()))
         return result
 
     def mapped(self, frame: FrameType, given: Any, result: Any) -> None:

@@ -7,6 +7,7 @@ this torch lacks.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Literal
@@ -54,6 +55,7 @@ _no_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _lookup("utils._
 functorch: Any = _lookup("_functorch.apis", None)
 _default_device: Any = _lookup("_GLOBAL_DEVICE_CONTEXT", None)
 
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 ACCUMULATE_SEQ = 2**63  # AccumulateGrad nodes carry the maximum number, far above any count
 
 
@@ -239,6 +241,26 @@ def storage_key(tensor: torch.Tensor) -> int | None:
         return None
 
 
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a DTensor; any other tensor itself.
+
+    Values are read from this part only: operations on a DTensor may communicate, and no other rank takes part in them.
+    """
+    if type(tensor) in _PLAIN:
+        return tensor
+    sharded = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return tensor._local_tensor if sharded is not None and issubclass(type(tensor), sharded) else tensor  # type: ignore[no-any-return]
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether there is memory behind a tensor's elements. FSDP frees that of gathered parameters, which are still saved in the
+    graph, by `storage.resize_(0)`: reading them then is a segmentation fault."""
+    try:
+        return bool(tensor.untyped_storage().nbytes()) or not tensor.numel()
+    except Exception:  # tensors without a storage find their values otherwise
+        return True
+
+
 def numpy_reachable(tensor: torch.Tensor) -> bool:
     """Whether numpy can write this tensor's memory: such storages are not resizable."""
     try:
@@ -260,6 +282,8 @@ _raw_names: dict[type, tuple[str, ...]] = {}
 
 def _raw_saved_names(node: Any) -> tuple[str, ...]:
     kind = type(node)
+    if "_forward_cls" in kind.__dict__:  # of a custom Function, which may capture anything: all of them have what their base has
+        kind = kind.__mro__[1]
     names = _raw_names.get(kind)
     if names is None:
         if len(_raw_names) > 5_000:
@@ -290,12 +314,12 @@ def saved_slots(node: Any) -> Iterator[tuple[str, Any]]:
 
 
 def saved_data(slot: Any) -> torch.Tensor | None:
-    """The tensor in a saved variable, without the version check that unpacking makes; None where torch hides it."""
+    """The tensor in a saved variable, without the version check that unpacking makes; None where torch hides it or its memory is freed."""
     try:
         data = slot.data
     except Exception:
         return None
-    return data if isinstance(data, torch.Tensor) else None
+    return data if isinstance(data, torch.Tensor) and has_memory(data) else None
 
 
 def _short_name(raw_name: str) -> str:

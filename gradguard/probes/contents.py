@@ -14,6 +14,7 @@ import torch
 from gradguard.facts import Prints
 from gradguard.fingerprints import fingerprint
 from gradguard.journal import Journal
+from gradguard.tensor_refs import TensorRef
 from gradguard.torch_internals import jit_tracing, node_sequence, numpy_reachable, quiet, saved_data, saved_slots, storage_key, version_of
 
 _Parameter = torch.nn.Parameter
@@ -81,4 +82,4 @@ class Contents:
             return
         item = self.note(saved, before, after, sampled=True)
         if item is not None:
-            self._steady[key] = (weakref.ref(parameter), item.version, item)
+            self._steady[key] = (TensorRef(parameter), item.version, item)

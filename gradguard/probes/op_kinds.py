@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from types import FunctionType
+from types import (
+    BuiltinFunctionType,
+    ClassMethodDescriptorType,
+    FunctionType,
+    GetSetDescriptorType,
+    MethodDescriptorType,
+    MethodWrapperType,
+    ModuleType,
+    WrapperDescriptorType,
+)
 from typing import Any
 
 from gradguard.collectives import GATHERING
@@ -25,6 +34,7 @@ GATHER = 4096  # copies values between ranks
 FACTOR = 8192  # multiplies two tensors
 LOSS = 16384  # a loss function that takes what it must not: another kind of numbers, other shapes
 COLUMN = 32768  # may make a column of a row
+STRANGE = 65536  # not a function of torch's: it may capture anything, and is not kept
 FLAG = 1024  # works in place if its `inplace` argument says so
 
 _ESCAPES = {"item", "tolist", "numpy", "__float__", "__int__", "__index__", "__array__", "__complex__", "__bool__"}
@@ -190,10 +200,24 @@ def writes_by_name(name: str) -> bool:
 
 
 class Kinds(dict[Any, int]):
-    """Function -> flags. Bounded: functions made on the fly must not pile up."""
+    """Function -> flags. Bounded, and keeps only functions of torch's: others may capture anything."""
 
     def __missing__(self, func: Any) -> int:
+        if not _of_torch(func):
+            flags = classify(func)
+            return flags if flags in (SKIP, GRAD, SET_DATA) else flags | STRANGE
         if len(self) > 10_000:
             self.clear()
         flags = self[func] = classify(func)
         return flags
+
+
+def _of_torch(func: Any) -> bool:
+    kind = type(func)
+    if kind is FunctionType:
+        return (func.__module__ or "").partition(".")[0] == "torch"
+    if kind is BuiltinFunctionType:  # a method of an object is one as well, and holds the object
+        return func.__self__ is None or type(func.__self__) in (ModuleType, type)
+    if kind is MethodWrapperType:  # `Tensor.grad.__get__`
+        return type(func.__self__) is GetSetDescriptorType
+    return kind in (MethodDescriptorType, WrapperDescriptorType, ClassMethodDescriptorType)

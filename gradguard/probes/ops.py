@@ -34,7 +34,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from gradguard.callsite import USER_FILES, CallSite, user_frame
-from gradguard.facts import ModeFact, Region, WriteFact
+from gradguard.facts import CallableRef, ModeFact, Region, WriteFact
 from gradguard.fingerprints import fingerprint
 from gradguard.journal import Journal
 from gradguard.probes.arguments import any_requires_grad, call_name, region_written, versions_of
@@ -55,6 +55,7 @@ from gradguard.probes.op_kinds import (
     PLAIN,
     SET_DATA,
     SKIP,
+    STRANGE,
     TOGGLE,
     WRITE,
     Kinds,
@@ -122,6 +123,8 @@ class OpProbe(TorchFunctionMode):
             return self._set_data(func, args)
         if kind & FLAG:
             kind = kind & ~FLAG | WRITE if asked_in_place(args, kwargs) else kind & ~FLAG
+        strange = kind & STRANGE
+        kind ^= strange
         before = sequence_number()
         watched: list[tuple[Any, Any]] | None = None
         if kind & WRITE or (kwargs and "out" in kwargs):
@@ -154,7 +157,7 @@ class OpProbe(TorchFunctionMode):
                 while frame is not None and not files[frame.f_code.co_filename]:
                     frame = frame.f_back
                 if frame is not None:
-                    self._append((before, after, frame.f_code, frame.f_lasti, func, self._tick()))
+                    self._append((before, after, frame.f_code, frame.f_lasti, CallableRef(func) if strange else func, self._tick()))
                     if kind & LOSS:
                         self._loss(func, args, kwargs or _NO_KWARGS, result, (before, after), frame)
                 numpy_storages = self.journal.numpy_storages

@@ -50,6 +50,7 @@ from typing import Any
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.source import dotted
+from gradguard.facts import CallableRef
 from gradguard.fixes.edits import inserted
 from gradguard.rules.base import Rule
 from gradguard.rules.contract import function_methods, kept_on_ctx, misplaced_gradient, written_gradient
@@ -267,7 +268,7 @@ def _handed_back(view: FunctionView, value: ast.expr) -> list[str]:
 
 def _apply_of(incident: Incident, view: FunctionView) -> list[SourceSpan]:
     for fact in reversed(incident.journal.ops):
-        if fact[4] is view.cls:
+        if type(fact[4]) is CallableRef and fact[4]() is view.cls:
             place = incident.place_of_node(fact[0])
             return [] if place is None else [place.span(f"made by `{view.name}` here", "made")]
     return []

@@ -36,6 +36,7 @@ from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.graph import walk
 from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.syntax import Source, load, range_of
+from gradguard.facts import CallableRef
 from gradguard.fixes.edits import removed
 from gradguard.fixes.statements import wrapped
 from gradguard.rules.base import Rule
@@ -73,7 +74,7 @@ def is_once_differentiable(cls: type) -> bool:
 
 
 def _once(incident: Incident) -> Diagnosis | None:
-    used = {fact[4] for fact in incident.journal.ops if isinstance(fact[4], type)}
+    used = {fact[4]() for fact in incident.journal.ops if type(fact[4]) is CallableRef}
     candidates = [cls for cls in (*classes_in_graph(incident), *user_functions()) if is_once_differentiable(cls)]
     traced = [cls for cls in candidates if cls in used]
     chosen = list(dict.fromkeys(traced or candidates))
@@ -384,7 +385,7 @@ def _assigned_by_grad(incident: Incident) -> str | None:
 
 def _apply_spans(incident: Incident, view: FunctionView) -> list[SourceSpan]:
     for fact in reversed(incident.journal.ops):
-        if fact[4] is view.cls:
+        if type(fact[4]) is CallableRef and fact[4]() is view.cls:
             place = incident.place_of_node(fact[0])
             return [] if place is None else [place.span(f"`{view.name}` is used here", "made")]
     for source in incident.sources:

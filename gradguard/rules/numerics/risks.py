@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gradguard.torch_internals import held_by_hook
+from gradguard.torch_internals import has_memory, held_by_hook
 
 Saved = dict[str, torch.Tensor]
 Where = Callable[[Saved, dict[str, Any]], torch.Tensor]
@@ -171,6 +171,8 @@ def hold(node: Any, kind: str) -> Held | None:
         except Exception:
             return None
         if isinstance(value, torch.Tensor):
+            if not has_memory(value):
+                return None
             saved[name] = value.detach()
         elif value is not None:
             plain[name] = value

@@ -14,6 +14,7 @@ from gradguard.facts import BackwardFact
 from gradguard.journal import Journal
 from gradguard.rules.protocol.rates import Rates
 from gradguard.rules.protocol.suspicion import Suspicion, few_values, version_of
+from gradguard.tensor_refs import TensorRef
 
 __all__ = ["Book", "Part", "Prepared", "Slot", "Suspicion", "unchanged", "version_of"]
 
@@ -82,7 +83,7 @@ class Slot:
     __slots__ = ("grad", "hand", "parts", "ref", "used", "version")
 
     def __init__(self, parameter: torch.Tensor) -> None:
-        self.ref = weakref.ref(parameter)
+        self.ref = TensorRef(parameter)
         self.grad = 0  # id of the gradient when last looked at; 0 for none
         self.version = 0
         self.parts: list[Part] = []  # contributions no step has used
@@ -97,7 +98,7 @@ class Slot:
     def kept(self, grad: torch.Tensor) -> bool:
         """Whether a gradient that was set by hand is the one that the step before has used, value by value."""
         known, values = self.hand, few_values(grad)
-        self.hand = (weakref.ref(grad), values)
+        self.hand = (TensorRef(grad), values)
         return known is not None and known[0]() is grad and any(values) and known[1] == values
 
     def lose(self) -> None:
@@ -186,11 +187,11 @@ class Book:
                 parameters = [parameters[int(i * stride)] for i in range(_MOST_FOLLOWED)]
             self.slots = [known.get(id(p)) or Slot(p) for p in parameters]
             if self.size < 0:
-                self.first_versions = [(weakref.ref(p), version_of(p)) for p in self.parameters()]
+                self.first_versions = [(TensorRef(p), version_of(p)) for p in self.parameters()]
                 self.frozen_at_first = [ref for ref, _ in self.first_versions if (p := ref()) is not None and not p.requires_grad]
             else:
                 seen = {id(ref()) for ref, _ in self.first_versions}
-                self.first_versions += [(weakref.ref(p), version_of(p)) for p in self.parameters() if id(p) not in seen]
+                self.first_versions += [(TensorRef(p), version_of(p)) for p in self.parameters() if id(p) not in seen]
             self.size = size
             self.active = []
         if close or len(self.slots) <= _FOLLOWED:

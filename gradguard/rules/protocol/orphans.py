@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import gc
-import weakref
 from collections.abc import Iterator
 
 import torch
@@ -19,6 +18,7 @@ from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.owners import Owner
 from gradguard.rules.protocol.placed import classes_on_the_way, placing
 from gradguard.rules.protocol.places import function_around, in_tiers, only_one, the_one
+from gradguard.tensor_refs import TensorRef
 
 CODE, NAME = "GG604", "optimizer-orphaned-parameters"
 
@@ -103,7 +103,7 @@ def _another(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owne
     name = tell.optimizer_name(book, incident)
     owner = left[0][1]
     # GG603 need not tell of the same parameters again
-    incident.memory.setdefault("trained elsewhere", {}).update((id(leaf), weakref.ref(leaf)) for leaf, _ in left)
+    incident.memory.setdefault("trained elsewhere", {}).update((id(leaf), TensorRef(leaf)) for leaf, _ in left)
     model = owner.variable or type(owner.root).__name__
     known = next(((variable, root) for variable, root in incident.names.modules if any(m is still for m in root.modules())), None)
     theirs = f"`{known[0]}`" if known is not None and known[0] else "another model"

@@ -53,6 +53,7 @@ from gradguard.rules.protocol.reads import bare_read, reads_of
 from gradguard.rules.protocol.settled import settled
 from gradguard.rules.protocol.severed import LoneLoss
 from gradguard.rules.protocol.suspicion import version_of
+from gradguard.tensor_refs import TensorRef
 
 CODE, NAME = "GG605", "parameter-without-grad"
 Idle = list[tuple[torch.Tensor, str, nn.Module, nn.Module | None, str]]  # parameter, path, module, parent, attribute in the parent
@@ -83,7 +84,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     )
     if diagnosis is None:
         return None
-    kept = [(weakref.ref(p), version_of(p)) for p, *_ in idle]
+    kept = [(TensorRef(p), version_of(p)) for p, *_ in idle]
     last = dict.fromkeys(range(len(kept)), True)
 
     def holds() -> bool:

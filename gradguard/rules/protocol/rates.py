@@ -9,6 +9,8 @@ import torch
 
 from gradguard.callsite import CallSite
 from gradguard.rules.protocol.suspicion import Suspicion
+from gradguard.tensor_refs import TensorRef
+from gradguard.torch_internals import own_part
 
 if TYPE_CHECKING:
     from gradguard.rules.protocol.books import Book
@@ -139,7 +141,7 @@ class Rates:
     def _take(self, book: Book) -> None:
         chosen = [p for p in book.parameters() if p.dtype in _LOW_PRECISION and p.numel() >= 16 and p.grad is not None and p.requires_grad]
         for parameter in chosen[:: max(1, len(chosen) // 8)][:8]:
-            self.sample.append((weakref.ref(parameter), _values(parameter), _values(parameter.grad)))
+            self.sample.append((TensorRef(parameter), _values(parameter), _values(parameter.grad)))
 
     def _compare(self, ledger: Ledger, book: Book) -> None:
         with_gradient = still = 0
@@ -181,7 +183,7 @@ def _values(tensor: torch.Tensor | None) -> list[float]:
     if tensor is None:
         return []
     try:
-        flat = tensor.detach().reshape(-1)
+        flat = own_part(tensor).detach().reshape(-1)
         return [float(x) for x in flat[:: max(1, flat.numel() // _SAMPLED)][:_SAMPLED].tolist()]
     except Exception:
         return []

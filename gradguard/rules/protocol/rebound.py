@@ -17,6 +17,7 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.places import function_around, the_one
 from gradguard.rules.protocol.suspicion import Suspicion, few_values, version_of
+from gradguard.tensor_refs import TensorRef
 
 if TYPE_CHECKING:
     from gradguard.rules.protocol.ledger import Ledger
@@ -39,7 +40,7 @@ class Unheld:
             return
         parameters = [leaf for leaf in leaves if isinstance(leaf, torch.nn.Parameter)][:_MOST]
         if not self.first:
-            self.first = [(weakref.ref(p), version_of(p), few_values(p)) for p in parameters]
+            self.first = [(TensorRef(p), version_of(p), few_values(p)) for p in parameters]
             self.began = ledger.backwards
             return
         if any((p := ref()) is None or version_of(p) != version or few_values(p) != values for ref, version, values in self.first):

@@ -12,6 +12,7 @@ from gradguard.callsite import CallSite
 from gradguard.evidence.graph import root_nodes, walk
 from gradguard.facts import BackwardFact, Cut
 from gradguard.journal import Journal
+from gradguard.tensor_refs import TensorRef
 from gradguard.torch_internals import node_sequence
 
 _MOST_NODES = 8_192
@@ -124,7 +125,7 @@ class Severed:
             elif leaf is not None and id(leaf) in wanted:
                 self._reached.setdefault(id(leaf), set()).add(through)
             elif isinstance(leaf, nn.Parameter):
-                self._leaves[id(leaf)] = weakref.ref(leaf)
+                self._leaves[id(leaf)] = TensorRef(leaf)
             kind = getattr(node, "_forward_cls", None)
             count = len(node.next_functions)
             for i, (below, _) in enumerate(node.next_functions):

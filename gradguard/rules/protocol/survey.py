@@ -12,6 +12,7 @@ from gradguard.callsite import CallSite, user_frame
 from gradguard.facts import BackwardFact
 from gradguard.rules.protocol.rebound import Unheld
 from gradguard.rules.protocol.suspicion import Suspicion, few_values, version_of
+from gradguard.tensor_refs import TensorRef
 
 if TYPE_CHECKING:
     from gradguard.rules.protocol.books import Book
@@ -30,7 +31,7 @@ class Stranger:
     __slots__ = ("first_backward", "is_parameter", "last_backward", "ref", "seen", "shape", "step", "values", "version")
 
     def __init__(self, leaf: torch.Tensor, backward: int, step: int) -> None:
-        self.ref = weakref.ref(leaf)
+        self.ref = TensorRef(leaf)
         self.shape = tuple(leaf.shape)
         self.is_parameter = isinstance(leaf, torch.nn.Parameter)
         self.version = version_of(leaf)
@@ -177,7 +178,7 @@ class Survey:
         for code in ("GG609", "GG613", "GG615"):
             ledger.found.append(Suspicion(code, book, {"survey": True}))
         book.rates.swings(ledger, book, book.ref())
-        book.frozen = [(weakref.ref(p), few_values(p)) for p in book.parameters() if not p.requires_grad and p.grad is not None]
+        book.frozen = [(TensorRef(p), few_values(p)) for p in book.parameters() if not p.requires_grad and p.grad is not None]
         if book.frozen:
             book.frozen_at = book.steps
             if ledger.asleep:
