@@ -18,7 +18,7 @@ from typing import Any
 import torch.multiprocessing
 
 from gradguard import ranks
-from gradguard.errors import GradGuardError
+from gradguard.errors import GradGuardError, mark_seen
 from gradguard.probes.hub import listener
 
 Replace = Callable[[Any, str, Callable[[Any], Any]], None]
@@ -103,7 +103,7 @@ def _join(original: Callable[..., Any]) -> Callable[..., Any]:
         except GradGuardError:
             raise
         except Exception as error:
-            error.__gradguard_seen__ = True  # type: ignore[attr-defined]  # the worker's own guard has diagnosed it
+            mark_seen(error)  # the worker's own guard has diagnosed it
             raise
 
     return guarded

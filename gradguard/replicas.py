@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from gradguard.callsite import CallSite, user_frame
+from gradguard.signals import internal_error
 
 Replace = Callable[[Any, str, Callable[[Any], Any]], None]
 _SAMPLED = 12  # parameters of one replica in a fingerprint
@@ -160,7 +161,7 @@ class Exchange:
             if self.steps in _EARLY or not self.steps % self._every:
                 self._leave(store, own, ddp)
             return self._compare(store, own, peers, ddp)
-        except Exception:  # the rank that keeps the store has ended
+        except internal_error():  # the rank that keeps the store has ended
             self.over = True
             return None
 
@@ -210,7 +211,7 @@ def _store() -> Any:
         return None
     try:
         return dist.distributed_c10d._get_default_store()
-    except Exception:
+    except internal_error():
         return None
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from gradguard.saved_unpacked import Unpacked, may_unpack
+from gradguard.signals import internal_error
 
 _absent: list[str] = []
 
@@ -153,7 +154,7 @@ def node_sequence(node: Any) -> int:
     """A graph node's sequence number (-1 where it has none); AccumulateGrad nodes report `ACCUMULATE_SEQ` or more."""
     try:
         return int(node._sequence_nr())
-    except Exception:
+    except internal_error():
         return -1
 
 
@@ -206,7 +207,7 @@ def output_metadata(node: Any) -> tuple[int, ...] | None:
     """The shape of a node's first output as the node itself tells it; None in releases whose nodes do not (2.4)."""
     try:
         return tuple(int(length) for length in node._input_metadata[0].shape)
-    except Exception:
+    except internal_error():
         return None
 
 
@@ -214,7 +215,7 @@ def storage_key(tensor: torch.Tensor) -> int | None:
     """Identifies the memory a tensor lives in, as long as that memory lives; None for tensors without a storage."""
     try:
         return int(tensor.untyped_storage()._cdata)
-    except Exception:  # sparse, meta-like, functorch-wrapped tensors and subclasses without storage
+    except internal_error():  # sparse, meta-like, functorch-wrapped tensors and subclasses without storage
         return None
 
 
@@ -222,7 +223,7 @@ def numpy_reachable(tensor: torch.Tensor) -> bool:
     """Whether numpy can write this tensor's memory: such storages are not resizable."""
     try:
         return not tensor.untyped_storage().resizable()
-    except Exception:
+    except internal_error():
         return False
 
 
@@ -230,7 +231,7 @@ def version_of(tensor: torch.Tensor) -> int | None:
     """The version counter; inference tensors have none."""
     try:
         return int(tensor._version)
-    except Exception:
+    except internal_error():
         return None
 
 
@@ -255,7 +256,7 @@ def saved_slots(node: Any) -> Iterator[tuple[str, Any]]:
     for name in _raw_saved_names(node):
         try:
             value = getattr(node, name)
-        except Exception:
+        except internal_error():
             continue
         if value is None:
             continue
@@ -272,7 +273,7 @@ def saved_data(slot: Any) -> torch.Tensor | None:
     """The tensor in a saved variable, without the version check that unpacking makes; None where torch hides it."""
     try:
         data = slot.data
-    except Exception:
+    except internal_error():
         return None
     return data if isinstance(data, torch.Tensor) else None
 
@@ -285,7 +286,7 @@ def held_by_hook(node: Any, name: str) -> bool:
     """Whether a hook holds the saved value `name` of a node: unpacking it runs foreign code (checkpointing computes again)."""
     try:
         slot = getattr(node, f"_raw_saved_{name}")
-    except Exception:
+    except internal_error():
         return False
     slots = slot if isinstance(slot, (tuple, list)) else (slot,)
     return any(getattr(one, "unpack_hook", None) is not None for one in slots)
@@ -302,9 +303,9 @@ def check_saved(node: Any) -> str | None:
     for name in names:
         try:
             getattr(node, name, None)
-        except RuntimeError as error:
+        except internal_error(RuntimeError) as error:
             return str(error)
-        except Exception:
+        except internal_error():
             continue
     return None
 
@@ -318,9 +319,9 @@ def saved_state(node: Any) -> Literal["held", "freed", "nothing"]:
     for name in _raw_saved_names(node):
         try:
             value = getattr(node, name)
-        except RuntimeError:  # lists of saved values and custom Functions answer with the error itself
+        except internal_error(RuntimeError):  # lists of saved values and custom Functions answer with the error itself
             return "freed"
-        except Exception:
+        except internal_error():
             continue
         single = not isinstance(value, (tuple, list))
         for slot in (value,) if single else value:
@@ -332,9 +333,9 @@ def saved_state(node: Any) -> Literal["held", "freed", "nothing"]:
                 try:
                     if isinstance(getattr(node, name.replace("_raw_saved_", "_saved_")), torch.Tensor):
                         verdict = "held"
-                except RuntimeError:
+                except internal_error(RuntimeError):
                     return "freed"
-                except Exception:
+                except internal_error():
                     continue
     return verdict
 
@@ -342,7 +343,7 @@ def saved_state(node: Any) -> Literal["held", "freed", "nothing"]:
 def _slot_data(slot: Any) -> Any:
     try:
         return slot.data
-    except Exception:
+    except internal_error():
         return None
 
 
@@ -359,7 +360,7 @@ def has_own_dispatch(tensor: torch.Tensor) -> bool:
     """Whether a `__torch_dispatch__` answers for this tensor: such a tensor may have no memory of its own, though it says it has."""
     try:
         return bool(torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python))
-    except Exception:
+    except internal_error():
         return type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter
 
 
@@ -381,5 +382,5 @@ def ddp_finds_tensors(value: Any) -> bool:
 
         search: Any = distributed._find_tensors
         return any(True for _ in search(value))
-    except Exception:
+    except internal_error():
         return True

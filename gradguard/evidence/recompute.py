@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
+from gradguard.signals import internal_error
+
 if TYPE_CHECKING:
     from gradguard.evidence.values import GraphValues
 
@@ -107,7 +109,7 @@ def recompute(values: GraphValues, node: Any, output: int) -> torch.Tensor | Non
     result = formula(operands)
     try:
         dtype = operands.dtype
-    except Exception:
+    except internal_error():
         return result
     if result.dtype != dtype and result.is_floating_point() and dtype.is_floating_point:
         result = result.to(dtype)

@@ -58,6 +58,7 @@ from gradguard.probes.op_kinds import (
     asked_in_place,
 )
 from gradguard.probes.spread import note_spread
+from gradguard.signals import internal_error
 from gradguard.torch_internals import (
     quiet,
     sequence_number,
@@ -125,7 +126,7 @@ class OpProbe(TorchFunctionMode):
                 watched = self._with_marks(watched)
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
-        except Exception as error:
+        except internal_error() as error:
             self.on_failure(error, func, args, kwargs or _NO_KWARGS)
             raise
         hush = None
@@ -177,7 +178,7 @@ class OpProbe(TorchFunctionMode):
                     self.lost.cut(kind, func, args, kwargs, result)
             else:
                 self._gradless(kind, func, args, kwargs, result, watched)
-        except Exception as fault:
+        except internal_error() as fault:
             self.on_fault(fault)
         finally:
             if hush is not None:
@@ -227,7 +228,7 @@ class OpProbe(TorchFunctionMode):
             self.journal.writes.append(
                 WriteFact(self._tick(), sequence_number(), storage, version, site, "data", "data", None, _grad_enabled(), caller)
             )
-        except Exception as fault:
+        except internal_error() as fault:
             self.on_fault(fault)
         return result
 

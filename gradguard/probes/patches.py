@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from gradguard.probes import attribution, protocol_patches
 from gradguard.probes.hub import listener, local, tracer
+from gradguard.signals import internal_error
 from gradguard.torch_internals import functorch, is_compiling
 
 _lock = threading.Lock()
@@ -84,7 +85,7 @@ def _replace(owner: Any, name: str, make: Callable[[Any], Any], as_classmethod: 
     try:
         replacement = classmethod(make(_unbound(original))) if as_classmethod else make(original)
         setattr(owner, name, replacement)
-    except Exception as fault:  # a torch that is built otherwise: what hangs on this one is not seen, and the rest is
+    except internal_error() as fault:  # a torch that is built otherwise: what hangs on this one is not seen, and the rest is
         _LOGGER.error("gradguard cannot watch %s in this PyTorch; what else it watches goes on (%s)", name, fault)
         return
     _replaced.append((owner, name, original, replacement))

@@ -14,6 +14,7 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.inplace.aliases import Alias, aliases, is_view, list_item, written_name
 from gradguard.rules.inplace.story import Story, Write
 from gradguard.rules.inplace.words import times, why_needed
+from gradguard.signals import internal_error
 
 UNSEEN = (
     "this step was not traced, so the write was looked for in the source; `level: strict` (or GRADGUARD_LEVEL=strict) "
@@ -144,7 +145,7 @@ def _viewed(story: Story, name: str | None) -> str | None:
         saved = story.mismatch.tensor
         try:
             viewed = saved is not None and saved.numel() * saved.element_size() < saved.untyped_storage().nbytes()
-        except Exception:  # tensors without memory of their own
+        except internal_error():  # tensors without memory of their own
             viewed = False
     return f"a view of {name}" if viewed and name is not None else name
 
@@ -153,7 +154,7 @@ def shape_of(tensor: torch.Tensor | None) -> list[int] | None:
     """A tensor's shape; None for nested ones."""
     try:
         return None if tensor is None else [int(size) for size in tensor.shape]
-    except Exception:
+    except internal_error():
         return None
 
 

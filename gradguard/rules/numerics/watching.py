@@ -32,6 +32,7 @@ from gradguard.rules.base import Ahead, Moment
 from gradguard.rules.numerics.deferred import Deferred
 from gradguard.rules.numerics.risks import RISKS, Held, hold
 from gradguard.rules.numerics.sentinels import beside, ends
+from gradguard.signals import internal_error
 
 _WALKS = 2  # of a backward call's graph, before its paths are trusted
 _MOST_SITES = 16
@@ -182,7 +183,7 @@ class Numbers:
                 return self.deferred.look(root)
             value = root.item()
             return value if type(value) is float else None
-        except Exception:  # fake, functorch and meta tensors have no value
+        except internal_error():  # fake, functorch and meta tensors have no value
             return None
 
     def _walk(self, plan: Plan, root: Any, traced: bool) -> None:
@@ -312,7 +313,7 @@ class Numbers:
                     grad = grad.coalesce().values()
             value: float = _vector_norm(grad).item()
             return value
-        except Exception:
+        except internal_error():
             return None
 
     @classmethod

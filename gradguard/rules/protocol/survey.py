@@ -10,6 +10,7 @@ import torch
 from gradguard.facts import BackwardFact
 from gradguard.rules.protocol.rebound import Unheld
 from gradguard.rules.protocol.suspicion import Suspicion, few_values, version_of
+from gradguard.shield import barred
 
 if TYPE_CHECKING:
     from gradguard.rules.protocol.books import Book
@@ -46,6 +47,8 @@ class Stranger:
 class Survey:
     """The surveys of a run."""
 
+    PART = "look-out for parameters without an optimizer"
+
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = weakref.ref(ledger)
         self.next_at = 2
@@ -58,6 +61,7 @@ class Survey:
         self.again = 0  # steps at which everything is looked at once more
         self._resets = 3
 
+    @barred
     def often(self, now: int) -> None:
         """Something new has begun: the next backward calls are looked at again."""
         self._gap = 1.0
@@ -71,6 +75,7 @@ class Survey:
             self.stale_ids = False
         return self._known
 
+    @barred
     def walk(self, call: BackwardFact, roots: tuple[Any, ...]) -> None:
         """Looks through the graph that backward has just gone through for leaves that no optimizer knows."""
         ledger = self._ledger()
@@ -119,6 +124,7 @@ class Survey:
         if any(shape not in ours for shape in shapes):  # else they may be copies, fitted by hand
             ledger.found.append(Suspicion("GG603", book, {"anew": shapes}))
 
+    @barred
     def after_step(self, book: Book) -> None:
         """One of the steps at which everything of an optimizer is looked at."""
         ledger = self._ledger()

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gradguard.signals import internal_error
+
 if TYPE_CHECKING:
     from gradguard.rules.protocol.books import Book
 
@@ -30,7 +32,7 @@ def version_of(tensor: torch.Tensor) -> int:
     """The version counter; -1 for tensors that have none."""
     try:
         return int(tensor._version)
-    except Exception:
+    except internal_error():
         return -1
 
 
@@ -39,5 +41,5 @@ def few_values(tensor: torch.Tensor) -> list[float]:
     try:
         flat = tensor.detach().reshape(-1)
         return [float(x) for x in flat[:: max(1, flat.numel() // 8)][:8].tolist()]
-    except Exception:
+    except internal_error():
         return []
