@@ -29,7 +29,8 @@ def coasted_failed(session: Session, error: BaseException, frame: FrameType, arg
     __tracebackhide__ = True
     session.catch_up()
     session.depth = 0
-    _backward_failed(session, error, "backward", frame, args, kwargs, args[:1], _outermost(session))
+    with session.lookout:
+        _backward_failed(session, error, "backward", frame, args, kwargs, args[:1], _outermost(session))
 
 
 def coasted_returned(session: Session, frame: FrameType, args: tuple[Any, ...]) -> None:
@@ -57,9 +58,8 @@ def _backward_failed(
 ) -> None:
     __tracebackhide__ = True
     if is_internal(error):  # an exception of the training's, all the same: neither a diagnosis nor come from outside
-        with session.lookout:
-            inputs = tensors_of(args, kwargs, 1 if kind == "grad" else 5, ("inputs",))
-            session._failed(error, kind, frame, roots, inputs, call)
+        inputs = tensors_of(args, kwargs, 1 if kind == "grad" else 5, ("inputs",))
+        session._failed(error, kind, frame, roots, inputs, call)
 
 
 def run_backward(
@@ -108,7 +108,8 @@ def run_backward(
         if watch is not None:
             with session.lookout:
                 watch.remove()
-        _backward_failed(session, error, kind, frame, args, kwargs, roots, call)
+        with session.lookout:
+            _backward_failed(session, error, kind, frame, args, kwargs, roots, call)
         raise
     session.depth = depth
     if watch is not None:

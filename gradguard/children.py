@@ -86,11 +86,14 @@ def _start(original: Callable[..., Any]) -> Callable[..., Any]:
         session = listener()
         if session is None or isinstance(fn, GuardedWorker):
             return original(fn, *args, **kwargs)
-        guard = session.guards[-1]
-        folder = tempfile.mkdtemp(prefix="gradguard-")
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        report = None if guard.report is None else str(guard.report.path)
-        return original(GuardedWorker(fn, guard.settings.model_dump_json(), report, folder), *args, **kwargs)
+        worker = fn
+        with session.lookout:
+            guard = session.guards[-1]
+            folder = tempfile.mkdtemp(prefix="gradguard-")
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            report = None if guard.report is None else str(guard.report.path)
+            worker = GuardedWorker(fn, guard.settings.model_dump_json(), report, folder)
+        return original(worker, *args, **kwargs)
 
     return guarded
 

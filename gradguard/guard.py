@@ -184,7 +184,7 @@ class Guard:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        opened = self._opened()
+        opened = self._opened() if self._open else None
         if opened is None:  # `off`; or left in another thread than it was entered in
             self.leave()
             return

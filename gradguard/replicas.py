@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from gradguard.callsite import CallSite, user_frame
+from gradguard.shield import say
 from gradguard.signals import internal_error
 
 Replace = Callable[[Any, str, Callable[[Any], Any]], None]
@@ -61,8 +62,11 @@ def _made(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def guarded(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        caller = user_frame(sys._getframe(1))
-        known[self] = describe(self, None if caller is None else CallSite(caller.f_code, caller.f_lasti))
+        try:
+            caller = user_frame(sys._getframe(1))
+            known[self] = describe(self, None if caller is None else CallSite(caller.f_code, caller.f_lasti))
+        except internal_error() as fault:
+            say("the record of replicas", "one of them is not known", fault)
 
     return guarded
 

@@ -13,6 +13,7 @@ from gradguard.errors import GradGuardError, error_type
 from gradguard.random_state import RandomState
 from gradguard.replay import can_run_again, nothing_stays
 from gradguard.session import Session, current_session
+from gradguard.shield import say
 from gradguard.signals import internal_error
 
 if TYPE_CHECKING:
@@ -27,14 +28,19 @@ def run_step(guard: Guard, run: Callable[[], R]) -> R:
     Raises:
         GradGuardError: the diagnosis, from the traced run where there was one.
     """
-    session = current_session()
-    if session.tracing:
+    before: RandomState | None = None
+    try:
+        session = current_session()
+        if not session.tracing:
+            before = RandomState(fresh=False)
+    except internal_error() as fault:
+        say("the guard", "a step that fails is not run again", fault)
+    if before is None:
         return run()
-    before = RandomState(fresh=False)
     guard.held = []
     try:
         return run()
-    except internal_error() as error:
+    except internal_error() as error:  # the step's own
         first = error
         held = guard.held
     finally:

@@ -29,7 +29,7 @@ from gradguard.probes.hub import local, set_coast, set_listener
 from gradguard.probes.ops import OpProbe
 from gradguard.rules.base import SKIP, Rule
 from gradguard.run import Run
-from gradguard.shield import Shield, failed_part, in_thread, mute, place_of, say
+from gradguard.shield import Shield, failed_part, in_thread, mute, say
 from gradguard.signals import internal_error
 from gradguard.skipping import Withheld, give_back_gradients, withhold_gradients
 from gradguard.torch_internals import (
@@ -58,7 +58,6 @@ class Session(Incidents):
         self.tracing = False
         self.step = 0
         self.faulty = False  # whether anything of gradguard's own has failed in this thread
-        self._told_faults: set[Any] = set()
         # the probe is kept by the thread's function-mode stack: it must not keep the session in a cycle
         ref = weakref.ref(self)
 
@@ -306,10 +305,7 @@ class Session(Incidents):
                 consequence = "nothing more is traced in this run"
                 if run is not None:
                     run.blind = True
-            place = place_of(error)
-            if place not in self._told_faults:
-                self._told_faults.add(place)
-                say(what, consequence, error)
+            say(what, consequence, error)
             if run is not None and run.blind:
                 self.trace(False)
         except internal_error():

@@ -112,8 +112,7 @@ def mute(part: Any, but: tuple[str, ...] = ()) -> None:
 def _nothing(*args: Any, **kwargs: Any) -> None: ...
 
 
-def place_of(error: BaseException) -> tuple[Any, int]:
-    """Where an exception arose: two faults at one place are told once."""
+def _place(error: BaseException) -> tuple[Any, int]:
     tb = error.__traceback__
     if tb is None:
         return type(error), 0
@@ -122,9 +121,16 @@ def place_of(error: BaseException) -> tuple[Any, int]:
     return tb.tb_frame.f_code, tb.tb_lineno
 
 
+_told: set[tuple[Any, int]] = set()
+
+
 def say(what: str, consequence: str, error: BaseException) -> None:
-    """Logs a fault; never raises."""
+    """Logs a fault, once for each place at which one arises; never raises."""
     try:
+        place = _place(error)
+        if place in _told:
+            return
+        _told.add(place)
         _LOGGER.error(
             "gradguard: %s had an internal fault, %s; training goes on (%s: %s); %s",
             what,

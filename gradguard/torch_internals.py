@@ -124,30 +124,45 @@ def insert_mode(mode: Any) -> None:
     At the bottom, a user's own `with SomeMode():` that ends after ours was inserted pops its own mode, not ours.
     `torch.set_default_device` does the same for the same reason, and insists on standing lowest when it is taken away.
     """
-    if _len_stack is None or _push is None or _pop is None:
+    if _len_stack is None or _push is None or _stack_at is None:
         return
     if not _len_stack():
         _push(mode)
         return
-    above = [_pop() for _ in range(_len_stack())]
-    if above and above[-1] is getattr(_default_device, "device_context", None):
-        _push(above.pop())
-    _push(mode)
-    for other in reversed(above):
-        _push(other)
+    stack = [_stack_at(i) for i in range(_len_stack())]
+    stack.insert(1 if stack[0] is getattr(_default_device, "device_context", None) else 0, mode)
+    _restack(stack)
 
 
 def remove_mode(mode: Any) -> None:
     """Takes a function mode off this thread's stack, wherever it stands; nothing happens if it is not there."""
-    if _len_stack is None or _push is None or _pop is None or not mode_is_active(mode):
+    if _len_stack is None or _pop is None or _stack_at is None or not mode_is_active(mode):
         return
     if _len_stack() == 1:
         _pop()
         return
-    above = [_pop() for _ in range(_len_stack())]
-    for other in reversed(above):
-        if other is not mode:
-            _push(other)
+    stack = [_stack_at(i) for i in range(_len_stack())]
+    _restack([other for other in stack if other is not mode])
+
+
+def _restack(wanted: list[Any]) -> None:
+    """Makes these the function modes of this thread, bottom first. None gets lost, even if an exception from outside comes in between."""
+    try:
+        _restacked(wanted)
+    except BaseException:
+        _restacked(wanted)
+        raise
+
+
+def _restacked(wanted: list[Any]) -> None:
+    assert _len_stack is not None and _push is not None and _pop is not None and _stack_at is not None
+    same = 0
+    while same < min(len(wanted), _len_stack()) and _stack_at(same) is wanted[same]:
+        same += 1
+    while _len_stack() > same:
+        _pop()
+    for mode in wanted[same:]:
+        _push(mode)
 
 
 def node_sequence(node: Any) -> int:

@@ -66,11 +66,12 @@ def _after(happening: str, facts: Callable[[Any, Any], tuple[Any, ...] | None], 
                     return result
                 session = listener()
                 if session is not None:
-                    frame = sys._getframe(1)
-                    if not user_only or not _of_torch(frame):
-                        said = facts(args, kwargs)
-                        if said is not None:
-                            session.protocol(happening, frame, *said)
+                    with session.lookout:
+                        frame = sys._getframe(1)
+                        if not user_only or not _of_torch(frame):
+                            said = facts(args, kwargs)
+                            if said is not None:
+                                session.protocol(happening, frame, *said)
             return result
 
         return guarded
@@ -108,10 +109,11 @@ def _clip(original: Original) -> Original:
             if session is not None:
                 if isinstance(parameters, Iterator):
                     parameters = list(parameters)
-                listed = [parameters] if isinstance(parameters, torch.Tensor) else parameters
-                limit = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value", 1.0))
-                if isinstance(limit, (int, float)):
-                    session.protocol("clipping", sys._getframe(1), list(listed), float(limit))
+                with session.lookout:
+                    listed = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+                    limit = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value", 1.0))
+                    if isinstance(limit, (int, float)):
+                        session.protocol("clipping", sys._getframe(1), list(listed), float(limit))
         return original(parameters, *args, **kwargs)
 
     return guarded

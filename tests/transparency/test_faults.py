@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from gradguard import backward_calls, calm, replicas
+from gradguard import backward_calls, calm, replicas, shield
 from gradguard import session as session_module
 from gradguard.calm import Calm
 from gradguard.depth import Depth
@@ -48,7 +48,7 @@ def forgive() -> Iterator[None]:
 def _forgive() -> None:
     session = current_session()
     session.faulty = False
-    session._told_faults.clear()
+    shield._told.clear()
     session._runs.clear()  # guards made at one line share what was left out
 
 
