@@ -10,11 +10,11 @@ import torch
 
 from gradguard import step_protocol
 from gradguard.callsite import user_stack
-from gradguard.errors import GradGuardError
 from gradguard.evidence.graph import nodes_from, root_nodes
 from gradguard.facts import BackwardFact, Cut
 from gradguard.probes.backward_nodes import NodeWatch
 from gradguard.probes.ops import OpProbe
+from gradguard.signals import is_internal
 from gradguard.torch_internals import node_sequence, others_watch, quiet, sequence_number
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ def coasted_failed(session: Session, error: BaseException, frame: FrameType, arg
     __tracebackhide__ = True
     session.catch_up()
     session.depth = 0
-    _backward_failed(session, error, "backward", frame, args, kwargs, args[:1], _outermost(session))
+    with session.lookout:
+        _backward_failed(session, error, "backward", frame, args, kwargs, args[:1], _outermost(session))
 
 
 def coasted_returned(session: Session, frame: FrameType, args: tuple[Any, ...]) -> None:
@@ -56,7 +57,7 @@ def _backward_failed(
     call: BackwardFact | None,
 ) -> None:
     __tracebackhide__ = True
-    if isinstance(error, Exception) and not isinstance(error, GradGuardError):
+    if is_internal(error):  # an exception of the training's, all the same: neither a diagnosis nor come from outside
         inputs = tensors_of(args, kwargs, 1 if kind == "grad" else 5, ("inputs",))
         session._failed(error, kind, frame, roots, inputs, call)
 
@@ -74,13 +75,15 @@ def run_backward(
     if frame.f_back is not None and frame.f_back.f_code is _HANDED_ON:
         return original(*args, **kwargs)
     session._calm = False
+    depth = session.depth
     call: BackwardFact | None = None
     roots: tuple[Any, ...] = ()
     again = False
     outermost = kind == "backward" and not session.depth
-    if session.tracing and not session._on and not session.depth:  # an optimizer's step() raised: its post hook never came
-        session.trace(True)
     with session.shield:
+        if session.tracing and not session._on and not depth:  # an optimizer's step() raised: its post hook never came
+            session.trace(True)
+    with session.lookout:
         roots = tensors_of(args, kwargs, 0, ("tensors", "outputs"))
         call = backward_fact(session, kind, frame, args, kwargs, roots)
         again = session.depth > 0 and _is_same_call(call, session.under_way)
@@ -89,38 +92,45 @@ def run_backward(
             session.journal.backward_count = call.index
             session.journal.later(call)
             if outermost:
-                step_protocol.before_backward(session, frame)
+                with session.shield:
+                    step_protocol.before_backward(session, frame)
             session.moment("before_backward", kind, frame, roots=roots, call=call)
     if again:  # what it raises is told by the call that handed it on
         return original(*args, **kwargs)
     watch: NodeWatch | None = None
-    if session.tracing and call is not None and session.run.settings.trace.node_hooks:
-        with session.shield, quiet():
-            watch = NodeWatch(nodes_from(root_nodes(roots)), session.journal, call.index)
-    session.depth += 1
     try:
+        if session.tracing and call is not None and session.run.settings.trace.node_hooks:
+            with session.lookout, quiet():
+                watch = NodeWatch(nodes_from(root_nodes(roots)), session.journal, call.index)
+        session.depth = depth + 1
         result = original(*args, **kwargs)
     except BaseException as error:
-        session.depth -= 1
+        session.depth = depth
         if watch is not None:
-            watch.remove()
-        _backward_failed(session, error, kind, frame, args, kwargs, roots, call)
+            with session.lookout:
+                watch.remove()
+        with session.lookout:
+            _backward_failed(session, error, kind, frame, args, kwargs, roots, call)
         raise
-    session.depth -= 1
+    session.depth = depth
     if watch is not None:
-        watch.remove()
-    with session.shield:
+        with session.lookout:
+            watch.remove()
+    with session.lookout:
         if session.tracing and call is not None:
             if kind == "grad" and not call.create_graph:
                 _gradients(session, call, result)
             if not call.nested:
                 step_protocol.differentiated(session, call, roots)
-        if outermost and call is not None:
-            step_protocol.after_backward(session, frame, call, roots)
-        if outermost:
+    if outermost:
+        with session.shield:
+            if call is not None:
+                step_protocol.after_backward(session, frame, call, roots)
+        with session.shield:
             session._backwards += 1
             if session._backwards > _BACKWARDS_PER_STEP:  # a loop without optimizers still has steps
                 session.begin_step()
+    with session.lookout:
         session.moment("after_backward", kind, frame, roots=roots, call=call)
     return result
 

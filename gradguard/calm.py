@@ -33,6 +33,8 @@ class Calm:
         rules: all that look at untraced steps.
     """
 
+    PART = "fast path"
+
     def __init__(self, rules: tuple[Rule, ...]) -> None:
         self.possible = all(rule.idle is not None or rule.ahead is not None for rule in rules)
         self._idle: tuple[Idle, ...] = tuple(dict.fromkeys(rule.idle for rule in rules if rule.idle is not None))

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gradguard import ranks
-from gradguard.errors import GradGuardError
+from gradguard.errors import GradGuardError, mark_seen
 from gradguard.probes.hub import listener
 
 Divert = Callable[[Any, str, Callable[[Any], Any]], None]
@@ -81,11 +81,14 @@ def _start(original: Callable[..., Any]) -> Callable[..., Any]:
         session = listener()
         if session is None or isinstance(fn, GuardedWorker):
             return original(fn, *args, **kwargs)
-        guard = session.guards[-1]
-        folder = tempfile.mkdtemp(prefix="gradguard-")
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        report = None if guard.report is None else str(guard.report.path)
-        return original(GuardedWorker(fn, guard.settings.model_dump_json(), report, folder), *args, **kwargs)
+        worker = fn
+        with session.lookout:
+            guard = session.guards[-1]
+            folder = tempfile.mkdtemp(prefix="gradguard-")
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            report = None if guard.report is None else str(guard.report.path)
+            worker = GuardedWorker(fn, guard.settings.model_dump_json(), report, folder)
+        return original(worker, *args, **kwargs)
 
     return guarded
 
@@ -97,7 +100,7 @@ def _join(original: Callable[..., Any]) -> Callable[..., Any]:
         except GradGuardError:
             raise
         except Exception as error:
-            error.__gradguard_seen__ = True  # type: ignore[attr-defined]  # the worker's own guard has diagnosed it
+            mark_seen(error)  # the worker's own guard has diagnosed it
             raise
 
     return guarded

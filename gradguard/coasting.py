@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from gradguard.callsite import USER_FILES, KnownStacks
-from gradguard.signals import from_handler
+from gradguard.signals import internal_error
 from gradguard.torch_internals import dispatch_modes, function_modes, sequence_number
 
 ODD = 1e9  # a loss beyond this is worth a closer look
@@ -118,9 +118,7 @@ class Coast:
             if type(value) is not float or not -ODD < value < ODD:  # as neither NaN nor infinity is
                 return False
             self.log.append(("backward", frames, value, root.grad_fn._sequence_nr(), sequence_number(), args[2]))  # type: ignore[union-attr]
-        except Exception as error:  # a place that is not known, a root without a graph or a value: looked at the long way, if at all
-            if from_handler(error):
-                raise
+        except internal_error():  # a place that is not known, a root without a graph or a value: looked at the long way, if at all
             return False
         self.calls[place] = left - 1
         self.backwards -= 1
@@ -141,9 +139,7 @@ class Coast:
             if type(rate) is not float and type(rate) is not int:  # a tensor, which may hang on a graph
                 rate = None
             self.log.append(("step", _where(frame), now, weakref.ref(optimizer), key, rate))
-        except Exception as error:  # an optimizer without groups
-            if from_handler(error):
-                raise
+        except internal_error():  # an optimizer without groups
             return False
         if sizes is not None:
             sizes.sequence = now

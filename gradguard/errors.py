@@ -37,6 +37,14 @@ class GradGuardError(RuntimeError):
         return (GradGuardError, (str(self), self.diagnosis))
 
 
+def mark_seen(error: BaseException) -> None:
+    """What is not replaced by its diagnosis must not be diagnosed again on its way out."""
+    try:
+        error.__gradguard_seen__ = True  # type: ignore[attr-defined]
+    except (AttributeError, TypeError):
+        pass
+
+
 class GradGuardWarning(UserWarning):
     """A bug that does not raise, or a diagnosis that the policy turned into a warning."""
 

@@ -8,6 +8,7 @@ import zlib
 
 import torch
 
+from gradguard.signals import internal_error
 from gradguard.torch_internals import has_memory, has_own_dispatch
 
 _SMALL = 65_536  # bytes; above it torch sums faster than zlib goes through them
@@ -53,7 +54,7 @@ def fingerprint(tensor: torch.Tensor, sampled: bool = False) -> int | None:
                 blocks = raw[: size // _BLOCK * _BLOCK].view(-1, _BLOCK)
                 raw = blocks[:: blocks.shape[0] * _BLOCK // _SAMPLE].reshape(-1)
             return _of_words(raw, raw.numel())
-    except Exception:  # tensors without memory of their own
+    except internal_error():  # tensors without memory of their own
         return None
 
 

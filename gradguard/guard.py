@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections import deque
@@ -17,7 +18,7 @@ from gradguard import children, ranks, replicas, saved_unpacked, tensor_refs
 from gradguard.callsite import CallSite, user_frame
 from gradguard.decorating import decorated
 from gradguard.diagnosis import Diagnosis
-from gradguard.errors import GradGuardError, error_type
+from gradguard.errors import GradGuardError, error_type, mark_seen
 from gradguard.evidence.frames import traceback_frames
 from gradguard.probes import patches
 from gradguard.reporters.jsonl import JsonlReport
@@ -29,11 +30,14 @@ from gradguard.rules.registry import rules_for
 from gradguard.run import Run
 from gradguard.session import Session, current_session
 from gradguard.settings import Settings, settings_for
+from gradguard.shield import say
+from gradguard.signals import internal_error, is_internal
 from gradguard.summary import RunSummary, summary_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+_LOGGER = logging.getLogger("gradguard")
 _LOOP = 10  # steps within one `with`: even a GAN does not step that often in one
 
 
@@ -71,14 +75,19 @@ class Guard:
         self.watch(*objects)
         self.settings = settings if settings is not None else settings_for(level, config, report, overrides)
         self.report = JsonlReport(self.settings.report) if self.settings.report is not None else None
-        ranks.report_begins(None if self.report is None else self.report.path)
-        frame = user_frame(sys._getframe(1))
-        self.made_at = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
+        self.made_at: CallSite | None = None
+        try:
+            frame = user_frame(sys._getframe(1))
+            self.made_at = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
+            ranks.report_begins(None if self.report is None else self.report.path)
+        except internal_error() as fault:
+            say("the guard", "it does not know where it was made", fault)
         self._open: list[tuple[Session, Run]] = []
         self._last: tuple[Session, Run] | None = None  # of the last entering
         self._private: WeakKeyDictionary[Session, Run] = WeakKeyDictionary()  # by thread
         self._found: deque[Diagnosis] = deque(maxlen=1_000)
         self._entered_at = 0
+        self._unwritable: JsonlReport | None = None  # could not be written, which was said
         self.held: list[tuple[Diagnosis, Exception]] | None = None  # of a step that may be run again (`gradguard.rerun`)
         self.aside: str | None = None  # what is noted of a step that is run again
 
@@ -154,20 +163,28 @@ class Guard:
     def __enter__(self) -> Guard:
         if self.settings.level == "off":
             return self
-        patches.install(children.install, replicas.install, saved_unpacked.install, tensor_refs.install)
-        session = current_session()
-        last = self._last
-        if last is None or last[0] is not session:
-            last = self._last = (session, self._run_in(session))
-        run = last[1]
-        run.entries += 1
-        self._open.append(last)
-        session.open(self)
-        self._entered_at = session.steps_so_far()
+        entered = len(self._open)
+        try:
+            patches.install(children.install, replicas.install, saved_unpacked.install, tensor_refs.install)
+            session = current_session()
+            last = self._last
+            if last is None or last[0] is not session:
+                last = self._last = (session, self._run_in(session))
+            run = last[1]
+            run.entries += 1
+            self._open.append(last)
+            session.open(self)
+            self._entered_at = session.steps_so_far()
+        except BaseException as error:  # `__exit__` will not be called
+            if len(self._open) > entered:
+                self._leave(self._open[-1])
+            if not is_internal(error):
+                raise
+            say("the guard", "what runs in it is not guarded", error)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        opened = self._opened()
+        opened = self._opened() if self._open else None
         if opened is None:  # `off`; or left in another thread than it was entered in
             self.leave()
             return
@@ -185,12 +202,15 @@ class Guard:
                 opened[1].interrupted()
             elif isinstance(error, Exception) and not isinstance(error, GradGuardError):
                 session.explain(self, "escape", lambda: traceback_frames(tb), error=error)
-        except (GradGuardError, Warning):
-            raise
-        except Exception as fault:
-            session.fault(fault)
+        except internal_error() as fault:
+            session.fault(fault, lasting=False)
         finally:
-            self._leave(opened)
+            try:
+                self._leave(opened)
+            except BaseException:
+                if opened in self._open:  # an exception from outside, at the first instruction
+                    self._leave(opened)
+                raise
 
     def leave(self) -> None:
         """Leaves the guard and looks at nothing, for adapters that enter and leave it in different hooks."""
@@ -198,10 +218,18 @@ class Guard:
             self._leave(self._opened() or self._open[-1])
 
     def _leave(self, opened: tuple[Session, Run]) -> None:
+        session, left = opened[0], len(opened[0].guards) - 1
         try:
-            opened[0].close(self)
+            session.close(self)
+        except BaseException as error:
+            if len(session.guards) > left:  # once more: an exception from outside may have come in the midst of it
+                session.close(self)
+            if not is_internal(error):
+                raise
+            session.fault(error)
         finally:
-            self._open.remove(opened)
+            if opened in self._open:
+                self._open.remove(opened)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorates a step function: each call runs under the guard; a generator while it runs, a coroutine until it is done."""
@@ -249,8 +277,9 @@ class Guard:
         if error is None or getattr(error, "__gradguard_seen__", False):
             return
         run = self.run
-        run.depth.incident()
-        rules = tuple(rule for rule in rules_for("error") if run.policy.asks(rule, raised=True))
+        with current_session().shield:
+            run.depth.incident()
+        rules = tuple(rule for rule in rules_for("error") if run.asks(rule, raised=True))
         diagnosis = self.diagnose(rules, incident)
         if diagnosis is None or self._suppressed(diagnosis, incident):
             return
@@ -262,7 +291,7 @@ class Guard:
             text = self.record(diagnosis)
             self.run.raised[diagnosis.title()] += 1
             raise error_type(type(error))(text, diagnosis) from error
-        _mark(error)  # what is not replaced must not be diagnosed again on its way out
+        mark_seen(error)
         self._tell(diagnosis, action, incident)
 
     def check(self, rules: tuple[Rule, ...], incident: Incident) -> None:
@@ -293,8 +322,8 @@ class Guard:
                 continue
             try:
                 found = rule.recognise(incident)
-            except Exception as fault:
-                current_session().fault(fault)
+            except internal_error() as fault:
+                current_session().fault(fault, (rule,))
                 continue
             if found is not None:
                 updates: dict[str, Any] = {"step": incident.step, "rank": ranks.rank()}
@@ -311,18 +340,32 @@ class Guard:
 
     def record(self, diagnosis: Diagnosis) -> str:
         """Into the report and the list of diagnoses; gives the text."""
-        text = render_for_error(diagnosis)
+        try:
+            text = render_for_error(diagnosis)
+        except internal_error() as fault:
+            say("the renderer", "a diagnosis is shown without its code", fault)
+            text = f"{diagnosis.title()}: {diagnosis.headline}\n\n{diagnosis.torch_message or ''}".rstrip()
         self._found.append(diagnosis)
         if self.report is not None and not self._told_elsewhere(diagnosis):
             try:
                 self.report.write(diagnosis, text)
-            except OSError as fault:
-                current_session().fault(fault)
+            except internal_error() as fault:
+                self._report_failed(self.report, fault)
         return text
+
+    def _report_failed(self, report: JsonlReport, fault: Exception) -> None:
+        """Says once that lines of the report are missing; what is found is shown all the same."""
+        if report is not self._unwritable:
+            self._unwritable = report
+            _LOGGER.error("gradguard cannot write its report %s; what it finds is shown all the same (%s)", report.path, fault)
 
     def _told_elsewhere(self, diagnosis: Diagnosis) -> bool:
         """Whether another rank of a distributed run has said the same."""
-        return ranks.told_elsewhere(diagnosis, None if self.report is None else self.report.path)
+        try:
+            return ranks.told_elsewhere(diagnosis, None if self.report is None else self.report.path)
+        except internal_error() as fault:
+            current_session().fault(fault, lasting=False)
+            return False
 
     def _tell(self, diagnosis: Diagnosis, action: str, incident: Incident) -> None:
         speaker = self.run.speaker
@@ -372,9 +415,7 @@ class Guard:
         """
         try:
             return function(*args, **kwargs)
-        except GradGuardError:
-            raise
-        except Exception as error:
+        except internal_error() as error:  # the function's: neither a diagnosis nor from outside
             tb = error.__traceback__
             current_session().explain(self, "escape", lambda: traceback_frames(tb), error=error)
             raise
@@ -382,13 +423,6 @@ class Guard:
     def report_to(self, path: str | os.PathLike[str]) -> None:
         """Writes diagnoses to this file from now on."""
         self.report = JsonlReport(path)
-
-
-def _mark(error: BaseException) -> None:
-    try:
-        error.__gradguard_seen__ = True  # type: ignore[attr-defined]
-    except AttributeError:
-        pass
 
 
 gradguard = Guard

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from gradguard.facts import BackwardFact
 from gradguard.journal import Journal
 from gradguard.rules.base import Moment, Rule
 from gradguard.rules.incident import Incident
+from gradguard.signals import internal_error
 from gradguard.torch_internals import others_watch, quiet
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Incidents:
     step: int
     ended: bool
     shield: AbstractContextManager[Any]
+    lookout: AbstractContextManager[Any]
 
     @cached_property
     def run(self) -> Run:
@@ -46,6 +48,10 @@ class Incidents:
 
     def catch_up(self) -> None:
         """What was only written down is told."""
+        raise NotImplementedError
+
+    def fault(self, error: BaseException, rules: tuple[Rule, ...] = (), lasting: bool = True) -> None:
+        """gradguard itself failed."""
         raise NotImplementedError
 
     def op_failed(self, error: BaseException, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -87,13 +93,18 @@ class Incidents:
         """
         __tracebackhide__ = True
         self.catch_up()
-        incident: Incident | None = None
-        try:
-            with self.shield, quiet():
-                incident = self.incident("error", where, frames, **facts)
+        with self.lookout, quiet():
+            incident = self.incident("error", where, frames, **facts)
+            with self.disposing(incident):
                 guard.failed(incident)
+
+    @contextmanager
+    def disposing(self, incident: Incident) -> Iterator[None]:
+        """Lets go of an incident in the end."""
+        try:
+            yield
         finally:
-            if incident is not None:
+            with self.lookout:
                 incident.dispose()
 
     def incident(self, moment: Moment, where: str, frames: Callable[[], list[FrameView]], **facts: Any) -> Incident:
@@ -117,16 +128,16 @@ class Incidents:
             asked: list[Rule] = []
             memory = run.memory
             for screen, rules in run.screens(moment, traced):
-                if screen is None or screen(memory, moment, facts, traced):
-                    asked += rules
+                try:
+                    if screen is None or screen(memory, moment, facts, traced):
+                        asked += rules
+                except internal_error() as fault:
+                    self.fault(fault, rules)
         if asked:
             asked.sort(key=run.silent_rules(moment, traced).index)
             incident = self.incident(moment, where, lambda: live_frames(frame), **facts)
-            try:
-                with quiet():
-                    self.guard.check(tuple(asked), incident)
-            finally:
-                incident.dispose()
+            with self.disposing(incident), quiet():
+                self.guard.check(tuple(asked), incident)
 
 
 def _inner_frames(error: BaseException) -> list[FrameView]:

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from gradguard.signals import internal_error
+
 _WORDS = 624
 _OWN = object.__basicsize__  # bytes of an object's head
 _Peek = Callable[[], tuple[Any, ...]]
@@ -72,7 +74,7 @@ class _Reader:
             self._known, self._seen = owner, None
             try:
                 self._peek = self._make(owner)
-            except Exception:  # a generator of another kind
+            except internal_error():  # a generator of another kind
                 self._peek = None
         if self._peek is None:
             return self._state()

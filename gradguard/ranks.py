@@ -15,6 +15,7 @@ from zlib import crc32
 import torch.distributed as dist
 
 from gradguard.diagnosis import Diagnosis
+from gradguard.signals import internal_error
 
 SHARED = "GRADGUARD_SHARED"  # the folder that spawned workers of one launch share; set for them alone
 
@@ -32,7 +33,7 @@ def report_begins(report: Path | None) -> None:
     if report is not None and report not in _starts and len(_starts) < 64:
         try:
             _starts[report] = report.stat().st_size
-        except OSError:
+        except internal_error(OSError):
             _starts[report] = 0
 
 
@@ -59,7 +60,7 @@ def _claim(folder: Path, key: str) -> bool:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
     except FileExistsError:
         return path.read_bytes() == me
-    except OSError:  # the folder is gone with the parent: better twice than never
+    except internal_error(OSError):  # the folder is gone with the parent: better twice than never
         return True
     os.write(descriptor, me)
     os.close(descriptor)
@@ -71,7 +72,7 @@ def _lines(report: Path, start: int) -> list[dict[str, Any]]:
         with report.open("rb") as file:
             file.seek(start)
             return [json.loads(line) for line in file.read().splitlines() if line.endswith(b"}")]
-    except (OSError, ValueError):
+    except internal_error(OSError, ValueError):
         return []
 
 
@@ -91,7 +92,7 @@ def note_end(outcome: str) -> None:
     if folder is not None:
         try:
             Path(folder, f"end-{own}").write_text(outcome)
-        except OSError:
+        except internal_error(OSError):
             pass
 
 
@@ -110,7 +111,7 @@ def ends(wait: float = 0.0) -> dict[int, str]:
         for path in Path(folder).glob("end-*"):
             try:
                 found[int(path.name[4:])] = path.read_text()
-            except (OSError, ValueError):
+            except internal_error(OSError, ValueError):
                 continue
         if found or time.monotonic() >= until:
             return found

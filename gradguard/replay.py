@@ -18,6 +18,8 @@ import torch
 import torch.distributed
 from torch import nn
 
+from gradguard.signals import internal_error
+
 
 def can_run_again(error: BaseException) -> bool:
     """Whether a second run may tell more: an error of PyTorch's or Python's own, in a run whose ranks do not wait for each other.
@@ -55,7 +57,7 @@ def _alive() -> tuple[list[torch.optim.Optimizer], list[nn.Module], list[torch.T
 def _is_leaf(tensor: torch.Tensor) -> bool:
     try:
         return tensor.requires_grad and tensor.is_leaf
-    except Exception:  # half-made subclasses
+    except internal_error():  # half-made subclasses
         return False
 
 
@@ -134,7 +136,7 @@ def _put_back(tensor: torch.Tensor, value: torch.Tensor) -> None:
 def _same(tensor: torch.Tensor, value: torch.Tensor) -> bool:
     try:
         return torch.equal(tensor, value)
-    except Exception:  # kinds of tensors that cannot be compared
+    except internal_error():  # kinds of tensors that cannot be compared
         return False
 
 

@@ -19,6 +19,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from gradguard.callsite import CallSite, user_frame
+from gradguard.shield import say
+from gradguard.signals import internal_error
 
 Divert = Callable[[Any, str, Callable[[Any], Any]], None]
 _SAMPLED = 12  # parameters of one replica in a fingerprint
@@ -58,8 +60,11 @@ def install(divert: Divert) -> None:
 def _made(original: Callable[..., Any]) -> Callable[..., Any]:
     def guarded(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        caller = user_frame(sys._getframe(1))
-        known[self] = describe(self, None if caller is None else CallSite(caller.f_code, caller.f_lasti))
+        try:
+            caller = user_frame(sys._getframe(1))
+            known[self] = describe(self, None if caller is None else CallSite(caller.f_code, caller.f_lasti))
+        except internal_error() as fault:
+            say("the record of replicas", "one of them is not known", fault)
 
     return guarded
 
@@ -158,7 +163,7 @@ class Exchange:
             if self.steps in _EARLY or not self.steps % self._every:
                 self._leave(store, own, ddp)
             return self._compare(store, own, peers, ddp)
-        except Exception:  # the rank that keeps the store has ended
+        except internal_error():  # the rank that keeps the store has ended
             self.over = True
             return None
 
@@ -208,7 +213,7 @@ def _store() -> Any:
         return None
     try:
         return dist.distributed_c10d._get_default_store()
-    except Exception:
+    except internal_error():
         return None
 
 

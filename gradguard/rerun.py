@@ -13,6 +13,8 @@ from gradguard.errors import GradGuardError, error_type
 from gradguard.random_state import RandomState
 from gradguard.replay import can_run_again, nothing_stays
 from gradguard.session import Session, current_session
+from gradguard.shield import say
+from gradguard.signals import internal_error
 
 if TYPE_CHECKING:
     from gradguard.guard import Guard
@@ -26,14 +28,19 @@ def run_step(guard: Guard, run: Callable[[], R]) -> R:
     Raises:
         GradGuardError: the diagnosis, from the traced run where there was one.
     """
-    session = current_session()
-    if session.tracing:
+    before: RandomState | None = None
+    try:
+        session = current_session()
+        if not session.tracing:
+            before = RandomState(fresh=False)
+    except internal_error() as fault:
+        say("the guard", "a step that fails is not run again", fault)
+    if before is None:
         return run()
-    before = RandomState(fresh=False)
     guard.held = []
     try:
         return run()
-    except Exception as error:
+    except internal_error() as error:  # the step's own
         first = error
         held = guard.held
     finally:
@@ -65,7 +72,7 @@ def _again(
             run()
     except GradGuardError as found:
         raise found from first
-    except Exception as other:
+    except internal_error() as other:
         note = f"run again, traced, the step failed otherwise ({type(other).__name__})" if str(other) != str(first) else None
     else:
         note = "run again from the same random state, traced, the step did not fail: it depends on something that the first run changed"

@@ -16,12 +16,15 @@ from typing import Any
 
 from gradguard.calm import Calm
 from gradguard.depth import Depth
+from gradguard.errors import GradGuardError, GradGuardWarning
 from gradguard.policy import Policy
 from gradguard.rules.base import Moment, Rule, Screen
 from gradguard.rules.protocol.ledger import Ledger
 from gradguard.rules.protocol.recorder import Recorder
 from gradguard.rules.registry import get_rule, rules_for
 from gradguard.settings import Settings
+from gradguard.shield import mute, say
+from gradguard.signals import internal_error
 from gradguard.speak import Speaker
 from gradguard.suppress import Suppressions
 
@@ -50,6 +53,8 @@ class Run:
         self._finished = False
         self._summed = 0  # the entry at whose end a summary was printed
         self.raised: Counter[str] = Counter()  # diagnoses that were raised, by title
+        self.blind = False  # after a fault of gradguard's own: nothing is traced
+        self._left_out: set[Rule] = set()  # rules that have failed
         self.skipped = 0  # optimizer steps left out (`gradguard.skipping`)
         self.entries = 0  # how often a guard of this run was entered
         self.files: set[str] = set()  # the user's files met, for ignore comments that silence nothing
@@ -79,9 +84,28 @@ class Run:
         """The rules to ask at a moment, those switched off or in need of a trace left out."""
         rules = self._silent.get((moment, traced))
         if rules is None:
-            rules = tuple(rule for rule in rules_for(moment) if (traced or not rule.traced_only) and self.policy.asks(rule, raised=False))
+            rules = tuple(rule for rule in rules_for(moment) if (traced or not rule.traced_only) and self.asks(rule, raised=False))
             self._silent[moment, traced] = rules
         return rules
+
+    def asks(self, rule: Rule, raised: bool) -> bool:
+        """Whether a rule has a say in this run."""
+        return rule not in self._left_out and self.policy.asks(rule, raised=raised)
+
+    def leave_out(self, rules: tuple[Rule, ...]) -> None:
+        """These rules have failed: they are not asked again."""
+        self._left_out.update(rules)
+        self._silent.clear()
+        self._screens.clear()
+        self._calm = None
+
+    def take_out(self, part: Any) -> None:
+        """A part has failed, and what it knows is incomplete from here on."""
+        if getattr(part, "failed", False):  # it does nothing any more
+            return
+        if part is self.ledger:
+            self.ledger = self.memory["ledger"] = part.unwritten()
+        mute(part)
 
     def screens(self, moment: Moment, traced: bool) -> tuple[tuple[Screen | None, tuple[Rule, ...]], ...]:
         """The rules to ask at a moment, by the cheap look that comes before them: what several share is asked once."""
@@ -113,8 +137,10 @@ class Run:
             return
         try:
             Guard.of_run(self).close()
-        except Exception as error:  # at the end of the process there is nobody left to raise to
+        except (GradGuardError, GradGuardWarning) as error:  # at the end of the process there is nobody left to raise to
             logger.error("%s", error)
+        except internal_error() as fault:
+            say("the end of the run", "what is told there is lost", fault)
 
     def interrupted(self) -> None:
         """Ctrl-C: what is known of the run so far is told; what only a whole run would show is not judged."""

@@ -8,8 +8,6 @@ and keeps what rules remember, the innermost one speaks.
 
 from __future__ import annotations
 
-import logging
-import os
 import sys
 import threading
 import weakref
@@ -31,10 +29,10 @@ from gradguard.probes.finite import note_nonfinite
 from gradguard.probes.hub import local, set_coast, set_listener
 from gradguard.probes.ops import OpProbe
 from gradguard.probes.protocol_patches import forget_forwards
-from gradguard.rules.base import SKIP
+from gradguard.rules.base import SKIP, Rule
 from gradguard.run import Run
-from gradguard.shield import Shield
-from gradguard.signals import from_handler
+from gradguard.shield import Shield, failed_part, in_thread, mute, say
+from gradguard.signals import internal_error
 from gradguard.skipping import Withheld, give_back_gradients, withhold_gradients
 from gradguard.torch_internals import (
     call_alone,
@@ -51,9 +49,6 @@ if TYPE_CHECKING:
     from gradguard.guard import Guard
     from gradguard.settings import Settings
 
-logger = logging.getLogger("gradguard")
-_DEBUG = bool(os.environ.get("GRADGUARD_DEBUG"))
-
 
 class Session(Incidents):
     """See the module's docstring. Implements `gradguard.probes.hub.Listener`."""
@@ -64,14 +59,15 @@ class Session(Incidents):
         self._runs: dict[tuple[CallSite | None, int], Run] = {}
         self.tracing = False
         self.step = 0
-        self.faulty = False
+        self.faulty = False  # whether anything of gradguard's own has failed in this thread
         # the probe is kept by the thread's function-mode stack: it must not keep the session in a cycle
         ref = weakref.ref(self)
 
         def failed(error: BaseException, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             session = ref()
             if session is not None:
-                session.op_failed(error, func, args, kwargs)
+                with session.lookout:
+                    session.op_failed(error, func, args, kwargs)
 
         def fault(error: BaseException) -> None:
             session = ref()
@@ -79,7 +75,9 @@ class Session(Incidents):
                 session.fault(error)
 
         self.probe = OpProbe(self.journal, failed, fault)
+        in_thread.session = ref
         self.shield = Shield(ref)
+        self.lookout = Shield(ref, lasting=False)  # around what is only asked, and kept by nothing
         self.census: Any = None  # the handle of a hook on module calls, while there is one
         self.registrations: Any = None  # that of one on what modules are given as parameters
         self.depth = 0  # nested backward calls
@@ -138,19 +136,25 @@ class Session(Incidents):
         self.guards.append(guard)
         if len(self.guards) == 1:
             set_listener(self)
-            with self.shield:
+            run = self.run = guard.run
+            with self.lookout:
                 attribution.keep()
+            with self.lookout:
                 sizes = guard.settings.journal
                 if self.journal.resize(sizes.ops, sizes.writes):
                     self.probe.rebind()
-                run = self.run = guard.run
-                run.depth.resume()
+            with self.shield:
                 run.ledger.opened()
+            with self.shield:
                 step_protocol.resume_census(self)
+            with self.shield:
+                run.depth.resume()
                 self.begin_step(entered=True)
 
     def close(self, guard: Guard) -> None:
         """A guard is left."""
+        if guard not in self.guards:
+            return
         if local.listener is not self:
             self._close_from_afar(guard)
             return
@@ -167,21 +171,23 @@ class Session(Incidents):
                 return
             self.catch_up()
         if len(self.guards) == 1:
+            run = self.run
             with self.shield:
-                run = self.run
                 run.depth.pause()
+            with self.shield:
                 step_protocol.pause_census(self)
+            with self.lookout:
                 # a guard around a single step is left a thousand times, mostly by the same files
                 if self.tracing and (run.entries < 8 or not run.entries % 64) and run.settings.actions.unused_ignores != "off":
                     run.files.update({op[2].co_filename for op in islice(reversed(self.journal.ops), 256)})
+        if self.guards == [guard]:  # before it is taken from the list: an exception from outside may come anywhere, and one closes again
+            self._off()
+            set_listener(None)
         for i in range(len(self.guards) - 1, -1, -1):  # the same guard may stand there twice
             if self.guards[i] is guard:
                 del self.guards[i]
                 self.forget_run()
                 break
-        if not self.guards:
-            set_listener(None)
-            self.trace(False)
 
     def _close_from_afar(self, guard: Guard) -> None:
         """A guard is left in another thread than it was entered in: that thread's function modes are out of reach."""
@@ -208,21 +214,30 @@ class Session(Incidents):
         self.journal.step = self.step
         self._backwards = 0
         run = self.run
-        on = self._traces = run.depth.next_step()
-        self._calm = not on and run.ledger.asleep and run.calm.begins(run.memory)
+        on = self._traces = not run.blind and run.depth.next_step()
+        self._calm = False
         if on != self.tracing or (on and not self._on) or (self._stale and not self.depth):
             self.trace(on)
-        if self._calm and not self.depth and not self._withheld and self._coast is None:
-            self._coast = calm.set_off(self)
-            set_coast(self._coast)
+        if on or run.blind or not run.ledger.asleep:
+            return
+        try:
+            self._calm = run.calm.begins(run.memory)
+            if self._calm and not self.depth and not self._withheld and self._coast is None:
+                self._coast = calm.set_off(self)
+                set_coast(self._coast)
+        except internal_error() as error:
+            self.fault(error, part=run.calm)
 
     def catch_up(self) -> None:
         """What was only written down in calm steps is told."""
         coast, self._coast = self._coast, None
         if coast is not None:
             set_coast(None)
-            with self.shield:
+            try:
                 calm.catch_up(self, coast)
+            except internal_error() as error:
+                mute(coast.run.calm)
+                self.fault(error, part=coast.run.ledger)
 
     def steps_so_far(self) -> int:
         """How many steps have begun, those included that are only written down."""
@@ -247,8 +262,8 @@ class Session(Incidents):
         """Switches the op probe of this thread."""
         if on and self._coast is not None:
             self.catch_up()
-        on = on and not self.faulty and can_trace_ops()
-        if on and self.guards:
+        on = on and can_trace_ops() and bool(self.guards) and not self.run.blind
+        if on:
             trace = self.run.settings.trace
             self.probe.prints.whose = trace.contents
             self.probe.locate = note_nonfinite if trace.locate_nonfinite else None
@@ -280,18 +295,46 @@ class Session(Incidents):
         if self._on and self.tracing and self.guards:
             self._stand(True)
 
-    def fault(self, error: BaseException) -> None:
-        """gradguard itself failed: say so once, stop tracing, let the training go on."""
-        if from_handler(error):
-            raise error
-        if _DEBUG:
-            logger.error("internal fault", exc_info=error)
-        if not self.faulty:
+    def _off(self) -> None:
+        """`trace(False)`, whatever happens."""
+        with self.lookout:
+            self.trace(False)
+            return
+        self.tracing = self._on = self.probe.live = False
+        remove_mode(self.probe)
+
+    def fault(self, error: BaseException, rules: tuple[Rule, ...] = (), lasting: bool = True, part: Any = None) -> None:
+        """gradguard itself failed: says so once, leaves out the part that failed for the rest of the run, lets the training go on.
+
+        Args:
+            error: what was raised.
+            rules: asked at the time; they are left out.
+            lasting: whether, where no single part is to blame, tracing has to stop.
+            part: what is to blame, where the traceback does not tell.
+        """
+        try:
             self.faulty = True
-            logger.error(
-                "gradguard had an internal fault and stops tracing in this thread; training goes on (%s: %s)", type(error).__name__, error
-            )
-        self.trace(False)
+            run = self.run if self.guards else None
+            what, consequence = "the guard", "one look at the training is lost"
+            if part is None and not rules:
+                part = failed_part(error, lasting)
+            if rules:
+                what = " and ".join(f"rule {rule.code} ({rule.name})" for rule in rules)
+                consequence = "it is off for the rest of this run" if len(rules) == 1 else "they are off for the rest of this run"
+                if run is not None:
+                    run.leave_out(rules)
+            elif part is not None and run is not None:
+                what, consequence = f"the {part.PART}", "it is off for the rest of this run"
+                run.take_out(part)
+            elif lasting:
+                consequence = "nothing more is traced in this run"
+                if run is not None:
+                    run.blind = True
+            say(what, consequence, error)
+            if run is not None and run.blind:
+                self.trace(False)
+        except internal_error():
+            self.tracing = False
 
     # -- what the probes report ---------------------------------------------------------------------------------------
 
@@ -301,23 +344,34 @@ class Session(Incidents):
 
     def run_engine(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The op probe is off while torch handles `backward` itself; custom Functions' backwards shall be seen."""
-        if mode_is_active(self.probe) or local.compiled:
-            return original(*args, **kwargs)
-        insert_mode(self.probe)
+        probe = self.probe
+        put = False
         try:
-            return original(*args, **kwargs)
-        finally:
-            remove_mode(self.probe)
+            try:
+                with self.shield:
+                    if put := not (mode_is_active(probe) or local.compiled):
+                        insert_mode(probe)
+                return original(*args, **kwargs)
+            finally:
+                if put:
+                    remove_mode(probe)
+        except BaseException:
+            if put:  # once more: an exception from outside may have come in the midst of it
+                remove_mode(probe)
+            raise
 
     def unwatched(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Calls a function without the op probe on the stack; modes of the user's stay."""
-        if not mode_is_active(self.probe):
-            return function(*args, **kwargs)
-        remove_mode(self.probe)
+        taken = False
+        with self.shield:
+            if taken := mode_is_active(self.probe):
+                remove_mode(self.probe)
         try:
             return function(*args, **kwargs)
         finally:
-            insert_mode(self.probe)
+            if taken:
+                with self.shield:
+                    insert_mode(self.probe)
 
     def run_python(
         self, original: Callable[..., Any], function: Callable[..., Any], relevant: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -330,11 +384,11 @@ class Session(Incidents):
     def run_function(self, original: Callable[..., Any], cls: Any, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Function.apply makes its node outside any torch call: the op probe does not see it."""
         if cls.__name__ == "CheckpointFunction":
-            with self.shield:
+            with self.lookout:
                 checkpointing.reentrant(self, args, frame)
         before = sequence_number()
         result = original(cls, *args, **kwargs)
-        with self.shield:
+        with self.lookout:
             if sequence_number() != before:
                 caller = user_frame(frame)
                 if caller is not None:
@@ -343,56 +397,62 @@ class Session(Incidents):
 
     def mapped(self, frame: FrameType, given: Any, result: Any) -> None:
         """`torch.vmap(f)(...)` has returned: within it tensors are others, and what they remember ends with it."""
-        with self.shield:
+        with self.lookout:
             self.probe.lost.mapped(frame, given, result)
 
     def before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with self.shield:
-            if self._withheld:  # the step before raised
-                self._withheld = give_back_gradients(self._withheld)
+            give_back_gradients(self._withheld)  # the step before raised
+        with self.shield:
             self.run.ledger.before_step(optimizer)
-            if self._calm:
-                return
+        if self._calm:
+            return
+        with self.lookout:
             self.moment("before_step", "optimizer", sys._getframe(2), optimizer=optimizer, args=args, kwargs=kwargs)
             if SKIP in self.run.memory:
                 del self.run.memory[SKIP]
-                self._withheld = withhold_gradients(optimizer)
+                withhold_gradients(optimizer, self._withheld)
                 self.run.skipped += 1
+        with self.shield:
             if self.tracing and not _has_closure(args, kwargs):
                 # most torch calls of a small model's step are its optimizer's own (TORCH_FACTS 29), and none of them is a clue
                 remove_mode(self.probe)
                 self._on = False
 
     def after_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        frame, site = sys._getframe(2), None
         with self.shield:
-            if self._withheld:
-                self._withheld = give_back_gradients(self._withheld)
-            frame = sys._getframe(2)
+            give_back_gradients(self._withheld)
+        with self.lookout:
             caller = user_frame(frame)
             site = None if caller is None else CallSite(caller.f_code, caller.f_lasti)
             journal = self.journal
             fact = StepFact(journal.tick(), sequence_number(), self.step, site, weakref.ref(optimizer), type(optimizer).__name__)
             journal.later(fact)
+        with self.shield:
             step_protocol.after_step(self, frame, optimizer, site)
+        with self.shield:
             self.begin_step()
 
     def run_checkpoint(self, function: Any, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Non-reentrant checkpointing begins: what the function reads beside its arguments must stay as it is."""
-        with self.shield:
+        with self.lookout:
             checkpointing.begins(self, function, args[0] if args else kwargs.get("preserve_rng_state"), frame)
 
     def protocol(self, happening: str, frame: FrameType, *facts: Any) -> None:
         """Something that the ledger of the step protocol keeps account of."""
-        if happening == "made" or (happening == "switched" and facts[1] != facts[2]):
-            self.run.depth.changed = True  # a new optimizer; from train to eval or back
-        if happening == "zeroed" and self.run.ledger.asleep:
-            return
         with self.shield:
+            if happening == "zeroed" and self.run.ledger.asleep:
+                return
+            if happening == "made" or (happening == "switched" and facts[1] != facts[2]):
+                self.run.depth.changed = True  # a new optimizer; from train to eval or back
             step_protocol.tell(self, happening, frame, *facts, step_protocol.site_of(frame))
 
     def wants_forwards(self) -> bool:
         """Whether forwards without grad shall be reported."""
-        return self.run.ledger.modes.wants_forwards()
+        with self.shield:
+            return bool(self.run.ledger.modes.wants_forwards())
+        return False
 
 
 def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

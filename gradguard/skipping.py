@@ -10,20 +10,19 @@ import torch
 Withheld = list[tuple[torch.Tensor, torch.Tensor]]  # parameter, its gradient; for the time of one step() call
 
 
-def withhold_gradients(optimizer: Any) -> Withheld:
-    """Takes the gradients of an optimizer's parameters away."""
-    withheld: Withheld = []
+def withhold_gradients(optimizer: Any, withheld: Withheld) -> None:
+    """Takes the gradients of an optimizer's parameters away, into a list that knows each of them before it is gone."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter.grad is not None:
                 withheld.append((parameter, parameter.grad))
                 parameter.grad = None
-    return withheld
 
 
-def give_back_gradients(withheld: Withheld) -> Withheld:
-    """Puts them back where nothing else has been put meanwhile; returns an empty list."""
-    for parameter, gradient in withheld:
+def give_back_gradients(withheld: Withheld) -> None:
+    """Puts them back where nothing else has been put meanwhile, and empties the list."""
+    while withheld:
+        parameter, gradient = withheld[-1]
         if parameter.grad is None:
             parameter.grad = gradient
-    return []
+        withheld.pop()

@@ -43,7 +43,8 @@ def tell(session: Session, happening: str, frame: FrameType | None, *facts: Any)
     if ledger.found:
         found, ledger.found = ledger.found, []
         for suspicion in found:
-            suspect(session, suspicion, frame)
+            with session.lookout:
+                suspect(session, suspicion, frame)
 
 
 def before_backward(session: Session, frame: FrameType) -> None:
@@ -81,7 +82,13 @@ def after_step(session: Session, frame: FrameType, optimizer: Any, site: CallSit
 def _census(session: Session, ledger: Ledger) -> None:
     """Puts the hook that sees module calls in place, and takes it away some steps later."""
     if session.census is None and ledger.steps < ledger.census_until and not dynamo_in_use():
-        session.census = take_census(ledger.census)
+        shield = session.shield
+
+        def called(module: Any, caller: FrameType) -> None:
+            with shield:
+                ledger.census(module, caller)
+
+        session.census = take_census(called)
         session.run.depth.incident()  # where paths are cut shows in a traced step only
         if session.census is None:
             ledger.census_until = 0
@@ -134,8 +141,5 @@ def suspect(session: Session, suspicion: Suspicion, frame: FrameType | None) -> 
     if rules:
         optimizer = None if suspicion.book is None else suspicion.book.ref()
         incident = session.incident("suspicion", "protocol", lambda: live_frames(frame), suspicion=suspicion, optimizer=optimizer)
-        try:
-            with quiet():
-                session.guard.check(rules, incident)
-        finally:
-            incident.dispose()
+        with session.disposing(incident), quiet():
+            session.guard.check(rules, incident)

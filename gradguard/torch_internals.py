@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 
 from gradguard.saved_unpacked import Unpacked, may_unpack
+from gradguard.signals import internal_error
 
 _absent: list[str] = []
 
@@ -146,37 +147,52 @@ def insert_mode(mode: Any) -> None:
     At the bottom, a user's own `with SomeMode():` that ends after ours was inserted pops its own mode, not ours.
     `torch.set_default_device` does the same for the same reason, and insists on standing lowest when it is taken away.
     """
-    if _len_stack is None or _push is None or _pop is None:
+    if _len_stack is None or _push is None or _stack_at is None:
         return
     if not _len_stack():
         _push(mode)
         return
-    above = [_pop() for _ in range(_len_stack())]
-    if above and above[-1] is getattr(_default_device, "device_context", None):
-        _push(above.pop())
-    _push(mode)
-    for other in reversed(above):
-        _push(other)
+    stack = [_stack_at(i) for i in range(_len_stack())]
+    stack.insert(1 if stack[0] is getattr(_default_device, "device_context", None) else 0, mode)
+    _restack(stack)
 
 
 def remove_mode(mode: Any) -> None:
     """Takes a function mode off this thread's stack, wherever it stands; nothing happens if it is not there."""
-    if _len_stack is None or _push is None or _pop is None or not mode_is_active(mode):
+    if _len_stack is None or _pop is None or _stack_at is None or not mode_is_active(mode):
         return
     if _len_stack() == 1:
         _pop()
         return
-    above = [_pop() for _ in range(_len_stack())]
-    for other in reversed(above):
-        if other is not mode:
-            _push(other)
+    stack = [_stack_at(i) for i in range(_len_stack())]
+    _restack([other for other in stack if other is not mode])
+
+
+def _restack(wanted: list[Any]) -> None:
+    """Makes these the function modes of this thread, bottom first. None gets lost, even if an exception from outside comes in between."""
+    try:
+        _restacked(wanted)
+    except BaseException:
+        _restacked(wanted)
+        raise
+
+
+def _restacked(wanted: list[Any]) -> None:
+    assert _len_stack is not None and _push is not None and _pop is not None and _stack_at is not None
+    same = 0
+    while same < min(len(wanted), _len_stack()) and _stack_at(same) is wanted[same]:
+        same += 1
+    while _len_stack() > same:
+        _pop()
+    for mode in wanted[same:]:
+        _push(mode)
 
 
 def node_sequence(node: Any) -> int:
     """A graph node's sequence number (-1 where it has none); AccumulateGrad nodes report `ACCUMULATE_SEQ` or more."""
     try:
         return int(node._sequence_nr())
-    except Exception:
+    except internal_error():
         return -1
 
 
@@ -229,7 +245,7 @@ def output_metadata(node: Any) -> tuple[int, ...] | None:
     """The shape of a node's first output as the node itself tells it; None in releases whose nodes do not (2.4)."""
     try:
         return tuple(int(length) for length in node._input_metadata[0].shape)
-    except Exception:
+    except internal_error():
         return None
 
 
@@ -237,7 +253,7 @@ def storage_key(tensor: torch.Tensor) -> int | None:
     """Identifies the memory a tensor lives in, as long as that memory lives; None for tensors without a storage."""
     try:
         return int(tensor.untyped_storage()._cdata)
-    except Exception:  # sparse, meta-like, functorch-wrapped tensors and subclasses without storage
+    except internal_error():  # sparse, meta-like, functorch-wrapped tensors and subclasses without storage
         return None
 
 
@@ -257,7 +273,7 @@ def has_memory(tensor: torch.Tensor) -> bool:
     graph, by `storage.resize_(0)`: reading them then is a segmentation fault."""
     try:
         return bool(tensor.untyped_storage().nbytes()) or not tensor.numel()
-    except Exception:  # tensors without a storage find their values otherwise
+    except internal_error():  # tensors without a storage find their values otherwise
         return True
 
 
@@ -265,7 +281,7 @@ def numpy_reachable(tensor: torch.Tensor) -> bool:
     """Whether numpy can write this tensor's memory: such storages are not resizable."""
     try:
         return not tensor.untyped_storage().resizable()
-    except Exception:
+    except internal_error():
         return False
 
 
@@ -273,7 +289,7 @@ def version_of(tensor: torch.Tensor) -> int | None:
     """The version counter; inference tensors have none."""
     try:
         return int(tensor._version)
-    except Exception:
+    except internal_error():
         return None
 
 
@@ -300,7 +316,7 @@ def saved_slots(node: Any) -> Iterator[tuple[str, Any]]:
     for name in _raw_saved_names(node):
         try:
             value = getattr(node, name)
-        except Exception:
+        except internal_error():
             continue
         if value is None:
             continue
@@ -317,7 +333,7 @@ def saved_data(slot: Any) -> torch.Tensor | None:
     """The tensor in a saved variable, without the version check that unpacking makes; None where torch hides it or its memory is freed."""
     try:
         data = slot.data
-    except Exception:
+    except internal_error():
         return None
     return data if isinstance(data, torch.Tensor) and has_memory(data) else None
 
@@ -330,7 +346,7 @@ def held_by_hook(node: Any, name: str) -> bool:
     """Whether a hook holds the saved value `name` of a node: unpacking it runs foreign code (checkpointing computes again)."""
     try:
         slot = getattr(node, f"_raw_saved_{name}")
-    except Exception:
+    except internal_error():
         return False
     slots = slot if isinstance(slot, (tuple, list)) else (slot,)
     return any(getattr(one, "unpack_hook", None) is not None for one in slots)
@@ -347,9 +363,9 @@ def check_saved(node: Any) -> str | None:
     for name in names:
         try:
             getattr(node, name, None)
-        except RuntimeError as error:
+        except internal_error(RuntimeError) as error:
             return str(error)
-        except Exception:
+        except internal_error():
             continue
     return None
 
@@ -363,9 +379,9 @@ def saved_state(node: Any) -> Literal["held", "freed", "nothing"]:
     for name in _raw_saved_names(node):
         try:
             value = getattr(node, name)
-        except RuntimeError:  # lists of saved values and custom Functions answer with the error itself
+        except internal_error(RuntimeError):  # lists of saved values and custom Functions answer with the error itself
             return "freed"
-        except Exception:
+        except internal_error():
             continue
         single = not isinstance(value, (tuple, list))
         for slot in (value,) if single else value:
@@ -377,9 +393,9 @@ def saved_state(node: Any) -> Literal["held", "freed", "nothing"]:
                 try:
                     if isinstance(getattr(node, name.replace("_raw_saved_", "_saved_")), torch.Tensor):
                         verdict = "held"
-                except RuntimeError:
+                except internal_error(RuntimeError):
                     return "freed"
-                except Exception:
+                except internal_error():
                     continue
     return verdict
 
@@ -387,7 +403,7 @@ def saved_state(node: Any) -> Literal["held", "freed", "nothing"]:
 def _slot_data(slot: Any) -> Any:
     try:
         return slot.data
-    except Exception:
+    except internal_error():
         return None
 
 
@@ -404,7 +420,7 @@ def has_own_dispatch(tensor: torch.Tensor) -> bool:
     """Whether a `__torch_dispatch__` answers for this tensor: such a tensor may have no memory of its own, though it says it has."""
     try:
         return bool(torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python))
-    except Exception:
+    except internal_error():
         return type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter
 
 
@@ -426,5 +442,5 @@ def ddp_finds_tensors(value: Any) -> bool:
 
         search: Any = distributed._find_tensors
         return any(True for _ in search(value))
-    except Exception:
+    except internal_error():
         return True

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from gradguard.signals import internal_error
 from gradguard.torch_internals import node_sequence
 
 
@@ -53,5 +54,5 @@ def node_of(tensor: torch.Tensor) -> Any:
     """A tensor's graph node; None for leaves and for tensors that hide it."""
     try:
         return tensor.grad_fn
-    except Exception:
+    except internal_error():
         return None

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from gradguard.evidence.bindings import dotted
+from gradguard.signals import internal_error
 from gradguard.torch_internals import quiet
 
 UNKNOWN: Any = type("Unknown", (), {"__repr__": lambda self: "<unknown>", "__bool__": lambda self: False})()
@@ -101,7 +102,7 @@ class Evaluator:
         try:
             with quiet(), torch.no_grad():
                 return self._value(node)
-        except Exception:  # what cannot be computed: a shape that does not fit, a truth value of a meta tensor
+        except internal_error():  # what cannot be computed: a shape that does not fit, a truth value of a meta tensor
             return UNKNOWN
 
     def _value(self, node: ast.expr) -> Any:

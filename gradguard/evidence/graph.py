@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from gradguard.signals import internal_error
 from gradguard.torch_internals import ACCUMULATE_SEQ, check_saved, held_by_hook, node_sequence, saved_data, saved_slots, storage_key
 
 MAX_NODES = 200_000
@@ -141,10 +142,10 @@ def _mismatched_slot(node: Any, verdict: str) -> tuple[str, torch.Tensor | None]
         if "[" not in name and not held_by_hook(node, name):
             try:
                 getattr(node, f"_saved_{name}")
-            except RuntimeError as error:
+            except internal_error(RuntimeError) as error:
                 if str(error) == verdict:
                     return name, data
-            except Exception:
+            except internal_error():
                 continue
         if data is not None and _version(data) == found:
             candidates.append((name, data))
@@ -154,7 +155,7 @@ def _mismatched_slot(node: Any, verdict: str) -> tuple[str, torch.Tensor | None]
 def _version(tensor: torch.Tensor) -> int:
     try:
         return int(tensor._version)
-    except Exception:
+    except internal_error():
         return -1
 
 

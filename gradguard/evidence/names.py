@@ -19,6 +19,7 @@ from torch import nn
 
 from gradguard.callsite import USER_FILES
 from gradguard.evidence.frames import FrameView
+from gradguard.signals import internal_error
 from gradguard.torch_internals import storage_key
 
 _MAX_ITEMS = 256  # of one container; names deeper in are of no use to a reader
@@ -285,7 +286,7 @@ def _alive(kind: type) -> list[Any]:
 def _is_wrapped(tensor: torch.Tensor) -> bool:
     try:
         return tensor.grad_fn is None
-    except Exception:
+    except internal_error():
         return True
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
+from gradguard.signals import internal_error
 from gradguard.torch_internals import has_memory
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def recompute(values: GraphValues, node: Any, output: int) -> torch.Tensor | Non
     result = formula(operands)
     try:
         dtype = operands.dtype
-    except Exception:
+    except internal_error():
         return result
     if result.dtype != dtype and result.is_floating_point() and dtype.is_floating_point:
         result = result.to(dtype)

@@ -31,6 +31,7 @@ from gradguard.evidence.syntax import (
     segment,
     span_of,
 )
+from gradguard.signals import internal_error
 
 __all__ = [
     "ResolvedSite", "WithBlock", "assignments_to", "at_line", "dotted", "from_frame", "from_traceback", "function_def", "module_ast",
@@ -304,7 +305,7 @@ def resolve(site: CallSite | None) -> ResolvedSite | None:
     code, lasti = site
     try:
         return _resolve(code, lasti)
-    except Exception:  # a diagnosis must not fail over odd code objects: the line is still worth saying
+    except internal_error():  # a diagnosis must not fail over odd code objects: the line is still worth saying
         return _line_only(code, lasti, None)
 
 

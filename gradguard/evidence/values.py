@@ -16,6 +16,7 @@ import torch
 
 from gradguard.evidence.graph import is_accumulate, walk
 from gradguard.evidence.recompute import Unknown, recompute
+from gradguard.signals import internal_error
 from gradguard.torch_internals import has_memory, held_by_hook, node_sequence, saved_slots
 
 MOST_NODES = 20_000
@@ -75,7 +76,7 @@ def plain(tensor: Any) -> torch.Tensor | None:
         if tensor.layout != torch.strided:
             return tensor.detach().coalesce().values() if tensor.layout == torch.sparse_coo else None
         return tensor.detach()
-    except Exception:  # functorch wrappers, fake tensors and whatever else does not answer
+    except internal_error():  # functorch wrappers, fake tensors and whatever else does not answer
         return None
 
 
@@ -185,7 +186,7 @@ class GraphValues:
                     result = recompute(self, key[0], key[1])
             except Unknown:
                 result = None
-            except Exception:  # shapes or kinds that the formula was not written for
+            except internal_error():  # shapes or kinds that the formula was not written for
                 result = None
             if result is not None:
                 self._budget -= result.numel()
@@ -201,7 +202,7 @@ def saved_values(node: Any) -> list[tuple[str, torch.Tensor]]:
         try:
             if getattr(slot, "unpack_hook", None) is not None:
                 continue
-        except Exception:
+        except internal_error():
             continue
         value: Any = None
         short, _, index = name.partition("[")
@@ -209,10 +210,10 @@ def saved_values(node: Any) -> list[tuple[str, torch.Tensor]]:
             value = getattr(node, f"_saved_{short}")
             if index:
                 value = value[int(index.rstrip("]"))]
-        except Exception:
+        except internal_error():
             try:
                 value = slot.data
-            except Exception:
+            except internal_error():
                 continue
         if isinstance(value, torch.Tensor) and has_memory(value):
             found.append((name, value))
@@ -223,7 +224,7 @@ def saved_values(node: Any) -> list[tuple[str, torch.Tensor]]:
                 for i, value in enumerate(node.saved_tensors)
                 if isinstance(value, torch.Tensor) and has_memory(value)
             ]
-        except Exception:
+        except internal_error():
             pass
     return found
 
@@ -231,5 +232,5 @@ def saved_values(node: Any) -> list[tuple[str, torch.Tensor]]:
 def _grad_fn(tensor: torch.Tensor) -> Any:
     try:
         return tensor.grad_fn
-    except Exception:
+    except internal_error():
         return None

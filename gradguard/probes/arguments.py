@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from gradguard.facts import Region
+from gradguard.signals import internal_error
 from gradguard.torch_internals import quiet, storage_key
 
 _Tensor = torch.Tensor
@@ -72,7 +73,7 @@ def versions_of(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[tu
                 found.append((target, _version(target)))
             elif isinstance(target, (list, tuple)):
                 found.extend((item, _version(item)) for item in target if isinstance(item, _Tensor))
-    except Exception:  # inference tensors have no version
+    except internal_error():  # inference tensors have no version
         return None
     return found or None
 

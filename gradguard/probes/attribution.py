@@ -20,6 +20,7 @@ import torch.overrides
 from gradguard.errors import GradGuardWarning
 from gradguard.probes.diversions import originals
 from gradguard.probes.hub import idle_listener
+from gradguard.signals import internal_error
 from gradguard.torch_internals import call_alone
 
 _OWN_DIR = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -41,7 +42,10 @@ def install() -> None:
         innermost = sys._getframe(1)
         # what was issued again below comes by here a second time; gradguard's own stand where they belong
         settled = innermost.f_code is show.__code__ or isinstance(message.message, GradGuardWarning)
-        place = None if settled else _meant(innermost, message)
+        try:
+            place = None if settled else _meant(innermost, message)
+        except internal_error():  # a warning with the wrong line is better than none
+            place = None
         if place is None:
             original(message)
             return

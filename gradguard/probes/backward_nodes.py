@@ -15,6 +15,7 @@ import torch
 from gradguard.facts import BrokenFact
 from gradguard.journal import Journal
 from gradguard.probes.finite import all_finite
+from gradguard.signals import internal_error
 from gradguard.torch_internals import ACCUMULATE_SEQ, node_sequence, own_part, quiet
 
 # Their backwards move or add what they are given: finite gradients in, finite gradients out.
@@ -38,20 +39,24 @@ class NodeWatch:
     """
 
     def __init__(self, nodes: list[Any], journal: Journal, call: int) -> None:
-        self._handles = []
-        for node in nodes:
-            name = str(node.name())
-            if name not in _HARMLESS and node_sequence(node) < ACCUMULATE_SEQ:
-                try:
-                    self._handles.append(node.register_hook(_hook(node_sequence(node), name, journal, call)))
-                except Exception:  # a kind of node that takes no hooks
-                    continue
+        self._handles: list[Any] = []
+        try:
+            for node in nodes:
+                name = str(node.name())
+                if name not in _HARMLESS and node_sequence(node) < ACCUMULATE_SEQ:
+                    try:
+                        self._handles.append(node.register_hook(_hook(node_sequence(node), name, journal, call)))
+                    except internal_error():  # a kind of node that takes no hooks
+                        continue
+        except BaseException:
+            self.remove()
+            raise
 
     def remove(self) -> None:
         """Takes the hooks off: a retained graph must not keep them."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        while self._handles:
+            self._handles[-1].remove()
+            self._handles.pop()
 
 
 def _hook(seq: int, name: str, journal: Journal, call: int) -> Callable[[Any, Any], None]:
@@ -71,7 +76,7 @@ def _hook(seq: int, name: str, journal: Journal, call: int) -> Callable[[Any, An
                 worst = next(gradient for gradient in made if not _finite(gradient)).detach()
                 worst = own_part(worst)
                 journal.broken = BrokenFact(call, seq, name, int((~torch.isfinite(worst)).sum()), worst.numel())
-        except Exception:  # gradients of odd kinds do not answer
+        except internal_error():  # gradients of odd kinds do not answer
             return
 
     return look

@@ -23,6 +23,8 @@ _Parameter = torch.nn.Parameter
 class Contents:
     """Writes content fingerprints to a journal. The caller sees to it that no mode hears the questions."""
 
+    PART = "record of contents"
+
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
         self.whose = "numpy"  # contents are compared: "none", "numpy" (what numpy can write) or "all"

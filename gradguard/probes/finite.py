@@ -18,6 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from gradguard.callsite import CallSite, user_frame
 from gradguard.facts import NonfiniteFact
 from gradguard.journal import Journal
+from gradguard.signals import internal_error
 from gradguard.torch_internals import jit_tracing, own_part, storage_key
 
 _MOST = 1_024
@@ -31,7 +32,7 @@ def note_nonfinite(journal: Journal, func: Any, args: tuple[Any, ...], kwargs: d
         if isinstance(out, torch.Tensor):
             try:
                 _look(journal, func, args, kwargs, out)
-            except Exception:  # tensors of odd kinds do not answer
+            except internal_error():  # tensors of odd kinds do not answer
                 continue
 
 

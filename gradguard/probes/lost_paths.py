@@ -41,6 +41,8 @@ class LostPaths:
         prints: notes the contents of memory that numpy gets.
     """
 
+    PART = "record of cut paths"
+
     def __init__(self, journal: Journal, prints: Contents) -> None:
         self.journal = journal
         self.prints = prints

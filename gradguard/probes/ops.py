@@ -62,6 +62,7 @@ from gradguard.probes.op_kinds import (
     asked_in_place,
 )
 from gradguard.probes.spread import PAIRING, Columns, note_spread, note_spread_loss
+from gradguard.signals import internal_error
 from gradguard.torch_internals import (
     quiet,
     sequence_number,
@@ -112,7 +113,11 @@ class OpProbe(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         if _is_compiling() or not self.live:
             return func(*args, **(kwargs or _NO_KWARGS))
-        kind = _KINDS[func]
+        try:
+            kind = _KINDS[func]
+        except internal_error() as fault:
+            self.on_fault(fault)
+            kind = SKIP
         if kind == SKIP:
             return func(*args, **kwargs) if kwargs else func(*args)
         if kind == GRAD:
@@ -121,89 +126,101 @@ class OpProbe(TorchFunctionMode):
             return func(*args)
         if kind == SET_DATA:
             return self._set_data(func, args)
-        if kind & FLAG:
-            kind = kind & ~FLAG | WRITE if asked_in_place(args, kwargs) else kind & ~FLAG
-        strange = kind & STRANGE
-        kind ^= strange
         before = sequence_number()
         watched: list[tuple[Any, Any]] | None = None
-        if kind & WRITE or (kwargs and "out" in kwargs):
-            watched = versions_of(args, kwargs)
-            if watched and self.journal.data_aliases:
-                watched = self._with_marks(watched)
+        try:
+            if kind & FLAG:
+                kind = kind & ~FLAG | WRITE if asked_in_place(args, kwargs) else kind & ~FLAG
+            if kind & WRITE or (kwargs and "out" in kwargs):
+                watched = versions_of(args, kwargs)
+                if watched and self.journal.data_aliases:
+                    watched = self._with_marks(watched)
+        except internal_error() as fault:
+            self.on_fault(fault)
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
-        except Exception as error:
+        except internal_error() as error:  # the call's own
             self.on_failure(error, func, args, kwargs or _NO_KWARGS)
             raise
-        hush = None
         try:
-            locate = self.locate
-            if locate is not None or (types and types[0] is not _Tensor):
-                hush = quiet()  # a subclass with a `__torch_function__` of its own, or a mode, must not see our questions
-                hush.__enter__()
-                if locate is not None:
-                    locate(self.journal, func, args, kwargs, result)
-            after = sequence_number()
-            if kind & COLUMN:
-                kind &= ~COLUMN
-                if after == before:
-                    self.columns.note(func, args, result)
-            if kind & GATHER:
-                self.lost.gathered(func, args, kwargs or _NO_KWARGS)
-            if after != before:
-                frame: FrameType | None = sys._getframe(1)
-                files = USER_FILES
-                while frame is not None and not files[frame.f_code.co_filename]:
-                    frame = frame.f_back
-                if frame is not None:
-                    self._append((before, after, frame.f_code, frame.f_lasti, CallableRef(func) if strange else func, self._tick()))
-                    if kind & LOSS:
-                        self._loss(func, args, kwargs or _NO_KWARGS, result, (before, after), frame)
-                numpy_storages = self.journal.numpy_storages
-                for arg in args:
-                    if isinstance(arg, _Tensor):
-                        if not arg.requires_grad:
-                            self.lost.operand(kind, before, after, arg)
-                            if kind & (ADDEND | FACTOR) and len(args) == 2:
-                                note_spread(self.journal, self.columns, func, args, result, before)
-                        elif numpy_storages and storage_key(arg) in numpy_storages:
-                            self.prints.note_quietly(arg, before, after)
-                    elif kind & ADDEND and isinstance(arg, float):
-                        if self.lost.escaped_in == self.journal.step:
-                            self.lost.number(before, arg)
-                    elif kind & ADDEND and type(arg) in (list, tuple):
-                        for item in arg:
-                            if isinstance(item, _Tensor) and not item.requires_grad:
-                                self.lost.operand(kind, before, after, item)
-                if watched is not None:
-                    self._writes(func, args, watched)
-                if self.prints.whose == "all":
-                    self.prints.note_saved(args, result, before, after)
-                if type(result) is _Tensor:
-                    if not result.requires_grad:  # `x.argsort()`: sorted inside, and only the indices come out
-                        self.lost.side_results(before, func, (result,), args, kwargs)
-                elif isinstance(result, tuple):
-                    self.lost.side_results(before, func, result, args, kwargs)
-            elif kind & ~(FACTOR | LOSS) == PLAIN and not self.journal.has_cuts and _grad_enabled():
-                # the bulk of gradless calls (data preparation, metrics) has nothing to remember
-                if any_requires_grad(args):
-                    self.lost.cut(kind, func, args, kwargs, result)
+            if self.locate is not None or (types and types[0] is not _Tensor):
+                with quiet():  # a subclass with a `__torch_function__` of its own, or a mode, must not see our questions
+                    if self.locate is not None:
+                        self.locate(self.journal, func, args, kwargs, result)
+                    self._returned(kind, before, watched, func, args, kwargs, result)
             else:
-                self._gradless(kind, func, args, kwargs, result, watched)
-        except Exception as fault:
+                self._returned(kind, before, watched, func, args, kwargs, result)
+        except internal_error() as fault:
             self.on_fault(fault)
-        finally:
-            if hush is not None:
-                hush.__exit__(None, None, None)
         return result
+
+    def _returned(
+        self,
+        kind: int,
+        before: int,
+        watched: list[tuple[Any, Any]] | None,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None,
+        result: Any,
+    ) -> None:
+        """A call has returned: notes the nodes that it made, what it wrote, and what lost its path in it."""
+        after = sequence_number()
+        strange = kind & STRANGE
+        kind ^= strange
+        if kind & COLUMN:
+            kind &= ~COLUMN
+            if after == before:
+                self.columns.note(func, args, result)
+        if kind & GATHER:
+            self.lost.gathered(func, args, kwargs or _NO_KWARGS)
+        if after != before:
+            frame: FrameType | None = sys._getframe(2)
+            files = USER_FILES
+            while frame is not None and not files[frame.f_code.co_filename]:
+                frame = frame.f_back
+            if frame is not None:
+                self._append((before, after, frame.f_code, frame.f_lasti, CallableRef(func) if strange else func, self._tick()))
+                if kind & LOSS:
+                    self._loss(func, args, kwargs or _NO_KWARGS, result, (before, after), frame)
+            numpy_storages = self.journal.numpy_storages
+            for arg in args:
+                if isinstance(arg, _Tensor):
+                    if not arg.requires_grad:
+                        self.lost.operand(kind, before, after, arg)
+                        if kind & (ADDEND | FACTOR) and len(args) == 2:
+                            note_spread(self.journal, self.columns, func, args, result, before)
+                    elif numpy_storages and storage_key(arg) in numpy_storages:
+                        self.prints.note_quietly(arg, before, after)
+                elif kind & ADDEND and isinstance(arg, float):
+                    if self.lost.escaped_in == self.journal.step:
+                        self.lost.number(before, arg)
+                elif kind & ADDEND and type(arg) in (list, tuple):
+                    for item in arg:
+                        if isinstance(item, _Tensor) and not item.requires_grad:
+                            self.lost.operand(kind, before, after, item)
+            if watched is not None:
+                self._writes(func, args, watched)
+            if self.prints.whose == "all":
+                self.prints.note_saved(args, result, before, after)
+            if type(result) is _Tensor:
+                if not result.requires_grad:  # `x.argsort()`: sorted inside, and only the indices come out
+                    self.lost.side_results(before, func, (result,), args, kwargs)
+            elif isinstance(result, tuple):
+                self.lost.side_results(before, func, result, args, kwargs)
+        elif kind & ~(FACTOR | LOSS) == PLAIN and not self.journal.has_cuts and _grad_enabled():
+            # the bulk of gradless calls (data preparation, metrics) has nothing to remember
+            if any_requires_grad(args):
+                self.lost.cut(kind, func, args, kwargs, result)
+        else:
+            self._gradless(kind, func, args, kwargs, result, watched)
 
     def _loss(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, nodes: tuple[int, int], frame: FrameType
     ) -> None:
         name = call_name(func)
         if name in PAIRING:
-            note_spread_loss(self.journal, func, args, kwargs, result, sys._getframe(2))
+            note_spread_loss(self.journal, func, args, kwargs, result, sys._getframe(3))
         if name in LOSSES:
             self.losses.look(func, args, kwargs, nodes, frame.f_code, frame.f_lasti)
 
@@ -250,7 +267,7 @@ class OpProbe(TorchFunctionMode):
             self.journal.writes.append(
                 WriteFact(self._tick(), sequence_number(), storage, version, site, "data", "data", None, _grad_enabled(), caller)
             )
-        except Exception as fault:
+        except internal_error() as fault:
             self.on_fault(fault)
         return result
 

@@ -21,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from gradguard.probes import attribution, compilers, protocol_patches
 from gradguard.probes.diversions import Diversion, originals
 from gradguard.probes.hub import listener, local, tracer
+from gradguard.signals import internal_error
 from gradguard.torch_internals import functorch, is_compiling
 
 _lock = threading.Lock()
@@ -93,7 +94,7 @@ def _divert(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     elif plain.__code__ not in originals:  # it may go by several names
         try:
             _diverted.append(Diversion(plain, make))
-        except Exception as fault:
+        except internal_error() as fault:
             _unwatched(name, fault)
 
 
@@ -108,7 +109,7 @@ def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
             classmethod(make(lambda cls, *args, **kwargs: original.__get__(None, cls)(*args, **kwargs))) if bound else make(original)
         )
         setattr(owner, name, replacement)
-    except Exception as fault:
+    except internal_error() as fault:
         _unwatched(name, fault)
         return
     _replaced.append((owner, name, original, replacement))

@@ -62,10 +62,11 @@ def _after(happening: str, facts: Callable[[Any, Any], tuple[Any, ...] | None], 
             session = listener()
             if session is not None:
                 frame = _caller()
-                if not user_only or not _of_torch(frame):
-                    said = facts(args, kwargs)
-                    if said is not None:
-                        session.protocol(happening, frame, *said)
+                with session.lookout:
+                    if not user_only or not _of_torch(frame):
+                        said = facts(args, kwargs)
+                        if said is not None:
+                            session.protocol(happening, frame, *said)
             return result
 
         return guarded
@@ -110,10 +111,12 @@ def _clip(original: Original) -> Original:
         if session is not None:
             if isinstance(parameters, Iterator):
                 parameters = list(parameters)
-            listed = [parameters] if isinstance(parameters, torch.Tensor) else parameters
-            limit = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value", 1.0))
-            if isinstance(limit, (int, float)):
-                session.protocol("clipping", _caller(), list(listed), float(limit))
+            frame = _caller()
+            with session.lookout:
+                listed = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+                limit = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value", 1.0))
+                if isinstance(limit, (int, float)):
+                    session.protocol("clipping", frame, list(listed), float(limit))
         return original(parameters, *args, **kwargs)
 
     return guarded

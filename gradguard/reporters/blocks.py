@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass, field
 
 from gradguard.diagnosis import Diagnosis, Role, SourceSpan
+from gradguard.signals import internal_error
 
 from .cells import cell_name
 from .layout import clean, one_line, visible
@@ -90,7 +91,7 @@ def shown_path(file: str) -> str:
         return clean(file)
     try:
         relative = os.path.relpath(file)
-    except (ValueError, OSError):  # another drive; a working directory that is gone
+    except internal_error(ValueError, OSError):  # another drive; a working directory that is gone
         return clean(file)
     return clean(os.path.abspath(file) if relative.startswith(os.pardir) else relative)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from gradguard.signals import internal_error
+
 
 def cell_name(file: str) -> str | None:
     """`Cell In[4]`, as IPython's own tracebacks call it; None for files that are no cells.
@@ -14,6 +16,6 @@ def cell_name(file: str) -> str | None:
     try:
         shell = ipython.get_ipython() if ipython is not None else None
         label, name = (None, None) if shell is None else shell.compile.format_code_name(file) or (None, None)
-    except Exception:  # an older IPython, or a shell that compiles in another way
+    except internal_error():  # an older IPython, or a shell that compiles in another way
         return None
     return f"{label} {name}" if label == "Cell" else None

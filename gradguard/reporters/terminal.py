@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from gradguard.diagnosis import Diagnosis, Fix
+from gradguard.signals import internal_error
 
 from . import wording
 from .blocks import Block, build_blocks, shown_path
@@ -272,7 +273,7 @@ def terminal_width(stream: TextIO | None = None) -> int:
     if columns <= 0:
         try:
             columns = os.get_terminal_size((sys.stderr if stream is None else stream).fileno()).columns
-        except (AttributeError, ValueError, OSError):
+        except internal_error(AttributeError, ValueError, OSError):
             columns = 0
     return min(max(columns or DEFAULT_WIDTH, MIN_WIDTH), MAX_WIDTH)
 

@@ -10,6 +10,7 @@ from functools import lru_cache
 import gradguard.rules as _package
 from gradguard.errors import UnknownRuleError
 from gradguard.rules.base import Moment, Rule
+from gradguard.signals import internal_error
 
 broken: list[tuple[str, Exception]] = []  # rule files that could not be loaded; a test holds that there are none
 
@@ -30,7 +31,7 @@ def all_rules() -> tuple[Rule, ...]:
         for info in pkgutil.iter_modules(parent.__path__, parent.__name__ + "."):
             try:
                 rule = getattr(importlib.import_module(info.name), "RULE", None)
-            except Exception as error:  # a rule that a new torch release breaks must not take the others along
+            except internal_error() as error:  # a rule that a new torch release breaks must not take the others along
                 broken.append((info.name, error))
                 continue
             if not isinstance(rule, Rule):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from gradguard import backward_calls, calm, replicas
+from gradguard import backward_calls, calm, replicas, shield
 from gradguard import session as session_module
 from gradguard.calm import Calm
 from gradguard.depth import Depth
@@ -42,7 +42,14 @@ def _fail(*_: Any, **__: Any) -> Any:
 @pytest.fixture(autouse=True)
 def forgive() -> Iterator[None]:
     yield
-    current_session().faulty = False
+    _forgive()
+
+
+def _forgive() -> None:
+    session = current_session()
+    session.faulty = False
+    shield._told.clear()
+    session._runs.clear()  # guards made at one line share what was left out
 
 
 def _train(level: str | None) -> list[Any]:
@@ -121,7 +128,7 @@ def test_a_fault_while_diagnosing_lets_the_original_through(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, level: str
 ) -> None:
     for owner, name in ((Incident, "says"), (FrameView, "locals"), (Session, "incident")):
-        current_session().faulty = False
+        _forgive()
         caplog.clear()
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, property(_fail) if name == "locals" else _fail)

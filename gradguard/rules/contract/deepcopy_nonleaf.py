@@ -48,6 +48,7 @@ from gradguard.rules.contract.records import children_of, continues, is_data
 from gradguard.rules.contract.scopes import UNKNOWN, Scope, class_scopes, frame_scopes, peek
 from gradguard.rules.contract.search import called_name
 from gradguard.rules.incident import Incident
+from gradguard.signals import internal_error
 
 _GROWING = {"append", "add", "insert", "extend", "appendleft", "update", "setdefault"}
 
@@ -178,7 +179,7 @@ def _copied(incident: Incident) -> tuple[Any, str | None, ResolvedSite | None]:
 def _computed(value: Any) -> bool:
     try:
         return isinstance(value, torch.Tensor) and not value.is_leaf
-    except Exception:
+    except internal_error():
         return False
 
 

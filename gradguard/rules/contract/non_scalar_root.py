@@ -42,6 +42,7 @@ from gradguard.rules.contract.scopes import UNKNOWN, Scope, callee_scope, frame_
 from gradguard.rules.contract.weights import argument, each_elements_own, fixes_for_each
 from gradguard.rules.contract.words import a_shape, shape_of, untraced_note
 from gradguard.rules.incident import Incident
+from gradguard.signals import internal_error
 
 _REDUCERS = {"mean", "sum", "item", "prod", "norm", "max", "min", "logsumexp", "nanmean", "dot", "trace"}
 _SCALING = ("MulBackward", "DivBackward", "AddBackward", "SubBackward", "NegBackward", "RsubBackward")
@@ -229,7 +230,7 @@ def _by_scalar(node: Any, edges: int) -> bool:
     for name in ("_saved_other", "_saved_self"):
         try:
             operand = getattr(node, name, None)
-        except RuntimeError:
+        except internal_error(RuntimeError):
             continue
         if isinstance(operand, torch.Tensor) and operand.numel() != 1:
             return False

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from gradguard.signals import internal_error
+
 
 def shape_of(tensor: Any) -> list[int] | None:
     """A tensor's sizes; None for those that have none (nested tensors)."""
     try:
         return [int(n) for n in tensor.shape]
-    except Exception:
+    except internal_error():
         return None
 
 

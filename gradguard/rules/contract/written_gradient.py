@@ -24,7 +24,7 @@ from gradguard.fixes.edits import inserted
 from gradguard.journal import Journal
 from gradguard.rules.contract.functions import FunctionView, user_functions, view_of
 from gradguard.rules.incident import Incident
-from gradguard.signals import from_handler
+from gradguard.signals import from_handler, internal_error
 from gradguard.torch_internals import node_sequence, quiet, storage_key, version_of
 
 _KEY = "contract.written_gradient"
@@ -102,13 +102,13 @@ class _Watch:
             try:
                 with quiet():
                     hook(*gradients)
-            except Exception as error:
+            except internal_error() as error:
                 if from_handler(error):
                     raise
 
         try:
             self._handles.append(register(guarded))
-        except Exception:  # a kind of node that takes no hooks
+        except internal_error():  # a kind of node that takes no hooks
             return
 
     def remove(self) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from gradguard.callsite import CallSite
 from gradguard.rules.protocol.books import Suspicion
+from gradguard.shield import barred
+from gradguard.signals import internal_error
 
 if TYPE_CHECKING:
     from gradguard.facts import BackwardFact
@@ -27,6 +29,8 @@ def scaler_in_words(incident: Incident) -> tuple[str, str]:
 class Scaling:
     """Between `scale(loss)` and `update()`."""
 
+    PART = "watch of gradient scalers"
+
     def __init__(self) -> None:
         self._scaler: weakref.ref[Any] | None = None
         self._site: CallSite | None = None
@@ -39,6 +43,7 @@ class Scaling:
         self._bare: deque[int] = deque(maxlen=64)  # backward calls on losses that no scaler has scaled
         self._divided: dict[int, int] = {}  # steps through the scaler after such a call, by the optimizer's book
 
+    @barred
     def scaled(self, scaler: Any, site: CallSite | None) -> None:
         """A loss was scaled."""
         self._scaler, self._site = weakref.ref(scaler), site
@@ -46,6 +51,7 @@ class Scaling:
         self._outstanding += 1
         self._known.add(scaler)
 
+    @barred
     def backward(self, call: BackwardFact, roots: tuple[Any, ...] = ()) -> None:
         """backward() has returned: on a scaled loss, if one was scaled since the last."""
         outstanding = self._outstanding > 0
@@ -66,6 +72,7 @@ class Scaling:
         """Whether a scaler has scaled a loss at any time, and is alive."""
         return bool(self._known)
 
+    @barred
     def stepped(self, ledger: Ledger, book: Book, optimizer: Any, written: bool) -> None:
         """An optimizer has stepped: on gradients that are still scaled, or that never were?
 
@@ -107,10 +114,12 @@ class Scaling:
                 ledger.found.append(Suspicion("GG722", book, {"bare": used.call.site, "scale": float(scale)}))
             return
 
+    @barred
     def updated(self) -> None:
         """`update()`: all optimizers are done with these gradients."""
         self._scaler, self._outstanding = None, 0
 
+    @barred
     def clipping(self, ledger: Ledger, parameters: list[Any], limit: float, site: CallSite | None) -> None:
         """Gradients are clipped: are they still scaled?"""
         scaler = None if self._scaler is None else self._scaler()
@@ -146,7 +155,7 @@ def _may_be_scaled(root: Any) -> bool:
     node = getattr(root, "grad_fn", None)
     try:
         return node is None or str(node.name()).startswith(("MulBackward", "DivBackward"))
-    except Exception:
+    except internal_error():
         return True
 
 

@@ -53,6 +53,7 @@ from gradguard.rules.gradient_path.places import same_place, short, site_at
 from gradguard.rules.gradient_path.scopes import UNKNOWN, Scope, entry_by_name, entry_of, evaluate
 from gradguard.rules.gradient_path.switches import Switch
 from gradguard.rules.incident import Incident
+from gradguard.signals import internal_error
 from gradguard.torch_internals import storage_key
 
 MESSAGES = (
@@ -79,7 +80,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
 def _is_inference(tensor: torch.Tensor) -> bool:
     try:
         return tensor.is_inference()
-    except Exception:
+    except internal_error():
         return False
 
 

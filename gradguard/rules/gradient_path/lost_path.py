@@ -22,6 +22,7 @@ from gradguard.rules.gradient_path.origins import Origin
 from gradguard.rules.gradient_path.places import UNNAMED, bare, in_words, same_place, short
 from gradguard.rules.gradient_path.still_off import still_off
 from gradguard.rules.incident import Incident
+from gradguard.signals import internal_error
 from gradguard.torch_internals import only_leaf
 
 MESSAGES = ("does not require grad and does not have a grad_fn",)
@@ -270,7 +271,7 @@ def facts(name: str | None, tensor: torch.Tensor) -> TensorFacts:
     """What can be told of a tensor, odd kinds included."""
     try:
         shape: list[int] | None = list(tensor.shape)
-    except Exception:  # nested tensors have no sizes
+    except internal_error():  # nested tensors have no sizes
         shape = None
     return TensorFacts(
         name=name,
@@ -358,7 +359,7 @@ def second_problem(root: torch.Tensor, name: str, incident: Incident) -> list[st
     notes = []
     try:
         count = root.numel()
-    except Exception:
+    except internal_error():
         return []
     if not (root.is_floating_point() or root.is_complex()):
         notes.append(f"`{name}` is of dtype {str(root.dtype).removeprefix('torch.')}: only floating point values can have gradients.")

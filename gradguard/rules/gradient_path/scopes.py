@@ -19,6 +19,7 @@ from gradguard.evidence.bindings import assignments_to, flatten, targets_of
 from gradguard.evidence.frames import FrameView
 from gradguard.evidence.source import function_def
 from gradguard.evidence.syntax import FUNCTIONS, Function, Source, load
+from gradguard.signals import internal_error
 
 UNKNOWN: Any = object()
 _GROWS = {"append", "extend", "insert", "add", "update", "put", "appendleft", "copy_", "add_", "scatter_", "scatter_add_",
@@ -88,7 +89,7 @@ def evaluate(node: ast.AST, scope: Scope) -> Any:
                 return list(base._modules.values())[key]
             if isinstance(base, nn.ModuleDict):
                 return base._modules.get(key, UNKNOWN)
-        except Exception:
+        except internal_error():
             return UNKNOWN
     return UNKNOWN
 
@@ -114,7 +115,7 @@ def attribute(obj: Any, name: str) -> Any:
                 if name in obj.__dict__.get(store, ()):
                     return obj.__dict__[store][name]
         found = inspect.getattr_static(obj, name, UNKNOWN)
-    except Exception:
+    except internal_error():
         return UNKNOWN
     if isinstance(found, staticmethod):
         return found.__func__

@@ -48,6 +48,7 @@ from gradguard.rules.base import Rule
 from gradguard.rules.gradient_path import late_switch, lost_path, origins, roots, wanted, words
 from gradguard.rules.gradient_path.places import same_place, short, site_at
 from gradguard.rules.incident import Incident
+from gradguard.signals import internal_error
 from gradguard.torch_internals import node_sequence, storage_key
 
 MESSAGES = ("appears to not have been used in the graph",)
@@ -295,7 +296,7 @@ def _late(incident: Incident, tensor: torch.Tensor, index: int, name: str) -> Re
 def _same_values(a: torch.Tensor, b: torch.Tensor) -> bool:
     try:
         return a.shape == b.shape and a.dtype == b.dtype and a.numel() < 1_000_000 and bool(torch.equal(a.detach(), b.detach()))
-    except Exception:
+    except internal_error():
         return False
 
 

@@ -15,6 +15,7 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.inplace.aliases import Alias, Lives, aliases, is_view, list_item, parameters_of, written_name
 from gradguard.rules.inplace.story import Story, Write
 from gradguard.rules.inplace.words import times, why_needed
+from gradguard.signals import internal_error
 from gradguard.torch_internals import storage_key
 
 UNSEEN = (
@@ -178,7 +179,7 @@ def _viewed(story: Story, name: str | None) -> str | None:
         saved = story.mismatch.tensor
         try:
             viewed = saved is not None and saved.numel() * saved.element_size() < saved.untyped_storage().nbytes()
-        except Exception:  # tensors without memory of their own
+        except internal_error():  # tensors without memory of their own
             viewed = False
     return f"a view of {name}" if viewed and name is not None else name
 
@@ -187,7 +188,7 @@ def shape_of(tensor: torch.Tensor | None) -> list[int] | None:
     """A tensor's shape; None for nested ones."""
     try:
         return None if tensor is None else [int(size) for size in tensor.shape]
-    except Exception:
+    except internal_error():
         return None
 
 

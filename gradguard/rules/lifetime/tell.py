@@ -15,6 +15,7 @@ from gradguard.evidence.old_torch import output_shape
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.facts import BackwardFact
 from gradguard.rules.lifetime.study import Study
+from gradguard.signals import internal_error
 from gradguard.torch_internals import node_sequence
 
 UNTRACED = (
@@ -148,7 +149,7 @@ def tensor_facts(name: str | None, tensor: torch.Tensor | None, node: Any = None
                 requires_grad=tensor.requires_grad,
             )
         ]
-    except Exception:
+    except internal_error():
         return [TensorFacts(name=name)]
 
 

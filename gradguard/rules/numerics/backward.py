@@ -18,6 +18,7 @@ from gradguard.rules.numerics.places import Places, expression, module_at
 from gradguard.rules.numerics.ranges import elements
 from gradguard.rules.numerics.risks import RISKS, Held
 from gradguard.rules.numerics.watching import Numbers
+from gradguard.signals import internal_error
 from gradguard.torch_internals import node_sequence
 
 _CURES = {
@@ -134,7 +135,7 @@ def finite(tensor: torch.Tensor) -> bool:
         if tensor.layout != torch.strided:
             tensor = tensor.coalesce().values()
         return bool(torch.isfinite(tensor).all())
-    except Exception:
+    except internal_error():
         return True
 
 

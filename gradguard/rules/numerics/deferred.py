@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from gradguard.signals import internal_error
+
 
 class Deferred:
     """At most one question under way; holds one byte on the device and one in page-locked memory."""
@@ -39,6 +41,6 @@ class Deferred:
                 self._here.copy_(self._flag, non_blocking=True)
                 self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 self._event.record(torch.cuda.current_stream(root.device))
-        except Exception:  # a capture of a CUDA graph is under way, or no page-locked memory is to be had
+        except internal_error():  # a capture of a CUDA graph is under way, or no page-locked memory is to be had
             self._broken = True
         return None

@@ -17,6 +17,7 @@ from gradguard.rules.numerics.origin import Origin
 from gradguard.rules.numerics.places import Places, expression
 from gradguard.rules.numerics.ranges import number
 from gradguard.rules.numerics.watching import Numbers
+from gradguard.signals import internal_error
 
 _RUN = 4  # steps in a row in which the loss grew
 _GROWTH = 1e6  # over such a run
@@ -210,7 +211,7 @@ def _largest(incident: Incident, leaves: list[Any]) -> list[tuple[str, float]]:
         try:
             finite = leaf.detach()[torch.isfinite(leaf.detach())]
             size = float(finite.abs().max()) if finite.numel() else float("inf")
-        except Exception:
+        except internal_error():
             continue
         state = incident.names.state(leaf)
         sizes.append((state.full if state is not None else incident.names.tensor(leaf) or "a parameter", size))

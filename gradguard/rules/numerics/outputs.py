@@ -12,6 +12,7 @@ from gradguard.evidence.recompute import node_kind
 from gradguard.evidence.values import GraphValues
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.ranges import value_range
+from gradguard.signals import internal_error
 
 _VIEWS = {"View", "ReshapeAlias", "UnsafeView", "Squeeze", "Unsqueeze", "Alias", "Select", "Slice", "T", "Transpose", "Permute"}
 _LOSSES = {"MseLoss", "SmoothL1Loss", "HuberLoss"}
@@ -30,7 +31,7 @@ def below_targets(values: GraphValues, node: Any) -> Fix | None:
             return None
     try:
         target = node._saved_target
-    except Exception:
+    except internal_error():
         return None
     if not isinstance(target, torch.Tensor) or not target.numel() or float(target.detach().min()) >= 0:
         return None

@@ -15,6 +15,7 @@ from gradguard.rules.numerics.forward import describe, investigate
 from gradguard.rules.numerics.outside import poisoned
 from gradguard.rules.numerics.ranges import kinds
 from gradguard.rules.numerics.watching import Numbers
+from gradguard.signals import internal_error
 
 MESSAGES = (
     "nan",
@@ -88,7 +89,7 @@ def _bad_tensors(incident: Incident) -> Iterator[tuple[str | None, torch.Tensor]
         for value in list(view.locals.values())[:64]:
             try:
                 look(value)
-            except Exception:
+            except internal_error():
                 continue
     seen.sort(key=lambda tensor: (tensor.grad_fn is None, not tensor.requires_grad))
     for tensor in seen:

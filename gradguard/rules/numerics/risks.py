@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from gradguard.signals import internal_error
 from gradguard.torch_internals import has_memory, held_by_hook
 
 Saved = dict[str, torch.Tensor]
@@ -148,7 +149,7 @@ class Held:
             with torch.no_grad():
                 found = RISKS[self.kind].where(self.saved, self.plain)
                 return int(found.sum()), max(1, found.numel())
-        except Exception:
+        except internal_error():
             return 0, 1
 
     def only_beside(self) -> bool:
@@ -168,7 +169,7 @@ def hold(node: Any, kind: str) -> Held | None:
             return None
         try:
             value = getattr(node, f"_saved_{name}")
-        except Exception:
+        except internal_error():
             return None
         if isinstance(value, torch.Tensor):
             if not has_memory(value):

@@ -9,6 +9,7 @@ import torch
 
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.watching import Numbers
+from gradguard.signals import internal_error
 
 
 def scaler_in_use(memory: Numbers) -> bool:
@@ -19,7 +20,7 @@ def scaler_in_use(memory: Numbers) -> bool:
         memory.scaler = None if known is None else weakref.ref(known)
     try:
         return known is not None and bool(known.is_enabled()) and getattr(known, "_scale", None) is not None
-    except Exception:
+    except internal_error():
         return False
 
 

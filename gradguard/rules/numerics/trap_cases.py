@@ -12,6 +12,7 @@ from gradguard.evidence.recompute import node_kind
 from gradguard.evidence.values import GraphValues
 from gradguard.rules.numerics.origin import Origin
 from gradguard.rules.numerics.ranges import elements, kinds
+from gradguard.signals import internal_error
 
 
 @dataclass
@@ -55,7 +56,7 @@ class Case:
         with torch.no_grad():
             try:
                 operand = operand.expand_as(out)
-            except RuntimeError:
+            except internal_error(RuntimeError):
                 return None
             found = operand[~torch.isfinite(out)]
             return found.float() if found.dtype in (torch.float16, torch.bfloat16) else found

@@ -32,6 +32,7 @@ from gradguard.rules.base import Ahead, Moment
 from gradguard.rules.numerics.deferred import Deferred
 from gradguard.rules.numerics.risks import RISKS, Held, hold
 from gradguard.rules.numerics.sentinels import beside, ends
+from gradguard.signals import internal_error
 from gradguard.tensor_refs import TensorRef
 from gradguard.torch_internals import own_part
 
@@ -184,7 +185,7 @@ class Numbers:
                 return self.deferred.look(root)
             value = own_part(root).item()
             return value if type(value) is float else None
-        except Exception:  # fake, functorch and meta tensors have no value
+        except internal_error():  # fake, functorch and meta tensors have no value
             return None
 
     def _walk(self, plan: Plan, root: Any, traced: bool) -> None:
@@ -314,7 +315,7 @@ class Numbers:
                     grad = grad.coalesce().values()
             value: float = _vector_norm(own_part(grad)).item()
             return value
-        except Exception:
+        except internal_error():
             return None
 
     @classmethod

@@ -38,6 +38,7 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import no_copy, tell
 from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.places import the_one
+from gradguard.signals import internal_error
 
 CODE, NAME = "GG615", "aliased-parameters"
 
@@ -51,7 +52,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     for parameter in book.parameters():
         try:
             key = (parameter.data_ptr(), parameter.numel())
-        except Exception:  # no storage of its own: fake, sparse and wrapped tensors
+        except internal_error():  # no storage of its own: fake, sparse and wrapped tensors
             continue
         if not key[0] or not key[1]:
             continue

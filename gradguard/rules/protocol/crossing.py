@@ -15,6 +15,7 @@ from gradguard.evidence.graph import root_nodes
 from gradguard.evidence.optimizers import trained_by
 from gradguard.rules.protocol.books import Book, Part
 from gradguard.rules.protocol.suspicion import Suspicion
+from gradguard.shield import barred
 
 if TYPE_CHECKING:
     from gradguard.facts import BackwardFact
@@ -27,6 +28,8 @@ _MOST_NODES = 8_192
 class Crossing:
     """What was seen of it in one run; at most one pair of optimizers is followed at a time."""
 
+    PART = "look-out for gradients of another network"
+
     def __init__(self) -> None:
         self._book: weakref.ref[Book] | None = None
         self._other: weakref.ref[Any] | None = None
@@ -34,6 +37,7 @@ class Crossing:
         self._count = 0
         self._through: bool | None = None  # whether the other's parameters stand behind the book's, seen from the loss
 
+    @barred
     def before_use(self, ledger: Ledger, book: Book) -> None:
         """An optimizer has stepped; its contributions are not counted as used yet."""
         slot = next((slot for slot in book.active if len(slot.parts) > 1), None)
@@ -53,6 +57,7 @@ class Crossing:
             self._through = False  # said
             ledger.found.append(Suspicion("GG601", book, {"across": weakref.ref(other), "part": old}))
 
+    @barred
     def look(self, call: BackwardFact, roots: tuple[Any, ...]) -> None:
         """A backward call has run: if it is the one in question, which of the two networks its loss meets first."""
         if self._book is None or self._through is not None or call.site != self._site:

@@ -45,6 +45,7 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.places import attribute_sets, class_node
 from gradguard.rules.protocol.retained import KEY, Tag
+from gradguard.signals import internal_error
 
 CODE, NAME = "GG608", "graph-retained"
 
@@ -149,7 +150,7 @@ def _live_tensors() -> list[torch.Tensor]:
             try:
                 if obj.grad_fn is not None:
                     found.append(obj)
-            except Exception:
+            except internal_error():
                 continue
     return found
 

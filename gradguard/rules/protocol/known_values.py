@@ -14,6 +14,7 @@ from gradguard.evidence.source import dotted
 from gradguard.evidence.syntax import FUNCTIONS, Source
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol.places import function_around
+from gradguard.signals import internal_error
 
 _PURE = ("any", "all", "tuple", "list", "set", "len", "str", "range")
 _PURE_METHODS = frozenset({"startswith", "endswith", "split", "lower", "upper", "strip", "find", "count"})
@@ -61,7 +62,7 @@ class KnownValues:
             raise UnknownError
         try:
             return eval(code, {"__builtins__": {n: getattr(builtins, n) for n in _PURE}, **names})
-        except Exception:
+        except internal_error():
             raise UnknownError from None
 
     def variable(self, source: Source, function: ast.AST | None, name: str, depth: int = 0) -> Any:
@@ -162,7 +163,7 @@ def _pure(node: ast.expr) -> CodeType:
             raise UnknownError
     try:
         return compile(ast.Expression(node), "<known>", "eval")
-    except Exception:
+    except internal_error():
         raise UnknownError from None
 
 

@@ -37,6 +37,8 @@ from gradguard.rules.protocol.scaling import accumulated, scale_facts
 from gradguard.rules.protocol.severed import Severed
 from gradguard.rules.protocol.survey import SURVEYS, Survey
 from gradguard.rules.protocol.suspicion import Suspicion
+from gradguard.shield import mute
+from gradguard.signals import internal_error
 from gradguard.torch_internals import quiet
 
 # Gradients are followed in the first steps, after an optimizer is made or something looks odd, and in one window of steps out
@@ -53,7 +55,10 @@ class Ledger:
         options: a rule's thresholds and windows (its `Options`), by its code.
     """
 
+    PART = "ledger of the step protocol"
+
     def __init__(self, options: Callable[[str], Any]) -> None:
+        self.failed = False
         self.options = options  # a rule's thresholds and windows, by its code
         self.books: dict[int, Book] = {}
         self.journal = current_journal()
@@ -90,6 +95,14 @@ class Ledger:
         self.scaling = Scaling()
         self.own_states = OwnStates()
         self.derivatives = Undifferentiated(self.journal)
+
+    def unwritten(self) -> Ledger:
+        """A ledger in place of this one, which knows nothing and takes note of nothing: it only numbers the steps."""
+        other = Ledger(self.options)
+        other._began = self._began
+        mute(other, but=("turn",))
+        other.failed = True
+        return other
 
     # -- optimizers ---------------------------------------------------------------------------------------------------
 
@@ -141,7 +154,7 @@ class Ledger:
                 self.ended.append(book)
             if self.books.get(book.key) is book:
                 del self.books[book.key]
-        except Exception:  # inside a weak reference's callback nothing may be raised
+        except internal_error():  # inside a weak reference's callback nothing may be raised
             pass
 
     def made(self, optimizer: Any, site: CallSite | None) -> None:

@@ -14,6 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from gradguard.callsite import USER_FILES, CallSite
 from gradguard.fingerprints import fingerprint
 from gradguard.rules.protocol.suspicion import Suspicion
+from gradguard.shield import barred
 
 if TYPE_CHECKING:
     from gradguard.rules.protocol.books import Book
@@ -41,6 +42,8 @@ class Switch:
 class Modes:
     """What is known of the modes of a run's modules."""
 
+    PART = "watch of train and eval modes"
+
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = weakref.ref(ledger)
         self.switches: list[Switch] = []
@@ -54,6 +57,7 @@ class Modes:
         self._strays: set[tuple[Any, int]] = set()  # places that were looked at
         self.looks = 0  # at single module calls, in all
 
+    @barred
     def switched(self, module: nn.Module, mode: bool, was: bool, site: CallSite | None) -> None:
         """train(mode) was called."""
         ledger = self._ledger()
@@ -69,6 +73,7 @@ class Modes:
             else:
                 self.watching.kept = site
 
+    @barred
     def after_step(self, book: Book) -> None:
         """A step was taken while a trained module stands in eval mode."""
         switch, ledger = self.watching, self._ledger()
@@ -86,11 +91,13 @@ class Modes:
         if self.steps_in_eval > 2 * _EVAL_STEPS:
             self.watching = None
 
+    @barred
     def wants_forwards(self) -> bool:
         """Whether forwards without grad are worth looking at."""
         ledger = self._ledger()
         return not self.off and ledger is not None and ledger.steps > 0
 
+    @barred
     def forward_without_grad(self, module: nn.Module, arguments: Any, frame: FrameType | None) -> None:
         """A module runs with grad mode off; called for every module while forwards are watched."""
         if not module.training and type(module) not in self._kinds:

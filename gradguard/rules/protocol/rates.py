@@ -9,6 +9,8 @@ import torch
 
 from gradguard.callsite import CallSite
 from gradguard.rules.protocol.suspicion import Suspicion
+from gradguard.shield import barred
+from gradguard.signals import internal_error
 from gradguard.tensor_refs import TensorRef
 from gradguard.torch_internals import own_part
 
@@ -185,7 +187,7 @@ def _values(tensor: torch.Tensor | None) -> list[float]:
     try:
         flat = own_part(tensor).detach().reshape(-1)
         return [float(x) for x in flat[:: max(1, flat.numel() // _SAMPLED)][:_SAMPLED].tolist()]
-    except Exception:
+    except internal_error():
         return []
 
 
@@ -228,6 +230,8 @@ class Schedule:
 class Schedules:
     """The schedulers of a run, by identity; a scheduler that dies is forgotten when there are many."""
 
+    PART = "watch of learning-rate schedulers"
+
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = weakref.ref(ledger)
         self._known: dict[int, Schedule] = {}
@@ -240,6 +244,7 @@ class Schedules:
             known = self._known[id(scheduler)] = Schedule(scheduler)
         return known
 
+    @barred
     def made(self, scheduler: Any, site: CallSite | None) -> None:
         """A scheduler was constructed."""
         schedule = self._schedule(scheduler)
@@ -265,12 +270,14 @@ class Schedules:
         found = [each for each in self._known.values() if each.key == book.key and each.optimizer is not None]
         return next((each for each in reversed(found) if each.optimizer is not None and each.optimizer() is optimizer), None)
 
+    @barred
     def gone(self, key: int) -> None:
         """A scheduler of which nothing is left but its id had been stepped while it lived."""
         known = self._known.get(key)
         if known is not None and known.ref() is None:
             known.calls += 1
 
+    @barred
     def stepped(self, scheduler: Any, site: CallSite | None) -> None:
         """`scheduler.step()` was called by the user."""
         ledger = self._ledger()

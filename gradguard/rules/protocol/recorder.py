@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradguard.rules.protocol.suspicion import version_of
+from gradguard.shield import barred
+from gradguard.signals import internal_error
 from gradguard.tensor_refs import TensorRef
 from gradguard.torch_internals import own_part
 
@@ -38,9 +40,12 @@ class OptimizerRecord:
 class Recorder:
     """The records of a run's optimizers, in the order of their first steps."""
 
+    PART = "record for the summary"
+
     def __init__(self) -> None:
         self.records: dict[int, OptimizerRecord] = {}
 
+    @barred
     def after_step(self, book: Book) -> None:
         """Takes the norms of one step, before its gradients are cleared."""
         record = self.records.get(id(book))
@@ -87,5 +92,5 @@ def _begin(book: Book) -> OptimizerRecord:
 def _norm(gradient: torch.Tensor) -> float:
     try:
         return float(torch.linalg.vector_norm(own_part(gradient).detach().float()))
-    except Exception:  # sparse and wrapped gradients
+    except internal_error():  # sparse and wrapped gradients
         return 0.0

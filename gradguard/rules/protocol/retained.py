@@ -11,6 +11,7 @@ import weakref
 from typing import Any
 
 from gradguard.rules.protocol.suspicion import Suspicion
+from gradguard.shield import barred
 
 MOST_TAGS = 48
 RAREST = 128  # backward calls from one tag to the next
@@ -37,6 +38,8 @@ class Tag:
 class Retained:
     """The tags of a run."""
 
+    PART = "watch of graphs kept alive"
+
     def __init__(self) -> None:
         self.tags: list[weakref.ref[Tag]] = []
         self.said = 0
@@ -47,6 +50,7 @@ class Retained:
         """The tags whose graphs live, oldest first."""
         return [tag for ref in self.tags if (tag := ref()) is not None]
 
+    @barred
     def tag(self, step: int, backward: int, roots: tuple[Any, ...], found: list[Suspicion], options: Any) -> None:
         """Tags a graph that backward has just gone through, and counts the older ones.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gradguard.rules.protocol.suspicion import Suspicion
+from gradguard.signals import internal_error
 
 if TYPE_CHECKING:
     from gradguard.rules.protocol.books import Book, Part
@@ -31,7 +32,7 @@ def is_plain_mean(node: Any) -> bool:
             return False
         reduction = getattr(node, "_saved_reduction", 1)
         return bool(reduction == 1)
-    except Exception:
+    except internal_error():
         return False
 
 

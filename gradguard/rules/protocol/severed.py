@@ -12,6 +12,7 @@ from gradguard.callsite import CallSite
 from gradguard.evidence.graph import root_nodes, walk
 from gradguard.facts import BackwardFact, Cut
 from gradguard.journal import Journal
+from gradguard.shield import barred
 from gradguard.tensor_refs import TensorRef
 from gradguard.torch_internals import node_sequence
 
@@ -56,6 +57,8 @@ class Severed:
         journal: of this thread; the op probe writes there which cuts it met (`Journal.severed`).
     """
 
+    PART = "look-out for cut paths to parameters"
+
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         # cuts whose result went into a loss, ids of what is behind them, and the places of the backward calls of those losses
@@ -69,6 +72,7 @@ class Severed:
         self._loss: CallSite | None = None  # where the backward call was
         self._leaves: dict[int, weakref.ref[Any]] = {}  # Parameters that the losses' graphs lead to
 
+    @barred
     def arm(self, parameters: list[weakref.ref[Any]]) -> None:
         """From here on, cuts that have one of these parameters behind them are noted."""
         self._journal.wanted = {id(p): ref for ref in parameters if (p := ref()) is not None}
@@ -76,11 +80,13 @@ class Severed:
         self._used, self._lone, self._met, self._reached, self._leaves = {}, {}, {}, {}, {}
         self.filled = set()
 
+    @barred
     def disarm(self) -> None:
         """That was enough."""
         self._journal.wanted = {}
         self._journal.severed = []
 
+    @barred
     def look(self, call: BackwardFact, roots: tuple[Any, ...]) -> None:
         """A backward call has run: which of the cut values its graph was fed with."""
         journal = self._journal

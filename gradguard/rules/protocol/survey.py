@@ -12,6 +12,7 @@ from gradguard.callsite import CallSite, user_frame
 from gradguard.facts import BackwardFact
 from gradguard.rules.protocol.rebound import Unheld
 from gradguard.rules.protocol.suspicion import Suspicion, few_values, version_of
+from gradguard.shield import barred
 from gradguard.tensor_refs import TensorRef
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ def making(module: torch.nn.Module, name: str, frame: FrameType | None) -> Makin
 class Survey:
     """The surveys of a run."""
 
+    PART = "look-out for parameters without an optimizer"
+
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = weakref.ref(ledger)
         self.next_at = 2
@@ -92,6 +95,7 @@ class Survey:
         self.again = 0  # steps at which everything is looked at once more
         self._resets = 3
 
+    @barred
     def often(self, now: int) -> None:
         """Something new has begun: the next backward calls are looked at again."""
         self._gap = 1.0
@@ -120,6 +124,7 @@ class Survey:
             self.stale_ids = False
         return self._known
 
+    @barred
     def walk(self, call: BackwardFact, roots: tuple[Any, ...]) -> None:
         """Looks through the graph that backward has just gone through for leaves that no optimizer knows."""
         ledger = self._ledger()
@@ -170,6 +175,7 @@ class Survey:
             ledger.found.append(Suspicion("GG603", book, {"anew": shapes, "makings": makings}))
         self.makings.clear()
 
+    @barred
     def after_step(self, book: Book) -> None:
         """One of the steps at which everything of an optimizer is looked at."""
         ledger = self._ledger()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gradguard.signals import internal_error
 from gradguard.torch_internals import has_memory, own_part
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def version_of(tensor: torch.Tensor) -> int:
     """The version counter; -1 for tensors that have none."""
     try:
         return int(tensor._version)
-    except Exception:
+    except internal_error():
         return -1
 
 
@@ -44,5 +45,5 @@ def few_values(tensor: torch.Tensor) -> list[float]:
             return []
         flat = tensor.detach().reshape(-1)
         return [float(x) for x in flat[:: max(1, flat.numel() // 8)][:8].tolist()]
-    except Exception:
+    except internal_error():
         return []

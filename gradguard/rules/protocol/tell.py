@@ -15,6 +15,7 @@ from gradguard.evidence.names import Names
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol.books import Book
+from gradguard.signals import internal_error
 
 _LISTED = 4
 
@@ -170,7 +171,7 @@ def shape_of(tensor: Any) -> list[int] | None:
     """A tensor's sizes; None for those that have none."""
     try:
         return [int(n) for n in tensor.shape]
-    except Exception:
+    except internal_error():
         return None
 
 

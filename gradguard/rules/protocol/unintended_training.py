@@ -52,6 +52,7 @@ from gradguard.rules.protocol.misspelt import misspelt
 from gradguard.rules.protocol.places import class_node, the_one
 from gradguard.rules.protocol.suspicion import version_of
 from gradguard.rules.protocol.unfrozen import unfrozen
+from gradguard.signals import internal_error
 
 CODE, NAME = "GG613", "unintended-training"
 _STEPS = 12
@@ -293,7 +294,7 @@ def _value(node: ast.expr, scope: dict[str, Any]) -> Any:
     builtin = {name: getattr(builtins, name) for name in _PURE}
     try:
         return eval(compile(ast.Expression(node), "<freeze>", "eval"), {"__builtins__": builtin}, scope)
-    except Exception:
+    except internal_error():
         raise _UnknownError from None
 
 

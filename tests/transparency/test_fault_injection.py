@@ -1,0 +1,219 @@
+"""Every function of gradguard that runs in a guarded training is made to raise, one after the other: training goes on bit for bit.
+
+By default a fixed sample is taken, since each function takes a training of its own; `GRADGUARD_ALL_FAULTS=1` takes all of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from inspect import isfunction
+from types import CodeType, ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import gradguard as package
+from gradguard import shield
+from gradguard.guard import Guard
+from tests.transparency.helpers import stack_length
+
+_ALL = bool(os.environ.get("GRADGUARD_ALL_FAULTS"))
+_SAMPLED = 90  # of some 900
+_HERE = os.path.dirname(os.path.abspath(package.__file__)) + os.sep
+
+# What the barrier itself is made of: code of a few lines that stands around the user's calls, or decides whether anything listens.
+_BARRIER = {
+    *("gradguard.signals", "gradguard.shield", "gradguard.settings", "gradguard.errors"),
+    *("gradguard.probes.hub.listener", "gradguard.probes.hub.tracer", "gradguard.probes.hub.idle_listener"),
+    *("gradguard.probes.ops.OpProbe.__torch_function__", "gradguard.session.Session.fault", "gradguard.session.Session.lookout"),
+    *(f"gradguard.session.Session.{name}" for name in ("run_backward", "run_engine", "run_python", "run_function", "unwatched")),
+    *(f"gradguard.session.Session.{name}" for name in ("before_step", "after_step", "protocol", "run_checkpoint", "coasted_returned")),
+    *(f"gradguard.torch_internals.{name}" for name in ("call_alone", "stands_alone", "mode_is_active", "remove_mode", "is_compiling")),
+    *(f"gradguard.guard.Guard.{name}" for name in ("__init__", "__enter__", "__exit__", "watch", "explaining", "step", "steps", "_leave")),
+    *("gradguard.rerun.run_step", "gradguard.guard.Guard.of_run"),
+}
+
+
+class Boom(Exception):
+    pass
+
+
+def _boom(*_: Any, **__: Any) -> Any:
+    raise Boom("injected")
+
+
+class _Halves(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 0.5
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * 0.5
+
+
+def _train(steps: int = 6) -> list[Any]:
+    """A training with what gradguard has probes for, and failures that the program itself catches."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.3), nn.Tanh(), nn.Linear(6, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    seen: list[Any] = []
+    for i in range(steps):
+        x = torch.randn(5, 4)
+        if i != 4:
+            optimizer.zero_grad()
+        loss = (_Halves.apply(model(x)) - x.sum(1, keepdim=True).detach()).pow(2).mean()
+        loss.backward()
+        seen.append(loss.item())
+        for failing in (_write_in_place, _wrong_shape, _twice) if i in (1, 3) else ():
+            with pytest.raises(RuntimeError) as info:
+                failing(model, x)
+            seen.append(isinstance(info.value, RuntimeError))
+        if i == 2:
+            seen.append(torch.autograd.grad(model(x).sum(), model[0].weight)[0].clone())
+            with torch.no_grad():
+                model.eval()
+                seen.append(model(x).numpy().sum())
+                model.train()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+    return [*seen, *[p.detach().clone() for p in model.parameters()], torch.get_rng_state()]
+
+
+def _write_in_place(model: nn.Module, x: torch.Tensor) -> None:
+    h = torch.tanh(model(x))
+    h += 1
+    h.sum().backward()
+
+
+def _wrong_shape(model: nn.Module, x: torch.Tensor) -> None:
+    (model(x) @ torch.ones(5, 5)).sum().backward()
+
+
+def _twice(model: nn.Module, x: torch.Tensor) -> None:
+    loss = model(x).pow(2).sum()
+    loss.backward()
+    loss.backward()
+
+
+def _same(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) and all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(one, other, strict=True))
+
+
+def _guarded(level: str) -> tuple[Any, int]:
+    """The training in a thread of its own, with what is left on the function-mode stack: sessions are per thread."""
+    result: list[Any] = [None, 0]
+
+    def run() -> None:
+        try:
+            with Guard(level=level, actions__silent="log"):  # type: ignore[arg-type]
+                result[0] = _train()
+        except BaseException as error:
+            result[0] = error
+        result[1] = stack_length()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return result[0], result[1]
+
+
+def _run_codes(level: str) -> set[CodeType]:
+    """The code objects of gradguard's that a guarded training runs."""
+    codes: set[CodeType] = set()
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(_HERE):
+            codes.add(frame.f_code)
+
+    threading.setprofile(note)
+    try:
+        _guarded(level)
+    finally:
+        threading.setprofile(None)  # type: ignore[arg-type]
+    return codes
+
+
+def _functions() -> Iterator[tuple[str, Any, str, Any]]:
+    """(label, owner, name, function) of everything that can be replaced: functions of modules, methods, properties."""
+    for module_name, module in sorted(sys.modules.items()):
+        if not module_name.startswith("gradguard") or not isinstance(module, ModuleType):
+            continue
+        for name, value in list(vars(module).items()):
+            if isfunction(value) and value.__module__ == module_name:
+                yield f"{module_name}.{name}", module, name, value
+            elif isinstance(value, type) and value.__module__ == module_name:
+                for inner, held in list(vars(value).items()):
+                    function = getattr(held, "fget", None) or getattr(held, "func", None) or getattr(held, "__func__", None) or held
+                    if isfunction(function) and inner != "__init_subclass__":
+                        yield f"{module_name}.{value.__qualname__}.{inner}", value, inner, function
+
+
+def _code_of(function: Any) -> CodeType:
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function.__code__  # type: ignore[no-any-return]
+
+
+def _exempt(label: str) -> bool:
+    return any(label == known or label.startswith(f"{known}.") for known in _BARRIER)
+
+
+def _break(owner: Any, name: str, function: Any) -> Callable[[], None]:
+    """Puts a function that raises in a function's place, also where it was imported by name; returns what takes it back."""
+    undo: list[tuple[Any, str, Any]] = [(owner, name, vars(owner)[name])]
+    if isinstance(owner, ModuleType):
+        for module_name, module in list(sys.modules.items()):
+            if module_name.startswith("gradguard") and module is not owner:
+                undo += [(module, other, value) for other, value in vars(module).items() if value is function]
+    for place, attribute, value in undo:
+        if isinstance(value, property) or hasattr(value, "func"):
+            setattr(place, attribute, property(_boom))
+        else:
+            setattr(place, attribute, staticmethod(_boom) if isinstance(value, (staticmethod, classmethod)) else _boom)
+
+    def put_back() -> None:
+        for place, attribute, value in undo:
+            setattr(place, attribute, value)
+
+    return put_back
+
+
+@pytest.mark.parametrize("level", ["standard", "forensic"])
+def test_whatever_fails_in_gradguard_the_training_goes_on(level: str, caplog: pytest.LogCaptureFixture) -> None:
+    warnings.simplefilter("ignore")
+    bare = _train()
+    _guarded(level)  # rules and replacements are loaded once
+    codes = _run_codes(level)
+    targets = [each for each in _functions() if _code_of(each[3]) in codes and not _exempt(each[0])]
+    assert len(targets) > 300
+    if not _ALL:
+        begin = ["standard", "forensic"].index(level)
+        targets = targets[begin :: max(1, len(targets) * 2 // _SAMPLED)]
+    wrong = []
+    for label, owner, name, function in targets:
+        shield._told.clear()
+        caplog.clear()
+        put_back = _break(owner, name, function)
+        try:
+            result, left = _guarded(level)
+        finally:
+            put_back()
+        said = [record.getMessage() for record in caplog.records if "internal fault" in record.getMessage()]
+        if not isinstance(result, list) or not _same(result, bare):
+            wrong.append(f"{label}: {type(result).__name__} {result if isinstance(result, BaseException) else 'differs'}")
+        elif left:
+            wrong.append(f"{label}: a mode was left on the stack")
+        elif len(said) > 1:
+            wrong.append(f"{label}: said {len(said)} times: {said[1]}")
+    logging.getLogger("gradguard").info("%s functions were made to fail", len(targets))
+    assert not wrong, "\n".join(wrong)
