@@ -24,7 +24,7 @@ from gradguard.fixes.edits import inserted
 from gradguard.journal import Journal
 from gradguard.rules.contract.functions import FunctionView, user_functions, view_of
 from gradguard.rules.incident import Incident
-from gradguard.signals import from_handler, internal_error
+from gradguard.signals import internal_error
 from gradguard.torch_internals import node_sequence, quiet, storage_key, version_of
 
 _KEY = "contract.written_gradient"
@@ -102,9 +102,8 @@ class _Watch:
             try:
                 with quiet():
                     hook(*gradients)
-            except internal_error() as error:
-                if from_handler(error):
-                    raise
+            except internal_error():
+                return
 
         try:
             self._handles.append(register(guarded))
