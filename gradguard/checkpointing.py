@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from gradguard import step_protocol
+from gradguard.evidence.safe_read import named_modules, named_parameters
 from gradguard.rules.protocol.books import Suspicion
 from gradguard.torch_internals import quiet, storage_key, version_of
 
@@ -29,7 +30,7 @@ def reentrant(session: Session, args: tuple[Any, ...], frame: FrameType) -> None
     if not torch.is_grad_enabled() or any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args[1:]):
         return
     modules = [module for _, module in _reads(args[0]) if isinstance(module, nn.Module)]
-    trained = [(name, p) for module in modules if module.training for name, p in module.named_parameters() if p.requires_grad]
+    trained = [(name, p) for module in modules if module.training for name, p in named_parameters(module) if p.requires_grad]
     if not trained:
         return
     names = ", ".join(f"`{name}`" for name, _ in trained[:3]) + (f" and {len(trained) - 3} more" if len(trained) > 3 else "")
@@ -67,7 +68,7 @@ def _random(session: Session, function: Any, frame: FrameType) -> None:
     drawing = [
         (module, path, child.p)
         for module in modules
-        for path, child in module.named_modules()
+        for path, child in named_modules(module)
         if isinstance(child, _DropoutNd) and child.p > 0 and child.training
     ]
     site = step_protocol.site_of(frame)

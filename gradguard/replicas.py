@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from gradguard.callsite import CallSite, user_frame
+from gradguard.evidence.safe_read import named_modules, named_parameters, parameters_in
 
 Replace = Callable[[Any, str, Callable[[Any], Any]], None]
 _SAMPLED = 12  # parameters of one replica in a fingerprint
@@ -74,7 +75,7 @@ def described(ddp: Any) -> Replica:
 def describe(ddp: Any, site: CallSite | None) -> Replica:
     """A replica as it is now."""
     found = Replica(site)
-    for name, parameter in parameters(ddp):
+    for name, parameter in parameters_in(ddp):
         if parameter.requires_grad:
             found.names.append(name)
             found.dtypes.append((parameter.dtype, parameter.device))
@@ -87,8 +88,8 @@ def parameters(ddp: Any) -> list[tuple[str, torch.Tensor]]:
     found: list[tuple[str, torch.Tensor]] = []
     seen: set[int] = set()
     ignored = getattr(ddp, "parameters_to_ignore", ())
-    for path, module in ddp.module.named_modules():
-        for name, parameter in module.named_parameters(recurse=False):
+    for path, module in named_modules(ddp.module):
+        for name, parameter in named_parameters(module, recurse=False):
             full = f"{path}.{name}" if path else name
             if f"{path}.{name}" not in ignored and id(parameter) not in seen:
                 seen.add(id(parameter))
@@ -168,7 +169,7 @@ class Exchange:
         ddp = None if self.ddp is None else self.ddp()
         if ddp is None:
             stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
-            ddp = next((d for d in list(known) if any(id(p) in stepped for _, p in parameters(d))), None)
+            ddp = next((d for d in list(known) if any(id(p) in stepped for _, p in parameters_in(d))), None)
             self.ddp = None if ddp is None else weakref.ref(ddp)
         # a communication hook may be meant to let ranks differ for a while, such as PostLocalSGD's
         return None if ddp is None or getattr(ddp, "_comm_hooks", None) else ddp
@@ -215,7 +216,7 @@ def _store() -> Any:
 
 
 def _sample(ddp: Any) -> list[tuple[str, torch.Tensor]]:
-    found = [(name, parameter) for name, parameter in parameters(ddp) if parameter.requires_grad]
+    found = [(name, parameter) for name, parameter in parameters_in(ddp) if parameter.requires_grad]
     stride = max(1, -(-len(found) // _SAMPLED))
     return found[::stride]
 

@@ -17,6 +17,7 @@ from gradguard.callsite import USER_FILES
 from gradguard.evidence.frames import FrameView
 from gradguard.evidence.graph import leaves
 from gradguard.evidence.names import Names
+from gradguard.evidence.safe_read import modules_in
 from gradguard.evidence.syntax import Source, load
 
 
@@ -40,7 +41,7 @@ def files_of(frames: Iterable[FrameView], roots: Iterable[nn.Module]) -> list[st
     files: dict[str, None] = {}
     for view in frames:
         files.setdefault(view.frame.f_code.co_filename)
-    kinds = dict.fromkeys(base for root in roots for module in root.modules() for base in type(module).__mro__)
+    kinds = dict.fromkeys(base for root in roots for module in modules_in(root) for base in type(module).__mro__)
     for kind in kinds:
         file = file_of_class(kind)
         if file and USER_FILES[file]:

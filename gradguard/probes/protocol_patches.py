@@ -18,6 +18,7 @@ from torch.nn.modules import module as _module
 
 from gradguard.callsite import USER_FILES
 from gradguard.coasting import Coast
+from gradguard.evidence.safe_read import parameters_in
 from gradguard.probes.hub import idle_listener, listener, local
 from gradguard.torch_internals import dynamo_in_use, is_compiling
 
@@ -93,7 +94,7 @@ def _turned(coast: Coast, scheduler: Any, frame: FrameType) -> bool:
 
 def _cast(args: Any, kwargs: Any) -> tuple[Any, ...] | None:
     module = args[0]
-    first = next(iter(module.parameters()), None)
+    first = next(iter(parameters_in(module)), None)
     return (module,) if first is not None and first.dtype in _LOW_PRECISION else None
 
 

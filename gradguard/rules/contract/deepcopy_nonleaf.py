@@ -38,6 +38,7 @@ from gradguard.callsite import is_torch_or_own
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.evidence.bindings import targets_of
 from gradguard.evidence.graph import op_name
+from gradguard.evidence.safe_read import UNKNOWN, peek
 from gradguard.evidence.source import ResolvedSite, dotted, resolve
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
@@ -45,7 +46,7 @@ from gradguard.rules.contract.dataflow import Spot, stores_of
 from gradguard.rules.contract.definitions import bound_value
 from gradguard.rules.contract.hooks import all_frames
 from gradguard.rules.contract.records import children_of, continues, is_data
-from gradguard.rules.contract.scopes import UNKNOWN, Scope, class_scopes, frame_scopes, peek
+from gradguard.rules.contract.scopes import Scope, class_scopes, frame_scopes
 from gradguard.rules.contract.search import called_name
 from gradguard.rules.incident import Incident
 

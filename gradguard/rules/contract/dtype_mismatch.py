@@ -35,6 +35,7 @@ from torch import nn
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.evidence.graph import op_name, walk
+from gradguard.evidence.safe_read import named_modules
 from gradguard.evidence.source import ResolvedSite
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
@@ -239,7 +240,7 @@ def _module_note(incident: Incident, place: ResolvedSite | None, scope: Scope | 
         return []
     module = scope.evaluate(place.call.func)
     roots = [root for _, root in incident.names.modules] if isinstance(module, nn.Module) else []
-    paths = [(path, root) for root in roots for path, child in root.named_modules() if child is module and path]
+    paths = [(path, root) for root in roots for path, child in named_modules(root) if child is module and path]
     path, root = max(paths, key=lambda found: found[0].count("."), default=("", None))
     return [f"`{place.callee}` is `{path}` of the `{type(root).__name__}`"] if "." in path else []
 

@@ -14,11 +14,12 @@ import torch
 from gradguard.callsite import USER_FILES
 from gradguard.diagnosis import Role, SourceSpan
 from gradguard.evidence.graph import walk
+from gradguard.evidence.safe_read import class_attributes, peek, unwrapped
 from gradguard.evidence.source import assignments_to, dotted
 from gradguard.evidence.syntax import header_range
 from gradguard.rules.contract.dataflow import Spot
 from gradguard.rules.contract.definitions import returns_of
-from gradguard.rules.contract.scopes import Scope, code_of, function_scope, peek
+from gradguard.rules.contract.scopes import Scope, code_of, function_scope
 from gradguard.rules.incident import Incident
 
 
@@ -152,20 +153,19 @@ def classes_in_graph(incident: Incident) -> list[type]:
 def user_functions() -> Iterator[type[Any]]:
     """Every custom Function of the user's that exists in this process."""
     stack: list[type[Any]] = [torch.autograd.Function]
-    seen: set[type[Any]] = set()
+    seen: set[int] = set()
     while stack:
         for cls in type.__subclasses__(stack.pop()):
-            if cls in seen:
+            if id(cls) in seen:
                 continue
-            seen.add(cls)
+            seen.add(id(cls))
             stack.append(cls)
-            if any(_is_users(value) for value in vars(cls).values()):
+            if any(_is_users(value) for value in class_attributes(cls).values()):
                 yield cls
 
 
 def _is_users(value: Any) -> bool:
-    value = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
-    value = getattr(value, "__wrapped__", value)
+    value = unwrapped(value.__func__ if isinstance(value, (staticmethod, classmethod)) else value)
     return isinstance(value, FunctionType) and USER_FILES[value.__code__.co_filename]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gradguard.evidence.safe_read import own_dict
 from gradguard.evidence.source import ResolvedSite, assignments_to, dotted
 from gradguard.evidence.syntax import FUNCTIONS
 from gradguard.rules.contract.dataflow import Judge, Maker, Spot, stores_of, trace
@@ -44,7 +45,7 @@ def _made(scope: Scope, called: ast.expr) -> list[Spot]:
     """Where the called module was made, as far as the source of its owner, of the function or of the file tells."""
     if isinstance(called, ast.Attribute):
         owner = scope.evaluate(called.value)
-        return stores_of(owner, called.attr) if isinstance(owner, nn.Module) or hasattr(owner, "__dict__") else []
+        return stores_of(owner, called.attr) if own_dict(owner) is not None else []
     if not isinstance(called, ast.Name) or scope.source.tree is None:
         return []
     around = scope if assignments_to(scope.tree, called.id) else Scope(scope.source, scope.source.tree, scope.globals, scope.globals)

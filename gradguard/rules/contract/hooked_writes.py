@@ -8,6 +8,7 @@ from torch import nn
 
 from gradguard.callsite import USER_FILES
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.evidence.safe_read import peek
 from gradguard.evidence.source import ResolvedSite
 from gradguard.fixes.edits import replaced
 from gradguard.rules.contract.dataflow import Spot
@@ -87,7 +88,7 @@ def _inner_module(incident: Incident) -> nn.Module | None:
         if USER_FILES[view.frame.f_code.co_filename]:
             return None
         owner = view.locals.get("self") if view.code_name == "forward" else None
-        if isinstance(owner, nn.Module) and getattr(owner, "inplace", False):
+        if isinstance(owner, nn.Module) and peek(owner, "inplace", False) is True:
             return owner
     return None
 

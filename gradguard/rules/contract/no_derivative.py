@@ -34,12 +34,12 @@ import torch
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.graph import walk
+from gradguard.evidence.safe_read import peek
 from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.syntax import Source, range_of
 from gradguard.fixes.edits import removed
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.functions import FunctionView, classes_in_graph, user_functions, view_of
-from gradguard.rules.contract.scopes import peek
 from gradguard.rules.contract.search import calls_in_use
 from gradguard.rules.contract.words import untraced_note
 from gradguard.rules.incident import Incident

@@ -34,6 +34,7 @@ from typing import Any
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.names import short_list
+from gradguard.evidence.safe_read import named_parameters
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import ddp as shared
 from gradguard.rules.incident import Incident
@@ -47,7 +48,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if ddp is None or "training graph has changed" in incident.message:
         return None
     unused = shared.at_indices(incident, ddp)
-    held = dict(ddp.module.named_parameters())
+    held = dict(named_parameters(ddp.module))
     frozen = [name for name in unused if name in held and not held[name].requires_grad]
     if frozen:
         return _frozen(incident, ddp, unused, frozen)

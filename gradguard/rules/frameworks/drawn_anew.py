@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Iterator
+from types import FunctionType, MethodType
 from typing import Any
 
 from torch import nn
@@ -12,6 +13,7 @@ from torch import nn
 from gradguard.callsite import USER_FILES
 from gradguard.evidence.bindings import dotted, full_name, targets_of
 from gradguard.evidence.frames import traceback_frames
+from gradguard.evidence.safe_read import function_code, modules_in, quiet
 from gradguard.evidence.source import ResolvedSite, function_def
 from gradguard.evidence.syntax import FUNCTIONS, Source, load
 from gradguard.rules.gradient_path.places import site_at
@@ -51,7 +53,7 @@ def _bodies(function: Any) -> Iterator[tuple[Source, ast.AST]]:
     """The source of a function, and of the classes of the user's modules that it is, belongs to or closes over."""
     while isinstance(function, functools.partial):
         function = function.func
-    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    code = function_code(function)
     if code is not None:
         tree, source = function_def(code), load(code.co_filename)
         if tree is not None and source is not None and USER_FILES[code.co_filename]:
@@ -65,16 +67,17 @@ def _bodies(function: Any) -> Iterator[tuple[Source, ast.AST]]:
 def modules_of(function: Any) -> list[nn.Module]:
     """The modules that a function is, belongs to or closes over, with all their parts."""
     while isinstance(function, functools.partial):
-        function = function.func
-    owners = [function, getattr(function, "__self__", None)]
-    plain = getattr(function, "__func__", function)
-    if getattr(plain, "__code__", None) is not None:
-        for cell in getattr(plain, "__closure__", None) or ():
+        function = quiet(function.func)
+    owners = [function]
+    if isinstance(function, MethodType):
+        owners, function = [quiet(function.__self__)], quiet(function.__func__)
+    if isinstance(function, FunctionType):
+        for cell in function.__closure__ or ():
             try:
-                owners.append(cell.cell_contents)
+                owners.append(quiet(cell.cell_contents))
             except ValueError:
                 continue
-    return [module for owner in owners if isinstance(owner, nn.Module) for module in owner.modules()]
+    return [module for owner in owners if isinstance(owner, nn.Module) for module in modules_in(owner)]
 
 
 def _draws(source: Source, node: ast.Call) -> bool:

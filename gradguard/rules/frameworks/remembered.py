@@ -12,6 +12,7 @@ from torch import nn
 
 from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.bindings import dotted, targets_of
+from gradguard.evidence.safe_read import attributes
 from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.syntax import FUNCTIONS
 from gradguard.rules.frameworks.drawn_anew import modules_of
@@ -33,7 +34,7 @@ def filled_in(function: Any) -> Filled | None:
     found: dict[tuple[str, int], Filled] = {}
     for module in modules_of(function):
         for each in _fills(module):
-            held = vars(module).get(each.attribute)
+            held = attributes(module).get(each.attribute)
             if any(isinstance(item, torch.Tensor) and item.requires_grad for item in _items(held)):
                 found.setdefault((each.place.file, each.place.line), each)
     return next(iter(found.values())) if len(found) == 1 else None

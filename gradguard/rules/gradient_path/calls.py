@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 from gradguard.evidence.bindings import dotted, full_name
+from gradguard.evidence.safe_read import UNKNOWN
 from gradguard.evidence.source import ResolvedSite
 from gradguard.rules.gradient_path import switches
 from gradguard.rules.gradient_path.cutting import cut_by
 from gradguard.rules.gradient_path.flows import NOTHING, Flow, asks_for_grad, given_back, join
 from gradguard.rules.gradient_path.places import site_at
-from gradguard.rules.gradient_path.scopes import UNKNOWN, Entry, Scope, entry_by_name, entry_of, evaluate
+from gradguard.rules.gradient_path.scopes import Entry, Scope, entry_by_name, entry_of, evaluate
 from gradguard.rules.gradient_path.switches import Switch, decorator_of, is_inference
 
 DEPTH = 14  # calls entered one inside the other

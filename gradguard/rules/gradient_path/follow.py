@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from gradguard.evidence.bindings import dotted
+from gradguard.evidence.safe_read import UNKNOWN, parameters_in
 from gradguard.evidence.source import ResolvedSite, function_def, resolve
 from gradguard.evidence.syntax import FUNCTIONS, load
 from gradguard.rules.gradient_path import origins as _origins
@@ -22,7 +23,7 @@ from gradguard.rules.gradient_path.cutting import is_metadata
 from gradguard.rules.gradient_path.flows import NOTHING, Flow, join, rebinds
 from gradguard.rules.gradient_path.origins import Origin
 from gradguard.rules.gradient_path.places import site_at
-from gradguard.rules.gradient_path.scopes import UNKNOWN, Definition, Scope, definitions, evaluate
+from gradguard.rules.gradient_path.scopes import Definition, Scope, definitions, evaluate
 from gradguard.rules.gradient_path.switches import Switch, is_inference, turns_grad_off, turns_grad_on
 from gradguard.rules.incident import Incident
 
@@ -179,7 +180,7 @@ class Follower(Calls):
     def parameters(self, module: nn.Module) -> Flow:
         if not any(module is known for known in self.modules):
             self.modules.append(module)
-        leaves = [p for p in module.parameters() if p.requires_grad]
+        leaves = [p for p in parameters_in(module) if p.requires_grad]
         self.tensors.update((id(p), p) for p in leaves)
         return Flow((), bool(leaves), frozenset(id(p) for p in leaves))
 

@@ -8,11 +8,12 @@ from typing import NamedTuple
 import torch
 
 from gradguard.evidence.bindings import assignments_to, dotted
+from gradguard.evidence.safe_read import UNKNOWN
 from gradguard.evidence.syntax import Source
 from gradguard.fixes.diff import unified
 from gradguard.rules.gradient_path import wanted
 from gradguard.rules.gradient_path.follow import Follower
-from gradguard.rules.gradient_path.scopes import UNKNOWN, Scope, entry_by_name, entry_of, evaluate
+from gradguard.rules.gradient_path.scopes import Scope, entry_by_name, entry_of, evaluate
 from gradguard.rules.incident import Incident
 
 _DATA = {"shape", "dtype", "device", "size", "dim", "ndim", "numel", "requires_grad", "requires_grad_", "is_leaf", "grad", "new_zeros"}

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from gradguard.diagnosis import Fix, SourceSpan
+from gradguard.evidence.safe_read import attributes
 from gradguard.evidence.source import at_line
 from gradguard.evidence.syntax import Source
 from gradguard.fixes.edits import replaced
@@ -20,7 +21,7 @@ _SWITCH = "requires_grad"
 
 def attribute(tensor: torch.Tensor) -> str | None:
     """The attribute that was set on this tensor in place of the switch."""
-    own = getattr(tensor, "__dict__", {})
+    own = attributes(tensor)
     found = difflib.get_close_matches(_SWITCH, [name for name in own if isinstance(name, str)], 1, 0.8)
     return found[0] if found and own[found[0]] is True else None
 

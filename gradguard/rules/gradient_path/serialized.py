@@ -11,6 +11,7 @@ import torch
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.frames import FrameView
+from gradguard.evidence.safe_read import attributes, elements, pairs
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.fixes.edits import replaced
 from gradguard.rules.gradient_path import follow, lost_path
@@ -91,13 +92,13 @@ def _non_leaves(value: Any, name: str, depth: int) -> Iterator[tuple[str, torch.
         if value.requires_grad and not value.is_leaf:
             yield name, value
     elif depth < 4 and isinstance(value, dict):
-        for key, item in list(value.items())[:256]:
-            yield from _non_leaves(item, str(key) if isinstance(key, str) else name, depth + 1)
+        for key, item in pairs(value, 256):
+            yield from _non_leaves(item, key if type(key) is str else name, depth + 1)
     elif depth < 4 and isinstance(value, (list, tuple)):
-        for i, item in enumerate(value[:256]):
+        for i, item in enumerate(elements(value, 256)):
             yield from _non_leaves(item, f"{name}[{i}]", depth + 1)
-    elif depth < 4 and hasattr(value, "__dict__") and not isinstance(value, (type, torch.nn.Module)):
-        for key, item in list(vars(value).items())[:64]:
+    elif depth < 4 and not isinstance(value, torch.nn.Module):
+        for key, item in list(attributes(value).items())[:64]:
             yield from _non_leaves(item, key, depth + 1)
 
 

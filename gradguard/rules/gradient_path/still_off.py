@@ -10,6 +10,7 @@ import torch
 
 from gradguard.diagnosis import SourceSpan
 from gradguard.evidence.frames import FrameView
+from gradguard.evidence.safe_read import attributes
 from gradguard.evidence.source import resolve
 from gradguard.evidence.syntax import load
 from gradguard.rules.gradient_path import switches
@@ -88,7 +89,7 @@ def _value(view: FrameView, node: ast.expr) -> object | None:
     if isinstance(node, ast.Name):
         return view.locals.get(node.id, view.globals.get(node.id))
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-        return getattr(_value(view, node.value), "__dict__", {}).get(node.attr)
+        return attributes(_value(view, node.value)).get(node.attr)
     return None
 
 

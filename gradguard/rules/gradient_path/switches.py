@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any, Literal, NamedTuple
 
 import torch
 
 from gradguard.callsite import USER_FILES, CallSite
 from gradguard.diagnosis import SourceSpan
+from gradguard.evidence.safe_read import peek, quiet
 from gradguard.evidence.source import ResolvedSite, WithBlock, function_def, resolve
 from gradguard.evidence.syntax import FUNCTIONS, Function, Source, load
 from gradguard.facts import Cut, ModeFact
@@ -129,13 +130,14 @@ class Quiet(NamedTuple):
 
 def graded_off(callee: Any) -> Quiet | None:
     """Whether a live function is decorated with `no_grad` or `inference_mode`: the decorator keeps the context that it clones."""
-    bound = getattr(callee, "__self__", None)
-    function = getattr(callee, "__func__", callee)
+    method = isinstance(callee, MethodType)
+    bound, function = (quiet(callee.__self__), quiet(callee.__func__)) if method else (None, callee)
     while isinstance(function, FunctionType) and "__wrapped__" in function.__dict__:
         names = function.__code__.co_freevars
         cell = (function.__closure__ or ())[names.index("ctx_factory")] if "ctx_factory" in names else None
-        context = None if cell is None else getattr(cell.cell_contents, "__self__", None)
-        if isinstance(context, (torch.no_grad, torch.inference_mode)) and getattr(context, "mode", True):
+        factory = None if cell is None else quiet(cell.cell_contents)
+        context = quiet(factory.__self__) if isinstance(factory, MethodType) else None
+        if isinstance(context, (torch.no_grad, torch.inference_mode)) and peek(context, "mode", True):
             text = "torch.inference_mode()" if isinstance(context, torch.inference_mode) else "torch.no_grad()"
             return Quiet(text, function.__qualname__, bound)
         function = function.__dict__["__wrapped__"]

@@ -15,6 +15,7 @@ import torch
 
 from gradguard.diagnosis import SourceSpan
 from gradguard.evidence.bindings import dotted, flatten
+from gradguard.evidence.safe_read import attributes
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.evidence.syntax import FUNCTIONS, Source, header_range, load, range_of
 from gradguard.evidence.taking_part import file_of_class
@@ -118,8 +119,8 @@ def _live(incident: Incident, tensor: torch.Tensor) -> Iterator[tuple[str, Sourc
             if _lies_in(value, start, end):
                 if scope is not None:
                     yield name, place.source, scope, name
-            elif hasattr(value, "__dict__") and not isinstance(value, (type, torch.Tensor)):
-                for attribute, inner in list(vars(value).items())[:64]:
+            elif not isinstance(value, torch.Tensor):
+                for attribute, inner in list(attributes(value).items())[:64]:
                     if _lies_in(inner, start, end):
                         yield from _methods(type(value), f"{name}.{attribute}", attribute)
                         if scope is not None:

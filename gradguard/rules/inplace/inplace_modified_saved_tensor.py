@@ -39,6 +39,7 @@ from torch import nn
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.bindings import dotted
+from gradguard.evidence.safe_read import modules_in
 from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.syntax import range_of
 from gradguard.fixes.edits import before, patched
@@ -143,7 +144,7 @@ def _flag(story: Story, write: Write) -> Flag | None:
 
 def _roots_of(story: Story, module: nn.Module) -> list[nn.Module]:
     """The roots that hold the module: no other's files can have built it."""
-    return [root for _, root in story.incident.names.modules if any(child is module for child in root.modules())]
+    return [root for _, root in story.incident.names.modules if any(child is module for child in modules_in(root))]
 
 
 def _culprit(story: Story, write: Write, target: Target, flag: Flag | None) -> tuple[SourceSpan | None, list[SourceSpan]]:

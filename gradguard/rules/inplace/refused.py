@@ -12,6 +12,7 @@ from torch import nn
 from gradguard.diagnosis import Role, SourceSpan, TensorFacts
 from gradguard.evidence.bindings import assignments_to
 from gradguard.evidence.names import StateName
+from gradguard.evidence.safe_read import peek
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.evidence.syntax import header_range
 from gradguard.rules.incident import Incident
@@ -83,12 +84,10 @@ class Refused:
         first, *rest = name.split(".")
         value = view.locals.get(first, view.globals.get(first))
         for part in rest:
-            if isinstance(value, nn.Module):
-                value = value._parameters.get(part, value._buffers.get(part, value._modules.get(part, vars(value).get(part))))
-            elif isinstance(value, torch.Tensor):
+            if isinstance(value, torch.Tensor):
                 value = value.detach() if part == "data" else None
             else:
-                value = getattr(value, "__dict__", {}).get(part)
+                value = peek(value, part, None)
         return value
 
     @cached_property
@@ -157,7 +156,7 @@ class Refused:
             return []
         state = self.state
         name = state.full if state is not None else self.written
-        whole = None if state is None else getattr(state.owner, state.path.rpartition(".")[2], None)
+        whole = None if state is None else peek(state.owner, state.path.rpartition(".")[2], None)
         if isinstance(whole, torch.Tensor) and tell.shape_of(whole) != tell.shape_of(tensor):
             name = f"a view of {name}"
         return [

@@ -9,6 +9,7 @@ from torch import nn
 
 from gradguard.diagnosis import Confidence, Diagnosis, SourceSpan, TensorFacts
 from gradguard.evidence.names import StateName, short_list
+from gradguard.evidence.safe_read import peek
 from gradguard.evidence.source import ResolvedSite
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace.aliases import Alias, aliases, is_view, list_item, written_name
@@ -36,7 +37,7 @@ def short(text: str | None, limit: int = 70) -> str:
 def module_word(module: nn.Module, incident: Incident) -> tuple[str, str | None]:
     """A module in words and its path: ("`nn.Dropout(inplace=True)`", "model.blocks.0.dropout")."""
     kind = type(module).__name__
-    flag = "inplace=True" if getattr(module, "inplace", False) is True else ""
+    flag = "inplace=True" if peek(module, "inplace", False) is True else ""
     prefix = "nn." if type(module).__module__.startswith("torch.nn.") else ""
     return f"`{prefix}{kind}({flag})`", incident.names.module_path(module)
 

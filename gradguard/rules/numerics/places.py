@@ -10,6 +10,7 @@ from typing import Any
 from gradguard.evidence.bindings import dotted
 from gradguard.evidence.graph import op_name
 from gradguard.evidence.recompute import node_kind
+from gradguard.evidence.safe_read import function_code, in_class, modules_in, named_modules
 from gradguard.evidence.source import ResolvedSite, at_line, resolve
 from gradguard.evidence.syntax import Source, load, range_of
 from gradguard.rules.incident import Incident
@@ -115,9 +116,8 @@ class Places:
         for view in self.incident.user_frames:
             files.setdefault(view.frame.f_code.co_filename)
         for _, root in self.incident.names.modules[:8]:
-            for module in root.modules():
-                forward = getattr(type(module), "forward", None)
-                code = getattr(forward, "__code__", None)
+            for module in modules_in(root):
+                code = function_code(in_class(type(module), "forward"))
                 if code is not None and not type(module).__module__.startswith("torch."):
                     files.setdefault(code.co_filename)
         return list(files)
@@ -200,7 +200,7 @@ def module_at(place: ResolvedSite | None, incident: Incident) -> str | None:
         return None
     fitting = []
     for variable, root in incident.names.modules:
-        for path, module in root.named_modules():
+        for path, module in named_modules(root):
             if type(module).__name__ == owner.name:
                 fitting.append(".".join(part for part in (variable, path) if part) or owner.name)
     distinct = list(dict.fromkeys(fitting))

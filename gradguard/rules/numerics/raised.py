@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from gradguard.diagnosis import Diagnosis
+from gradguard.evidence.safe_read import elements
 from gradguard.evidence.values import health, plain
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.explosion import diverged
@@ -70,7 +71,7 @@ def _bad_tensors(incident: Incident) -> Iterator[tuple[str | None, torch.Tensor]
     seen: list[torch.Tensor] = []
 
     def look(value: Any) -> None:
-        for item in value if isinstance(value, (tuple, list)) else value.values() if isinstance(value, dict) else (value,):
+        for item in elements(value) if isinstance(value, (tuple, list, dict)) else (value,):
             if (
                 isinstance(item, torch.Tensor)
                 and plain(item) is not None

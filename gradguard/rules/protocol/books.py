@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from gradguard.callsite import CallSite
+from gradguard.evidence.safe_read import elements, peek
 from gradguard.facts import BackwardFact
 from gradguard.journal import Journal
 from gradguard.rules.protocol.rates import Rates
@@ -133,7 +134,7 @@ class Book:
         optimizer = self.ref()
         if optimizer is None:
             return
-        groups = getattr(optimizer, "param_groups", ())
+        groups = elements(peek(optimizer, "param_groups"))
         size = sum(len(group["params"]) for group in groups)
         close = self.steps < self.close_until
         if size != self.size:

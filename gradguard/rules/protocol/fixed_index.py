@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from gradguard.evidence.names import Names
+from gradguard.evidence.safe_read import peek
 from gradguard.evidence.source import ResolvedSite, at_line, dotted
 from gradguard.evidence.syntax import Source
 from gradguard.rules.protocol.places import class_node
@@ -63,7 +64,7 @@ def _list_of(names: Names, parameter: torch.Tensor) -> tuple[nn.Module, str] | N
     for step, following in pairwise(steps):
         if following.isdigit():
             return owner, step
-        owner = getattr(owner, step, owner)
+        owner = peek(owner, step, owner)
     return None
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from gradguard.diagnosis import Diagnosis, Fix
+from gradguard.evidence.safe_read import named_parameters
 from gradguard.evidence.source import dotted
 from gradguard.evidence.syntax import Source
 from gradguard.rules.incident import Incident
@@ -99,7 +100,7 @@ def _meant(known: KnownValues, source: Source, loop: ast.For, moved: set[int]) -
     _has_run(known, source, loop)
     scope = known.scope(source, test, {name, parameter_name})
     module = known.value(source, loop.iter.func.value)
-    named = list(module.named_parameters())[:_MOST_NAMES] if isinstance(module, nn.Module) else []
+    named = list(named_parameters(module))[:_MOST_NAMES] if isinstance(module, nn.Module) else []
     if any(known.value(source, test, {**scope, name: full}) for full, _ in named):
         return []
     meant: list[tuple[torch.Tensor, str, str]] = []

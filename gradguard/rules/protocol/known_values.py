@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from gradguard.evidence.safe_read import modules_in
 from gradguard.evidence.source import dotted
 from gradguard.evidence.syntax import FUNCTIONS, Source
 from gradguard.rules.incident import Incident
@@ -93,7 +94,7 @@ class KnownValues:
             next((above for above in source.ancestors(function) if isinstance(above, ast.ClassDef)), None) if function is not None else None
         )
         found = {
-            id(m): m for root in self._modules for m in root.modules() if around is not None and _is_of(m, around.name, source.filename)
+            id(m): m for root in self._modules for m in modules_in(root) if around is not None and _is_of(m, around.name, source.filename)
         }
         if len(found) != 1:
             raise UnknownError

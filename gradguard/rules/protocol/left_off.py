@@ -6,6 +6,7 @@ import torch
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.names import short_list
+from gradguard.evidence.safe_read import parameters_in
 from gradguard.evidence.source import resolve
 from gradguard.rules.gradient_path import frozen_in_play
 from gradguard.rules.gradient_path.in_play import AllFrozen
@@ -58,6 +59,6 @@ def told(incident: Incident, book: Book, frozen: list[torch.Tensor], code: str, 
 
 
 def _is_all_of(module: torch.nn.Module, frozen: list[torch.Tensor]) -> bool:
-    own = list(module.parameters())
+    own = list(parameters_in(module))
     ids = {id(parameter) for parameter in frozen}
     return bool(own) and all(id(parameter) in ids for parameter in own)

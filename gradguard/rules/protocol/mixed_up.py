@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gradguard.diagnosis import Diagnosis, Fix
+from gradguard.evidence.safe_read import peek
 from gradguard.evidence.source import ResolvedSite, dotted, resolve
 from gradguard.evidence.syntax import Source
 from gradguard.facts import BackwardFact
@@ -92,11 +93,7 @@ def _paths(incident: Incident, book: Book) -> list[str]:
 
 def _variables(incident: Incident, optimizer: Any) -> list[str]:
     """The variables that hold an optimizer, or a framework's wrapper of it."""
-    return [
-        name
-        for name, value in incident.names.bindings
-        if value is optimizer or (hasattr(value, "param_groups") and getattr(value, "optimizer", None) is optimizer)
-    ]
+    return [name for name, value in incident.names.bindings if value is optimizer or peek(value, "optimizer", None) is optimizer]
 
 
 def _unpackings(sources: list[Source], ours: set[str], theirs: set[str]) -> Iterator[tuple[Source, ast.stmt]]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from gradguard.diagnosis import Diagnosis, Fix
+from gradguard.evidence.safe_read import parameters_in
 from gradguard.evidence.source import ResolvedSite, at_line, dotted, resolve
 from gradguard.evidence.syntax import Source
 from gradguard.fixes.edits import replaced
@@ -101,7 +102,7 @@ def _is_of(incident: Incident, source: Source | None, call: ast.Call, parameter:
             if isinstance(each, ast.Attribute) and each.attr in ("parameters", "named_parameters"):
                 owner = (dotted(each.value) or "").rpartition(".")[2]
                 modules = [module for path, module in incident.names.modules if path is not None and path.rpartition(".")[2] == owner]
-                return any(parameter is p for module in modules for p in module.parameters())
+                return any(parameter is p for module in modules for p in parameters_in(module))
     return False
 
 

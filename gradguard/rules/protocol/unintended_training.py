@@ -41,6 +41,7 @@ import torch
 from torch import nn
 
 from gradguard.diagnosis import Diagnosis, Fix
+from gradguard.evidence.safe_read import attributes, class_attributes, modules_in, named_modules, parameters_in
 from gradguard.evidence.source import at_line, dotted
 from gradguard.evidence.syntax import Source
 from gradguard.rules.base import Rule
@@ -80,13 +81,13 @@ def recognise(incident: Incident) -> Diagnosis | None:
     for name, root in [(name, value) for name, value in incident.names.bindings if isinstance(value, nn.Module)]:
         if id(root) in seen:
             continue
-        for path, module in root.named_modules():
+        for path, module in named_modules(root):
             seen.add(id(module))
-            parameters = [p for p in module.parameters() if id(p) in moved and p.requires_grad]
+            parameters: list[torch.Tensor] = [p for p in parameters_in(module) if id(p) in moved and p.requires_grad]
             if not parameters:
                 continue
             full = f"{name}.{path}" if path else name
-            if vars(module).get("requires_grad") is False and len(parameters) == len(list(module.parameters())):
+            if attributes(module).get("requires_grad") is False and len(parameters) == len(list(parameters_in(module))):
                 return _flag(incident, book, full, module, parameters)
             found = _never_frozen(incident, book, full, module, moved)
             if found is not None:
@@ -140,8 +141,8 @@ def _in_parameter_loop(source: Source, node: ast.AST) -> bool:
 
 def _never_frozen(incident: Incident, book: Book, full: str, module: nn.Module, moved: set[int]) -> Diagnosis | None:
     kind = type(module)
-    if "train" not in vars(kind) or any(
-        s.ref() is module or ((m := s.ref()) is not None and any(c is module for c in m.modules()))
+    if "train" not in class_attributes(kind) or any(
+        s.ref() is module or ((m := s.ref()) is not None and any(c is module for c in modules_in(m)))
         for s in incident.memory["ledger"].modes.switches
     ):
         return None
@@ -240,7 +241,7 @@ def _would_freeze(module: nn.Module, freeze: ast.FunctionDef) -> list[torch.Tens
         for values in _bindings(freeze.body, {"self": module}):
             for each in values:
                 if isinstance(each, nn.Module):
-                    found.update((id(p), p) for p in each.parameters())
+                    found.update((id(p), p) for p in parameters_in(each))
                 elif isinstance(each, torch.Tensor):
                     found[id(each)] = each
     except _UnknownError:
