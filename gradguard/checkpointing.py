@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from gradguard import step_protocol
-from gradguard.evidence.safe_read import named_modules, named_parameters
 from gradguard.rules.protocol.books import Suspicion
+from gradguard.safe_read import named_modules, named_parameters
 from gradguard.torch_internals import quiet, storage_key, version_of
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from gradguard.callsite import CallSite, user_frame
-from gradguard.evidence.safe_read import named_modules, named_parameters, parameters_in
+from gradguard.safe_read import named_modules, named_parameters, parameters_in
 
 Replace = Callable[[Any, str, Callable[[Any], Any]], None]
 _SAMPLED = 12  # parameters of one replica in a fingerprint

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gradguard.evidence.safe_read import is_quiet
+from gradguard.safe_read import is_quiet
 from gradguard.torch_internals import node_sequence
 
 

@@ -9,7 +9,7 @@ import torch
 
 from gradguard.evidence.frames import FrameView
 from gradguard.evidence.names import Names
-from gradguard.evidence.safe_read import UNKNOWN, attributes, elements, own_dict, peek
+from gradguard.safe_read import UNKNOWN, attributes, elements, own_dict, peek
 
 
 def lookup(view: FrameView, name: str) -> Any:

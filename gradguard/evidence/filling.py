@@ -9,8 +9,8 @@ import re
 
 from gradguard.evidence.bindings import dotted, targets_of
 from gradguard.evidence.flow import STORING_METHODS, stores_into
-from gradguard.evidence.safe_read import elements, in_class, pairs
 from gradguard.evidence.syntax import FUNCTIONS, OPERATOR_OPS, Source
+from gradguard.safe_read import elements, in_class, pairs
 
 _CONTAINERS = frozenset({"list", "dict", "deque", "set", "OrderedDict"})
 _MAKERS = frozenset(

@@ -7,7 +7,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from gradguard.callsite import USER_FILES, CallSite
-from gradguard.evidence.safe_read import namespace, variables_of
+from gradguard.safe_read import namespace, variables_of
 
 
 class FrameView:

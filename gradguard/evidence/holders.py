@@ -17,7 +17,7 @@ import torch
 
 from gradguard.callsite import USER_FILES
 from gradguard.evidence.frames import FrameView
-from gradguard.evidence.safe_read import attributes, class_attributes, code_of_member, is_quiet, own_dict, peek
+from gradguard.safe_read import attributes, class_attributes, code_of_member, is_quiet, own_dict, peek
 
 _DEPTH = 6  # tensor <- tuple <- list <- dict <- attribute <- object, at most
 _BREADTH = 24  # referrers followed of one object

@@ -20,7 +20,7 @@ from torch import nn
 
 from gradguard.callsite import USER_FILES
 from gradguard.evidence.frames import FrameView
-from gradguard.evidence.safe_read import (
+from gradguard.safe_read import (
     UNKNOWN,
     attributes,
     buffers_in,

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from gradguard.evidence.safe_read import UNKNOWN, attributes, elements, item_of, peek
+from gradguard.safe_read import UNKNOWN, attributes, elements, item_of, peek
 from gradguard.torch_internals import storage_key
 
 

@@ -21,9 +21,9 @@ from gradguard.evidence.flow import contains, guards_a_cache, position_before, s
 from gradguard.evidence.frames import FrameView
 from gradguard.evidence.holders import Holding
 from gradguard.evidence.locate import scope_of
-from gradguard.evidence.safe_read import class_attributes, code_of_member
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.evidence.syntax import FUNCTIONS, Source, header_range, load
+from gradguard.safe_read import class_attributes, code_of_member
 
 # "carried": left there by the turn before; "fresh": put there earlier in this very turn; "outside": before the loop;
 # "cache": only when it is not there yet; "init": in a constructor; "method": in a method that nothing on the stack shows.

@@ -17,8 +17,8 @@ from gradguard.callsite import USER_FILES
 from gradguard.evidence.frames import FrameView
 from gradguard.evidence.graph import leaves
 from gradguard.evidence.names import Names
-from gradguard.evidence.safe_read import modules_in
 from gradguard.evidence.syntax import Source, load
+from gradguard.safe_read import modules_in
 
 
 def roots_taking_part(names: Names, nodes: Iterable[Any]) -> list[nn.Module]:

@@ -18,8 +18,8 @@ from torch.nn.modules import module as _module
 
 from gradguard.callsite import USER_FILES
 from gradguard.coasting import Coast
-from gradguard.evidence.safe_read import parameters_in
 from gradguard.probes.hub import idle_listener, listener, local
+from gradguard.safe_read import parameters_in
 from gradguard.torch_internals import dynamo_in_use, is_compiling
 
 Original = Callable[..., Any]

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from gradguard.diagnosis import Role, SourceSpan
-from gradguard.evidence.safe_read import UNKNOWN, in_class, peek
 from gradguard.evidence.source import assignments_to, dotted
 from gradguard.evidence.syntax import FUNCTIONS, range_of
 from gradguard.rules.contract.definitions import ANY, Path, bound_value, definition, returns_of
 from gradguard.rules.contract.scopes import Scope, callee_scope, class_scopes, code_of, function_scope, loading_scope
+from gradguard.safe_read import UNKNOWN, in_class, peek
 
 Judge = Callable[[Any], "bool | None"]  # of a live value: is it (part of) what is looked for?
 Maker = Callable[[ast.expr, Scope], "bool | None"]  # of an expression: does it make such a thing by itself?

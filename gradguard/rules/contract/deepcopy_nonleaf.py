@@ -38,7 +38,6 @@ from gradguard.callsite import is_torch_or_own
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.evidence.bindings import targets_of
 from gradguard.evidence.graph import op_name
-from gradguard.evidence.safe_read import UNKNOWN, peek
 from gradguard.evidence.source import ResolvedSite, dotted, resolve
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
@@ -49,6 +48,7 @@ from gradguard.rules.contract.records import children_of, continues, is_data
 from gradguard.rules.contract.scopes import Scope, class_scopes, frame_scopes
 from gradguard.rules.contract.search import called_name
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import UNKNOWN, peek
 
 _GROWING = {"append", "add", "insert", "extend", "appendleft", "update", "setdefault"}
 

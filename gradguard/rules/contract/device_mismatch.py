@@ -31,7 +31,6 @@ import torch
 from torch import nn
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
-from gradguard.evidence.safe_read import parameters_in
 from gradguard.evidence.source import dotted
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
@@ -40,6 +39,7 @@ from gradguard.rules.contract.dataflow import Judge, Maker
 from gradguard.rules.contract.operands import Operand, odd_operand, scope_at, tensors_at_hand, way_spans
 from gradguard.rules.contract.scopes import Scope
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import parameters_in
 
 _FACTORIES = {
     "zeros",

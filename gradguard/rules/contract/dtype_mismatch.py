@@ -35,7 +35,6 @@ from torch import nn
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.evidence.graph import op_name, walk
-from gradguard.evidence.safe_read import named_modules
 from gradguard.evidence.source import ResolvedSite
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
@@ -48,6 +47,7 @@ from gradguard.rules.contract.scopes import Scope
 from gradguard.rules.contract.search import called_name, calls_in_use
 from gradguard.rules.contract.words import untraced_note
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import named_modules
 from gradguard.torch_internals import saved_data, saved_slots
 
 Dtypes = frozenset[torch.dtype]

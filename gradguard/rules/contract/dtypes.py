@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from gradguard.evidence.safe_read import UNKNOWN
 from gradguard.evidence.source import dotted
 from gradguard.rules.contract.dataflow import Maker
 from gradguard.rules.contract.scopes import Scope
+from gradguard.safe_read import UNKNOWN
 
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})

@@ -14,13 +14,13 @@ import torch
 from gradguard.callsite import USER_FILES
 from gradguard.diagnosis import Role, SourceSpan
 from gradguard.evidence.graph import walk
-from gradguard.evidence.safe_read import class_attributes, peek, unwrapped
 from gradguard.evidence.source import assignments_to, dotted
 from gradguard.evidence.syntax import header_range
 from gradguard.rules.contract.dataflow import Spot
 from gradguard.rules.contract.definitions import returns_of
 from gradguard.rules.contract.scopes import Scope, code_of, function_scope
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import class_attributes, peek, unwrapped
 
 
 @dataclass(eq=False)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradguard.evidence.safe_read import own_dict
 from gradguard.evidence.source import ResolvedSite, assignments_to, dotted
 from gradguard.evidence.syntax import FUNCTIONS
 from gradguard.rules.contract.dataflow import Judge, Maker, Spot, stores_of, trace
@@ -19,6 +18,7 @@ from gradguard.rules.contract.operands import Operand
 from gradguard.rules.contract.scopes import Scope, frame_scopes
 from gradguard.rules.contract.search import called_name
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import own_dict
 
 
 def held_operand(incident: Incident, place: ResolvedSite, scope: Scope, judge: Judge, maker: Maker) -> Operand | None:

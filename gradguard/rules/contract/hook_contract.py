@@ -37,7 +37,6 @@ from torch import nn
 
 from gradguard.callsite import USER_FILES, CallSite
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.evidence.safe_read import UNKNOWN, elements, function_code, name_of, peek
 from gradguard.evidence.source import resolve
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
@@ -50,6 +49,7 @@ from gradguard.rules.contract.scopes import Scope, code_of, frame_scopes, functi
 from gradguard.rules.contract.search import called_name, live_modules, module_name
 from gradguard.rules.contract.unnamed_hooks import UNNAMED, functions_given
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import UNKNOWN, elements, function_code, name_of, peek
 
 _CHANGED = re.compile(r"hook '(.+?)' has changed the (size|type) of value(?: \(was (\S+) got (\S+)\))?")
 _RETURNED = re.compile(r"expected (Variable|tuple), but hook returned '([\w.]+)'")

@@ -8,7 +8,6 @@ from torch import nn
 
 from gradguard.callsite import USER_FILES
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.evidence.safe_read import peek
 from gradguard.evidence.source import ResolvedSite
 from gradguard.fixes.edits import replaced
 from gradguard.rules.contract.dataflow import Spot
@@ -17,6 +16,7 @@ from gradguard.rules.contract.hooks import all_frames, module_of_output, registr
 from gradguard.rules.contract.scopes import Scope, frame_scopes
 from gradguard.rules.contract.search import called_name, module_name
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import peek
 
 
 def written_in_place(incident: Incident) -> Diagnosis | None:

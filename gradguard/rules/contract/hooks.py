@@ -8,12 +8,12 @@ from typing import Any
 from torch import nn
 
 from gradguard.evidence.frames import FrameView, traceback_frames
-from gradguard.evidence.safe_read import elements, name_of, pairs, peek
 from gradguard.rules.contract.dataflow import Spot
 from gradguard.rules.contract.definitions import returns_of
 from gradguard.rules.contract.scopes import Scope, callee_scope, code_of
 from gradguard.rules.contract.search import called_name
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import elements, name_of, pairs, peek
 
 HOOK_CALLS = {
     "register_full_backward_hook",

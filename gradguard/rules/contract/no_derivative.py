@@ -34,7 +34,6 @@ import torch
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.graph import walk
-from gradguard.evidence.safe_read import peek
 from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.syntax import Source, range_of
 from gradguard.fixes.edits import removed
@@ -43,6 +42,7 @@ from gradguard.rules.contract.functions import FunctionView, classes_in_graph, u
 from gradguard.rules.contract.search import calls_in_use
 from gradguard.rules.contract.words import untraced_note
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import peek
 
 _ATEN = re.compile(r"derivative for (?:aten::|')([\w: ]+?)'? is not implemented")
 _ARGUMENT = re.compile(r"The function '(\w+)' is not differentiable with respect to argument '(\w+)'")

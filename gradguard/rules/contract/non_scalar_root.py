@@ -33,7 +33,6 @@ import torch
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.evidence.graph import op_name
 from gradguard.evidence.old_torch import output_shape
-from gradguard.evidence.safe_read import UNKNOWN
 from gradguard.evidence.source import ResolvedSite, dotted
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
@@ -43,6 +42,7 @@ from gradguard.rules.contract.scopes import Scope, callee_scope, frame_scopes
 from gradguard.rules.contract.weights import argument, each_elements_own, fixes_for_each
 from gradguard.rules.contract.words import a_shape, shape_of, untraced_note
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import UNKNOWN
 
 _REDUCERS = {"mean", "sum", "item", "prod", "norm", "max", "min", "logsumexp", "nanmean", "dot", "trace"}
 _SCALING = ("MulBackward", "DivBackward", "AddBackward", "SubBackward", "NegBackward", "RsubBackward")

@@ -11,11 +11,11 @@ from torch import nn
 
 from gradguard.diagnosis import SourceSpan
 from gradguard.evidence.frames import traceback_frames
-from gradguard.evidence.safe_read import parameters_in
 from gradguard.evidence.source import ResolvedSite, assignments_to, dotted
 from gradguard.rules.contract.dataflow import Judge, Maker, Spot, Trace, operands_of, trace
 from gradguard.rules.contract.scopes import Scope, callee_scope, frame_scopes
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import parameters_in
 
 
 @dataclass

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradguard.evidence.safe_read import attributes, own_dict, pairs
 from gradguard.rules.contract.dataflow import Spot
+from gradguard.safe_read import attributes, own_dict, pairs
 
 
 def children_of(item: Any) -> list[tuple[Any, str, str | None]]:

@@ -32,7 +32,6 @@ import torch
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.evidence.graph import op_name, walk
-from gradguard.evidence.safe_read import UNKNOWN
 from gradguard.evidence.source import ResolvedSite, assignments_to, dotted
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
@@ -41,6 +40,7 @@ from gradguard.rules.contract.definitions import Path, bound_value
 from gradguard.rules.contract.scopes import Scope, frame_scopes
 from gradguard.rules.contract.words import untraced_note
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import UNKNOWN
 
 
 def recognise(incident: Incident) -> Diagnosis | None:

@@ -20,9 +20,9 @@ from torch.utils.data import DataLoader, Subset
 from gradguard.callsite import USER_FILES
 from gradguard.evidence.frames import FrameView
 from gradguard.evidence.locate import scope_of
-from gradguard.evidence.safe_read import UNKNOWN, attributes, class_attributes, in_class, item_of, namespace, peek, quiet
 from gradguard.evidence.source import assignments_to, resolve
 from gradguard.evidence.syntax import FUNCTIONS, Source, load
+from gradguard.safe_read import UNKNOWN, attributes, class_attributes, in_class, item_of, namespace, peek, quiet
 
 
 @dataclass(eq=False)

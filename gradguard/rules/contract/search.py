@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from torch import nn
 
 from gradguard.callsite import USER_FILES
-from gradguard.evidence.safe_read import modules_in
 from gradguard.rules.contract.dataflow import Spot
 from gradguard.rules.contract.scopes import Scope, callee_scope, class_scopes, frame_scopes
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import modules_in
 
 
 def live_modules(incident: Incident) -> Iterator[nn.Module]:

@@ -8,11 +8,11 @@ from typing import Any
 from gradguard.diagnosis import Fix
 from gradguard.evidence.graph import leaves
 from gradguard.evidence.optimizers import parameters_of
-from gradguard.evidence.safe_read import peek
 from gradguard.evidence.source import ResolvedSite
 from gradguard.fixes.diff import unified
 from gradguard.fixes.edits import indent_of
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import peek
 
 
 def wrapper_of(incident: Incident, optimizer: Any) -> str | None:

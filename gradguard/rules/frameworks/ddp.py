@@ -17,7 +17,10 @@ from gradguard import replicas
 from gradguard.callsite import USER_FILES
 from gradguard.diagnosis import SourceSpan, TensorFacts
 from gradguard.evidence.bindings import assignments_to
-from gradguard.evidence.safe_read import (
+from gradguard.evidence.source import dotted, function_def, module_ast, parent_of, resolve, segment, span_of
+from gradguard.rules.frameworks.calls import calls, last_part, only, user_files
+from gradguard.rules.incident import Incident
+from gradguard.safe_read import (
     attributes,
     class_attributes,
     function_code,
@@ -27,9 +30,6 @@ from gradguard.evidence.safe_read import (
     parameters_in,
     peek,
 )
-from gradguard.evidence.source import dotted, function_def, module_ast, parent_of, resolve, segment, span_of
-from gradguard.rules.frameworks.calls import calls, last_part, only, user_files
-from gradguard.rules.incident import Incident
 
 _LEAVES = (ast.Return, ast.Continue, ast.Break)
 

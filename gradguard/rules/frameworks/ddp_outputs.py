@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from gradguard.diagnosis import SourceSpan
-from gradguard.evidence.safe_read import attributes, peek
 from gradguard.evidence.source import resolve, span_of
 from gradguard.evidence.syntax import FUNCTIONS
 from gradguard.rules.contract.search import called_name
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol.places import class_node
+from gradguard.safe_read import attributes, peek
 from gradguard.torch_internals import ddp_finds_tensors
 
 _PLAIN = (torch.Tensor, nn.Module, torch.optim.Optimizer, str, bytes, int, float, list, tuple, dict, set, type)

@@ -37,7 +37,6 @@ from torch import nn
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.names import short_list
-from gradguard.evidence.safe_read import modules_in, named_parameters, parameters_in
 from gradguard.evidence.source import module_ast, parent_of, span_of
 from gradguard.evidence.syntax import FUNCTIONS
 from gradguard.rules.base import Rule
@@ -45,6 +44,7 @@ from gradguard.rules.frameworks import ddp as shared
 from gradguard.rules.frameworks import ddp_outputs
 from gradguard.rules.frameworks.calls import keyword, last_part, user_files
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import modules_in, named_parameters, parameters_in
 
 CODE, NAME = "GG702", "ddp-ready-twice"
 _CHECKPOINTS = ("checkpoint", "checkpoint_sequential")

@@ -34,10 +34,10 @@ from typing import Any
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.names import short_list
-from gradguard.evidence.safe_read import named_parameters
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import ddp as shared
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import named_parameters
 
 CODE, NAME = "GG701", "ddp-unused-parameters"
 

@@ -13,12 +13,12 @@ from torch import nn
 from gradguard.callsite import USER_FILES
 from gradguard.evidence.bindings import dotted, full_name, targets_of
 from gradguard.evidence.frames import traceback_frames
-from gradguard.evidence.safe_read import function_code, modules_in, quiet
 from gradguard.evidence.source import ResolvedSite, function_def
 from gradguard.evidence.syntax import FUNCTIONS, Source, load
 from gradguard.rules.gradient_path.places import site_at
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol.places import class_node
+from gradguard.safe_read import function_code, modules_in, quiet
 from gradguard.torch_internals import checkpointed_function
 
 _DRAWS = (

@@ -9,10 +9,10 @@ from typing import Any
 from torch import nn
 
 from gradguard.evidence.frames import FrameView
-from gradguard.evidence.safe_read import peek
 from gradguard.evidence.source import dotted, function_def
 from gradguard.rules.frameworks import ddp as shared
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import peek
 
 _FRAMES = 8
 

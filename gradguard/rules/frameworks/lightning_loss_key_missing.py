@@ -27,11 +27,11 @@ import ast
 from typing import Any
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.evidence.safe_read import UNKNOWN, function_code, in_class
 from gradguard.evidence.source import function_def, module_ast, segment, span_of
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import lightning_manual
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import UNKNOWN, function_code, in_class
 
 CODE, NAME = "GG742", "lightning-loss-key-missing"
 

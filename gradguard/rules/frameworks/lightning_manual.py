@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.evidence.safe_read import UNKNOWN, follow, function_code, in_class, peek, unwrapped, variables_of
 from gradguard.evidence.source import ResolvedSite, dotted, function_def, resolve, span_of
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol.survey import Stranger, leaves
+from gradguard.safe_read import UNKNOWN, follow, function_code, in_class, peek, unwrapped, variables_of
 from gradguard.torch_internals import quiet
 
 if TYPE_CHECKING:

@@ -34,12 +34,12 @@ from __future__ import annotations
 from types import CodeType
 
 from gradguard.diagnosis import Diagnosis, Fix
-from gradguard.evidence.safe_read import peek
 from gradguard.evidence.source import function_def, span_of
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import lightning_manual
 from gradguard.rules.frameworks.lightning_manual import idle_fit, step_code
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import peek
 
 CODE, NAME = "GG741", "lightning-no-loss-returned"
 

@@ -7,7 +7,6 @@ from itertools import islice
 from typing import Any
 
 from gradguard.diagnosis import SourceSpan
-from gradguard.evidence.safe_read import UNKNOWN
 from gradguard.evidence.source import ResolvedSite, resolve, span_of
 from gradguard.evidence.syntax import load
 from gradguard.facts import StepFact
@@ -15,6 +14,7 @@ from gradguard.rules.frameworks import calls
 from gradguard.rules.gradient_path.follow import Follower
 from gradguard.rules.gradient_path.scopes import evaluate
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import UNKNOWN
 
 _STEPS_SEARCHED = 64
 

@@ -12,13 +12,13 @@ from torch import nn
 
 from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.bindings import dotted, targets_of
-from gradguard.evidence.safe_read import attributes
 from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.syntax import FUNCTIONS
 from gradguard.rules.frameworks.drawn_anew import modules_of
 from gradguard.rules.gradient_path.places import site_at
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.places import class_node
+from gradguard.safe_read import attributes
 
 
 class Filled(NamedTuple):

@@ -35,11 +35,11 @@ import torch
 
 from gradguard.callsite import USER_FILES
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.evidence.safe_read import UNKNOWN, function_code, in_class, namespace, peek
 from gradguard.evidence.source import function_def, module_ast, span_of
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks.calls import user_files
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import UNKNOWN, function_code, in_class, namespace, peek
 
 CODE, NAME = "GG751", "transformers-no-loss"
 

@@ -42,7 +42,6 @@ import torch
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.evidence.names import short_list
 from gradguard.evidence.optimizers import parameters_of
-from gradguard.evidence.safe_read import attributes, modules_in, named_children, parameters_in
 from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.taking_part import files_of, sources_of
 from gradguard.fixes.edits import replaced
@@ -51,6 +50,7 @@ from gradguard.rules.frameworks import lightning_manual
 from gradguard.rules.gradient_path import frozen, frozen_in_play, lost_path, never_put_in, roots
 from gradguard.rules.gradient_path.places import bare, in_words, short
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import attributes, modules_in, named_children, parameters_in
 
 
 def recognise(incident: Incident) -> Diagnosis | None:

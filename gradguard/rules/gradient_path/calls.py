@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from gradguard.evidence.bindings import dotted, full_name
-from gradguard.evidence.safe_read import UNKNOWN
 from gradguard.evidence.source import ResolvedSite
 from gradguard.rules.gradient_path import switches
 from gradguard.rules.gradient_path.cutting import cut_by
@@ -17,6 +16,7 @@ from gradguard.rules.gradient_path.flows import NOTHING, Flow, asks_for_grad, gi
 from gradguard.rules.gradient_path.places import site_at
 from gradguard.rules.gradient_path.scopes import Entry, Scope, entry_by_name, entry_of, evaluate
 from gradguard.rules.gradient_path.switches import Switch, decorator_of, is_inference
+from gradguard.safe_read import UNKNOWN
 
 DEPTH = 14  # calls entered one inside the other
 

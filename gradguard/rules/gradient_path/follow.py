@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from gradguard.evidence.bindings import dotted
-from gradguard.evidence.safe_read import UNKNOWN, parameters_in
 from gradguard.evidence.source import ResolvedSite, function_def, resolve
 from gradguard.evidence.syntax import FUNCTIONS, load
 from gradguard.rules.gradient_path import origins as _origins
@@ -26,6 +25,7 @@ from gradguard.rules.gradient_path.places import site_at
 from gradguard.rules.gradient_path.scopes import Definition, Scope, definitions, evaluate
 from gradguard.rules.gradient_path.switches import Switch, is_inference, turns_grad_off, turns_grad_on
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import UNKNOWN, parameters_in
 
 _BUDGET = 4_000
 

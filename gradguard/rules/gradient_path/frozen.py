@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from gradguard.evidence.bindings import dotted
-from gradguard.evidence.safe_read import attributes, named_modules
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.evidence.syntax import Source
 from gradguard.rules.gradient_path.places import site_at
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import attributes, named_modules
 
 
 class Freeze(NamedTuple):

@@ -13,7 +13,6 @@ from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.bindings import dotted
 from gradguard.evidence.names import short_list
 from gradguard.evidence.optimizers import parameters_of
-from gradguard.evidence.safe_read import UNKNOWN, pairs, parameters_in, peek
 from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.syntax import FUNCTIONS, Source
 from gradguard.rules.frameworks import lightning_manual
@@ -23,6 +22,7 @@ from gradguard.rules.gradient_path.in_play import AllFrozen
 from gradguard.rules.gradient_path.places import bare, in_words, short, site_at
 from gradguard.rules.gradient_path.scopes import Scope, evaluate
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import UNKNOWN, pairs, parameters_in, peek
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

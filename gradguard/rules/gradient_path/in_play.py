@@ -12,13 +12,13 @@ from torch import nn
 
 from gradguard.evidence.bindings import dotted
 from gradguard.evidence.optimizers import parameters_of
-from gradguard.evidence.safe_read import UNKNOWN, modules_in, parameters_in
 from gradguard.evidence.source import resolve
 from gradguard.evidence.syntax import FUNCTIONS
 from gradguard.rules.gradient_path import roots
 from gradguard.rules.gradient_path.follow import Follower
 from gradguard.rules.gradient_path.scopes import Scope, evaluate
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import UNKNOWN, modules_in, parameters_in
 
 _CALLERS = 4
 

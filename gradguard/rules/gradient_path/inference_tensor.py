@@ -44,7 +44,6 @@ from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.bindings import dotted
 from gradguard.evidence.graph import leaves, root_nodes
 from gradguard.evidence.names import short_list
-from gradguard.evidence.safe_read import UNKNOWN, attributes, named_modules, store_of
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
@@ -53,6 +52,7 @@ from gradguard.rules.gradient_path.places import same_place, short, site_at
 from gradguard.rules.gradient_path.scopes import Scope, entry_by_name, entry_of, evaluate
 from gradguard.rules.gradient_path.switches import Switch
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import UNKNOWN, attributes, named_modules, store_of
 from gradguard.torch_internals import storage_key
 
 MESSAGES = (

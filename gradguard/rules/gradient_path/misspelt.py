@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import torch
 
 from gradguard.diagnosis import Fix, SourceSpan
-from gradguard.evidence.safe_read import attributes
 from gradguard.evidence.source import at_line
 from gradguard.evidence.syntax import Source
 from gradguard.fixes.edits import replaced
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol.places import the_one
+from gradguard.safe_read import attributes
 
 _SWITCH = "requires_grad"
 

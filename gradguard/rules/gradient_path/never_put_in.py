@@ -8,11 +8,11 @@ from typing import NamedTuple, cast
 
 from torch import nn
 
-from gradguard.evidence.safe_read import modules_in
 from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.syntax import FUNCTIONS, Source
 from gradguard.rules.gradient_path.places import short, site_at
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import modules_in
 
 
 class Missing(NamedTuple):

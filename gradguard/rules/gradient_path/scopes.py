@@ -17,9 +17,9 @@ from torch import nn
 from gradguard.callsite import USER_FILES
 from gradguard.evidence.bindings import assignments_to, flatten, targets_of
 from gradguard.evidence.frames import FrameView
-from gradguard.evidence.safe_read import UNKNOWN, item_of, namespace, peek, quiet, store_of
 from gradguard.evidence.source import function_def
 from gradguard.evidence.syntax import FUNCTIONS, Function, Source, load
+from gradguard.safe_read import UNKNOWN, item_of, namespace, peek, quiet, store_of
 
 _GROWS = {"append", "extend", "insert", "add", "update", "put", "appendleft", "copy_", "add_", "scatter_", "scatter_add_",
           "index_put_", "index_add_", "index_copy_", "masked_scatter_"}  # fmt: skip

@@ -11,7 +11,6 @@ import torch
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.frames import FrameView
-from gradguard.evidence.safe_read import attributes, elements, pairs
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.fixes.edits import replaced
 from gradguard.rules.gradient_path import follow, lost_path
@@ -19,6 +18,7 @@ from gradguard.rules.gradient_path.flows import given_back
 from gradguard.rules.gradient_path.places import function_word, same_place, site_at
 from gradguard.rules.gradient_path.scopes import Scope, definitions, entry_by_name, entry_of, evaluate
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import attributes, elements, pairs
 from gradguard.torch_internals import node_sequence
 
 _INDEX = re.compile(r"\[(\d+)\]$")

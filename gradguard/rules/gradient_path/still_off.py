@@ -10,7 +10,6 @@ import torch
 
 from gradguard.diagnosis import SourceSpan
 from gradguard.evidence.frames import FrameView
-from gradguard.evidence.safe_read import attributes
 from gradguard.evidence.source import resolve
 from gradguard.evidence.syntax import load
 from gradguard.rules.gradient_path import switches
@@ -18,6 +17,7 @@ from gradguard.rules.gradient_path.origins import Origin
 from gradguard.rules.gradient_path.places import site_at
 from gradguard.rules.gradient_path.switches import Switch
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import attributes
 
 _OPTION = "inference_mode"  # what Lightning's Trainer calls the choice between inference mode and no_grad
 

@@ -12,12 +12,12 @@ import torch
 
 from gradguard.callsite import USER_FILES, CallSite
 from gradguard.diagnosis import SourceSpan
-from gradguard.evidence.safe_read import peek, quiet
 from gradguard.evidence.source import ResolvedSite, WithBlock, function_def, resolve
 from gradguard.evidence.syntax import FUNCTIONS, Function, Source, load
 from gradguard.facts import Cut, ModeFact
 from gradguard.journal import Journal
 from gradguard.rules.gradient_path.places import site_at
+from gradguard.safe_read import peek, quiet
 
 How = Literal["with", "decorator", "left_on", "yield", "checkpoint", "library", "caller"]
 _CO_GENERATOR = 0x20 | 0x200

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 
 from gradguard.evidence.bindings import dotted, full_name
-from gradguard.evidence.safe_read import UNKNOWN
 from gradguard.rules.gradient_path import roots
 from gradguard.rules.gradient_path.follow import Follower
 from gradguard.rules.gradient_path.origins import Origin
 from gradguard.rules.gradient_path.scopes import Scope, definitions, evaluate
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import UNKNOWN
 
 _THROUGH = frozenset({"mean", "sum", "squeeze", "float", "double", "to", "view", "reshape", "cpu", "cuda"})
 

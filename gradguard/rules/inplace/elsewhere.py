@@ -13,9 +13,9 @@ from torch import nn
 
 from gradguard.evidence.bindings import dotted, flatten
 from gradguard.evidence.names import StateName
-from gradguard.evidence.safe_read import is_quiet, modules_in, peek
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace.reach import Scope, live_value
+from gradguard.safe_read import is_quiet, modules_in, peek
 
 _LISTING = frozenset({"parameters", "named_parameters", "buffers", "named_buffers", "state_dict", "values", "items"})
 

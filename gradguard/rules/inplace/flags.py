@@ -13,9 +13,9 @@ from torch import nn
 from gradguard.callsite import USER_FILES
 from gradguard.diagnosis import SourceSpan
 from gradguard.evidence.bindings import dotted
-from gradguard.evidence.safe_read import modules_in, peek, store_of
 from gradguard.evidence.syntax import Source, range_of
 from gradguard.evidence.taking_part import files_of, sources_of
+from gradguard.safe_read import modules_in, peek, store_of
 
 
 @dataclass

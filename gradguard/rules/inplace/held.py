@@ -16,8 +16,8 @@ from torch import nn
 from gradguard.callsite import USER_FILES
 from gradguard.evidence.bindings import dotted, flatten
 from gradguard.evidence.frames import FrameView
-from gradguard.evidence.safe_read import attributes, elements, function_code, in_class, quiet
 from gradguard.evidence.syntax import Source
+from gradguard.safe_read import attributes, elements, function_code, in_class, quiet
 
 _MOST = 64
 

@@ -39,7 +39,6 @@ from torch import nn
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.bindings import dotted
-from gradguard.evidence.safe_read import modules_in
 from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.syntax import range_of
 from gradguard.fixes.edits import before, patched
@@ -58,6 +57,7 @@ from gradguard.rules.inplace.repairs import drawn, drop_argument, out_of_place
 from gradguard.rules.inplace.story import DETACHED, MODIFIED, Story, Write, story_of
 from gradguard.rules.inplace.tell import Target, short
 from gradguard.rules.inplace.unseen import screen
+from gradguard.safe_read import modules_in
 
 CODE, NAME = "GG101", "inplace-modified-saved-tensor"
 

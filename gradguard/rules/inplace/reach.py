@@ -21,11 +21,11 @@ from gradguard.callsite import USER_FILES
 from gradguard.evidence.bindings import dotted
 from gradguard.evidence.contents import tensors_in
 from gradguard.evidence.frames import FrameView, live_frames
-from gradguard.evidence.safe_read import modules_in
 from gradguard.evidence.source import function_def, resolve
 from gradguard.evidence.syntax import FUNCTIONS, Source, load
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace.held import called_by_value, code_of, held_functions
+from gradguard.safe_read import modules_in
 from gradguard.torch_internals import storage_key
 
 _MAX_FUNCTIONS = 400

@@ -12,12 +12,12 @@ from torch import nn
 from gradguard.diagnosis import Role, SourceSpan, TensorFacts
 from gradguard.evidence.bindings import assignments_to
 from gradguard.evidence.names import StateName
-from gradguard.evidence.safe_read import peek
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.evidence.syntax import header_range
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace import tell
 from gradguard.rules.inplace.aliases import Alias, aliases, scope_node, written_name
+from gradguard.safe_read import peek
 
 
 class Refused:

@@ -16,7 +16,6 @@ from torch import nn
 
 from gradguard.evidence.bindings import dotted, flatten
 from gradguard.evidence.graph import op_name
-from gradguard.evidence.safe_read import modules_in, peek, store_of
 from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.syntax import range_of
 from gradguard.rules.incident import Incident
@@ -28,6 +27,7 @@ from gradguard.rules.inplace.reach import Scope, live_value, module_types, own_n
 from gradguard.rules.inplace.story import Story, Write
 from gradguard.rules.inplace.threads import held_in_threads
 from gradguard.rules.inplace.words import same_op
+from gradguard.safe_read import modules_in, peek, store_of
 
 _NUMBERS = ("item", "len", "float", "int", "time", "perf_counter", "numel", "size", "tolist")
 _NAMED = 1.5  # a score that a variable which may be the saved value gives

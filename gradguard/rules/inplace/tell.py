@@ -9,12 +9,12 @@ from torch import nn
 
 from gradguard.diagnosis import Confidence, Diagnosis, SourceSpan, TensorFacts
 from gradguard.evidence.names import StateName, short_list
-from gradguard.evidence.safe_read import peek
 from gradguard.evidence.source import ResolvedSite
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace.aliases import Alias, aliases, is_view, list_item, written_name
 from gradguard.rules.inplace.story import Story, Write
 from gradguard.rules.inplace.words import times, why_needed
+from gradguard.safe_read import peek
 
 UNSEEN = (
     "this step was not traced, so the write was looked for in the source; `level: strict` (or GRADGUARD_LEVEL=strict) "

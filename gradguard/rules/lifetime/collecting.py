@@ -10,9 +10,9 @@ from gradguard.evidence.bindings import dotted, targets_of
 from gradguard.evidence.carried import Carrier
 from gradguard.evidence.contents import lookup, tensors_in
 from gradguard.evidence.flow import reads_of
-from gradguard.evidence.safe_read import peek
 from gradguard.evidence.stores import view_of
 from gradguard.rules.lifetime.study import Study
+from gradguard.safe_read import peek
 from gradguard.torch_internals import node_sequence
 
 _TAKING = frozenset({"pop", "popleft", "remove"})

@@ -9,11 +9,11 @@ import torch
 from gradguard.diagnosis import SourceSpan
 from gradguard.evidence.bindings import assignments_to
 from gradguard.evidence.names import StateName
-from gradguard.evidence.safe_read import peek
 from gradguard.evidence.source import ResolvedSite, at_line
 from gradguard.evidence.stores import classes_of
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.sources import Search
+from gradguard.safe_read import peek
 from gradguard.torch_internals import version_of
 
 

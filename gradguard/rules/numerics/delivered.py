@@ -6,9 +6,9 @@ import ast
 from types import FunctionType, MethodType
 from typing import Any
 
-from gradguard.evidence.safe_read import in_class, peek
 from gradguard.evidence.source import ResolvedSite, dotted
 from gradguard.rules.numerics.sources import Search
+from gradguard.safe_read import in_class, peek
 
 _WRAPPED = 4  # datasets around datasets
 

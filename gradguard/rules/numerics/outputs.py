@@ -9,10 +9,10 @@ from torch import nn
 
 from gradguard.diagnosis import Fix
 from gradguard.evidence.recompute import node_kind
-from gradguard.evidence.safe_read import named_children
 from gradguard.evidence.values import GraphValues
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.ranges import value_range
+from gradguard.safe_read import named_children
 
 _VIEWS = {"View", "ReshapeAlias", "UnsafeView", "Squeeze", "Unsqueeze", "Alias", "Select", "Slice", "T", "Transpose", "Permute"}
 _LOSSES = {"MseLoss", "SmoothL1Loss", "HuberLoss"}

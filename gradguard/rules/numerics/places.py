@@ -10,13 +10,13 @@ from typing import Any
 from gradguard.evidence.bindings import dotted
 from gradguard.evidence.graph import op_name
 from gradguard.evidence.recompute import node_kind
-from gradguard.evidence.safe_read import function_code, in_class, modules_in, named_modules
 from gradguard.evidence.source import ResolvedSite, at_line, resolve
 from gradguard.evidence.syntax import Source, load, range_of
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics import derived
 from gradguard.rules.numerics.derived import derived_by
 from gradguard.rules.numerics.watching import Numbers
+from gradguard.safe_read import function_code, in_class, modules_in, named_modules
 
 UNSEEN = (
     "this step was not traced and no traced step was like it; the line was looked for in the source, where only one fits (`level: strict`"

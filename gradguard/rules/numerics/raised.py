@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from gradguard.diagnosis import Diagnosis
-from gradguard.evidence.safe_read import elements
 from gradguard.evidence.values import health, plain
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.explosion import diverged
@@ -16,6 +15,7 @@ from gradguard.rules.numerics.forward import describe, investigate
 from gradguard.rules.numerics.outside import poisoned
 from gradguard.rules.numerics.ranges import kinds
 from gradguard.rules.numerics.watching import Numbers
+from gradguard.safe_read import elements
 
 MESSAGES = (
     "nan",

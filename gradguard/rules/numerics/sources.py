@@ -16,9 +16,9 @@ import torch
 
 from gradguard.callsite import USER_FILES
 from gradguard.evidence.bindings import assignments_to, dotted, names_read
-from gradguard.evidence.safe_read import UNKNOWN, follow, function_code, in_class, quiet, unwrapped
 from gradguard.evidence.source import ResolvedSite, at_line, function_def
 from gradguard.evidence.syntax import FUNCTIONS, Source, load
+from gradguard.safe_read import UNKNOWN, follow, function_code, in_class, quiet, unwrapped
 
 _CALLS = frozenset(
     {

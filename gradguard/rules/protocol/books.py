@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from gradguard.callsite import CallSite
-from gradguard.evidence.safe_read import elements, peek
 from gradguard.facts import BackwardFact
 from gradguard.journal import Journal
 from gradguard.rules.protocol.rates import Rates
 from gradguard.rules.protocol.suspicion import Suspicion, few_values, version_of
+from gradguard.safe_read import elements, peek
 
 __all__ = ["Book", "Part", "Prepared", "Slot", "Suspicion", "unchanged", "version_of"]
 

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.evidence.safe_read import modules_in, parameters_in
 from gradguard.evidence.source import dotted, resolve
 from gradguard.rules.gradient_path.places import site_at
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.orphans import CODE, NAME, alive_owner
+from gradguard.safe_read import modules_in, parameters_in
 
 _SHARDS = "fully_shard"
 

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from gradguard.evidence.names import Names
-from gradguard.evidence.safe_read import peek
 from gradguard.evidence.source import ResolvedSite, at_line, dotted
 from gradguard.evidence.syntax import Source
 from gradguard.rules.protocol.places import class_node
+from gradguard.safe_read import peek
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import functools
 from typing import Any
 
 from gradguard.diagnosis import Fix, SourceSpan
-from gradguard.evidence.safe_read import elements, function_code, modules_in, peek, quiet
 from gradguard.evidence.source import at_line
 from gradguard.evidence.syntax import FUNCTIONS
 from gradguard.fixes.edits import removed, replaced
@@ -15,6 +14,7 @@ from gradguard.rules.gradient_path.origins import Origin
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol.cut_off import CutOff
 from gradguard.rules.protocol.places import names_in
+from gradguard.safe_read import elements, function_code, modules_in, peek, quiet
 
 
 def in_hook(incident: Incident, origin: Origin, cut: CutOff) -> CutOff | None:

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import torch
 
 from gradguard.diagnosis import SourceSpan
-from gradguard.evidence.safe_read import parameters_in
 from gradguard.evidence.source import at_line, dotted, resolve
 from gradguard.evidence.syntax import FUNCTIONS, Source
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.owners import Owner
 from gradguard.rules.protocol.places import in_tiers, only_one
+from gradguard.safe_read import parameters_in
 
 _ADDING = frozenset({"append", "extend", "insert", "add_module", "register_module", "register_parameter", "update"})
 

@@ -6,13 +6,13 @@ import torch
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.names import short_list
-from gradguard.evidence.safe_read import parameters_in
 from gradguard.evidence.source import resolve
 from gradguard.rules.gradient_path import frozen_in_play
 from gradguard.rules.gradient_path.in_play import AllFrozen
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book
+from gradguard.safe_read import parameters_in
 
 _AGAIN = 2  # times that requires_grad was switched off while it was off
 _TIMES = 3  # changes of another parameter's requires_grad by the same statement: off, on, off

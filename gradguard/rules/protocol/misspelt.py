@@ -12,13 +12,13 @@ import torch
 from torch import nn
 
 from gradguard.diagnosis import Diagnosis, Fix
-from gradguard.evidence.safe_read import attributes, modules_in, parameters_in
 from gradguard.evidence.syntax import Source
 from gradguard.fixes.edits import replaced
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.places import the_one, written_in
+from gradguard.safe_read import attributes, modules_in, parameters_in
 
 _MEANT = "requires_grad"
 _ALIKE = 0.88  # of `difflib`: a letter or two missing, doubled or swapped

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from gradguard.diagnosis import Diagnosis, Fix
-from gradguard.evidence.safe_read import peek
 from gradguard.evidence.source import ResolvedSite, dotted, resolve
 from gradguard.evidence.syntax import Source
 from gradguard.facts import BackwardFact
@@ -15,6 +14,7 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.places import the_one
+from gradguard.safe_read import peek
 
 
 def told(incident: Incident, code: str, name: str, book: Book, backward: ResolvedSite | None) -> Diagnosis | None:

@@ -12,9 +12,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from gradguard.callsite import USER_FILES, CallSite
-from gradguard.evidence.safe_read import elements, function_code, in_class, modules_in, parameters_in, variables_of
 from gradguard.fingerprints import fingerprint
 from gradguard.rules.protocol.suspicion import Suspicion
+from gradguard.safe_read import elements, function_code, in_class, modules_in, parameters_in, variables_of
 
 if TYPE_CHECKING:
     from gradguard.rules.protocol.books import Book

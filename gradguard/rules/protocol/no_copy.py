@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import torch
 
 from gradguard.diagnosis import Diagnosis, Fix
-from gradguard.evidence.safe_read import parameters_in
 from gradguard.evidence.source import ResolvedSite, at_line, dotted, resolve
 from gradguard.evidence.syntax import Source
 from gradguard.fixes.edits import replaced
@@ -17,6 +16,7 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.places import class_node
+from gradguard.safe_read import parameters_in
 from gradguard.torch_internals import storage_key
 
 _BLENDING = frozenset({"add_", "lerp_", "copy_"})

@@ -33,7 +33,6 @@ from __future__ import annotations
 import torch
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.evidence.safe_read import modules_in, parameters_in, peek
 from gradguard.evidence.source import ResolvedSite
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
@@ -44,6 +43,7 @@ from gradguard.rules.protocol.made_anew import made_anew
 from gradguard.rules.protocol.owners import Owner, Owners, is_record
 from gradguard.rules.protocol.places import attribute_set
 from gradguard.rules.protocol.survey import Stranger
+from gradguard.safe_read import modules_in, parameters_in, peek
 
 CODE, NAME = "GG603", "optimizer-missing-parameters"
 Found = list[tuple[torch.Tensor, Owner]]

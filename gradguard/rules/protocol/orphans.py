@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.evidence.safe_read import is_quiet, modules_in, own_dict, peek
 from gradguard.evidence.source import ResolvedSite, assignments_to, at_line, dotted, resolve
 from gradguard.evidence.syntax import Source, load
 from gradguard.rules.incident import Incident
@@ -20,6 +19,7 @@ from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.owners import Owner
 from gradguard.rules.protocol.placed import classes_on_the_way, placing
 from gradguard.rules.protocol.places import function_around, in_tiers, only_one, the_one
+from gradguard.safe_read import is_quiet, modules_in, own_dict, peek
 
 CODE, NAME = "GG604", "optimizer-orphaned-parameters"
 

@@ -9,12 +9,12 @@ from torch import nn
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.bindings import full_name
-from gradguard.evidence.safe_read import attributes, elements, modules_in
 from gradguard.evidence.source import ResolvedSite, dotted, resolve
 from gradguard.evidence.syntax import Source, range_of
 from gradguard.fixes.edits import replaced
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol.places import attribute_set
+from gradguard.safe_read import attributes, elements, modules_in
 
 
 def out_of_reach(incident: Incident, data: dict[str, Any], code: str, name: str) -> Diagnosis | None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gradguard.evidence.names import Names
-from gradguard.evidence.safe_read import UNKNOWN, attributes, elements, in_class, named_modules, own_dict, pairs
+from gradguard.safe_read import UNKNOWN, attributes, elements, in_class, named_modules, own_dict, pairs
 
 _MOST = 512  # items of one container
 _SHORT = 5  # operations between a parameter and the attribute computed from it

@@ -37,7 +37,6 @@ import torch
 from torch import nn
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.evidence.safe_read import parameters_in, peek
 from gradguard.evidence.source import ResolvedSite, at_line, resolve
 from gradguard.rules.base import Rule
 from gradguard.rules.gradient_path import origins
@@ -52,6 +51,7 @@ from gradguard.rules.protocol.places import attribute_set, class_node
 from gradguard.rules.protocol.reads import bare_read, reads_of
 from gradguard.rules.protocol.severed import LoneLoss
 from gradguard.rules.protocol.suspicion import version_of
+from gradguard.safe_read import parameters_in, peek
 
 CODE, NAME = "GG605", "parameter-without-grad"
 Idle = list[tuple[torch.Tensor, str, nn.Module, nn.Module | None, str]]  # parameter, path, module, parent, attribute in the parent

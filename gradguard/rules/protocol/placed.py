@@ -11,11 +11,11 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from gradguard.evidence.safe_read import store_of
 from gradguard.evidence.source import ResolvedSite, dotted
 from gradguard.evidence.syntax import Source
 from gradguard.rules.protocol.owners import Owner
 from gradguard.rules.protocol.places import function_around
+from gradguard.safe_read import store_of
 
 _SETTERS = frozenset({"setattr", "add_module", "register_module", "set_submodule"})
 

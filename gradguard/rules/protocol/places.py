@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Iterator
 
 from gradguard.callsite import USER_FILES
 from gradguard.diagnosis import SourceSpan
-from gradguard.evidence.safe_read import class_attributes, function_code
 from gradguard.evidence.source import ResolvedSite, at_line, dotted
 from gradguard.evidence.syntax import FUNCTIONS, Source, load
 from gradguard.evidence.taking_part import loaded_files, sources_of
 from gradguard.fixes.edits import replaced
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import class_attributes, function_code
 
 NOT_CALLED = "names the method: without `()` nothing runs"
 Loop = ast.For | ast.AsyncFor | ast.While

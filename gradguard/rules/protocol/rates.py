@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradguard.callsite import CallSite
-from gradguard.evidence.safe_read import attributes, elements, item_of, peek
 from gradguard.rules.protocol.suspicion import Suspicion
+from gradguard.safe_read import attributes, elements, item_of, peek
 
 if TYPE_CHECKING:
     from gradguard.rules.protocol.books import Book

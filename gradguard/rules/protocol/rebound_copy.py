@@ -9,7 +9,6 @@ from collections.abc import Iterator
 import torch
 
 from gradguard.diagnosis import Diagnosis, Fix
-from gradguard.evidence.safe_read import named_modules, parameters_in
 from gradguard.evidence.source import at_line, dotted
 from gradguard.evidence.syntax import Source
 from gradguard.fixes.edits import replaced
@@ -19,6 +18,7 @@ from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.places import in_tiers, written_in
 from gradguard.rules.protocol.rebound import read_later
 from gradguard.rules.protocol.suspicion import few_values, version_of
+from gradguard.safe_read import named_modules, parameters_in
 
 _OVER_PARAMETERS = re.compile(r"\bzip\([^:]*\.parameters\(\)")
 _SEEN = "GG611 copies"  # what the parameters in question held at the survey before

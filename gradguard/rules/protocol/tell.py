@@ -12,10 +12,10 @@ import torch
 from gradguard.callsite import CallSite
 from gradguard.diagnosis import Role, SourceSpan, TensorFacts
 from gradguard.evidence.names import Names
-from gradguard.evidence.safe_read import parameters_in
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol.books import Book
+from gradguard.safe_read import parameters_in
 
 _LISTED = 4
 

@@ -44,7 +44,6 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.evidence.safe_read import modules_in, named_modules, parameters_in
 from gradguard.evidence.source import resolve
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
@@ -56,6 +55,7 @@ from gradguard.rules.protocol.modes import ACTING
 from gradguard.rules.protocol.out_of_reach import out_of_reach
 from gradguard.rules.protocol.places import not_called
 from gradguard.rules.protocol.suspicion import few_values, version_of
+from gradguard.safe_read import modules_in, named_modules, parameters_in
 
 CODE, NAME = "GG609", "train-eval-mode"
 

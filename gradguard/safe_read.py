@@ -76,10 +76,15 @@ def _answers_itself(kind: type) -> bool:
     )
 
 
+def _is_plain(metaclass: type) -> bool:
+    """Whether classes of a metaclass can be looked at, compared and be keys of dictionaries."""
+    return _answers_itself(metaclass) and all(in_class(metaclass, name) is getattr(type, name) for name in ("__eq__", "__hash__"))
+
+
 def is_quiet(value: Any) -> bool:
     """Whether nothing of the user's runs when an object is asked for its class and its own dictionary."""
     kind = type(value)
-    return kind is type or (_answers_itself(kind) and (type(kind) is type or _answers_itself(type(kind))))
+    return kind is type or (_answers_itself(kind) and (type(kind) is type or _is_plain(type(kind))))
 
 
 def quiet(value: Any) -> Any:
