@@ -12,6 +12,7 @@ type, `isinstance()` and `vars()` may be asked.
 from __future__ import annotations
 
 import ctypes
+import dis
 import sys
 import weakref
 from collections import deque
@@ -52,6 +53,7 @@ _mro = type.__dict__["__mro__"].__get__  # not `kind.__mro__`: a metaclass may h
 _names = type.__dict__["__dict__"].__get__
 _CLASS = object.__dict__["__class__"]
 _PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
+_SHORT = 80  # bytes of the code of a property that gives back something stored
 _STORES = ("_parameters", "_buffers", "_modules")
 _PYTHON: tuple[int, ...] = sys.version_info[:2]
 _OPTIMIZED = 0x1  # of a code object's flags: its variables are in the frame, not in a dictionary
@@ -180,7 +182,8 @@ def _plain_get(held: Any, name: str) -> Any:
 def peek(value: Any, name: str, default: Any = UNKNOWN) -> Any:
     """An object's attribute, where it is stored as a value: in its dictionary, a slot, a module's stores, or its class.
 
-    A function of the class comes as a bound method. What a property or another descriptor would compute is `default`.
+    A function of the class comes as a bound method. What a property or another descriptor would compute is `default`; a property that
+    only gives back what is stored elsewhere is followed there.
     """
     if not is_quiet(value):
         return default
@@ -201,6 +204,9 @@ def peek(value: Any, name: str, default: Any = UNKNOWN) -> Any:
             return quiet(stands.__get__(value, kind))
         except AttributeError:
             return default
+    if type(stands) is property:
+        found = _given_back(stands.fget, value)
+        return default if found is UNKNOWN else found
     if stands is not UNKNOWN and in_class(type(stands), "__set__") is not UNKNOWN:  # it goes before the object's own dictionary
         return default
     found = _own(value, name)
@@ -217,6 +223,28 @@ def peek(value: Any, name: str, default: Any = UNKNOWN) -> Any:
     if isinstance(stands, FunctionType):
         return MethodType(stands, value)
     return default if stands is UNKNOWN or _computes(stands) else quiet(stands)
+
+
+def _given_back(getter: Any, value: Any) -> Any:
+    """What a property gives whose code does nothing but `return self.a.b`, or returns a constant: read, not run."""
+    code = function_code(getter)
+    if code is None or code.co_argcount != 1 or len(code.co_code) > _SHORT:
+        return UNKNOWN
+    start, *steps = [each for each in dis.get_instructions(code) if each.opname not in ("RESUME", "NOP")]
+    if start.opname == "RETURN_CONST":
+        return start.argval if not steps else UNKNOWN
+    if not steps or steps.pop().opname != "RETURN_VALUE":
+        return UNKNOWN
+    if start.opname in ("LOAD_CONST", "LOAD_SMALL_INT"):
+        return start.argval if not steps else UNKNOWN
+    if not start.opname.startswith("LOAD_FAST") or start.argval != code.co_varnames[0]:
+        return UNKNOWN
+    if not steps or any(each.opname != "LOAD_ATTR" for each in steps) or code.co_name in (each.argval for each in steps):
+        return UNKNOWN
+    try:
+        return follow(value, ".".join(each.argval for each in steps))
+    except RecursionError:  # properties that give back each other
+        return UNKNOWN
 
 
 def _computes(found: Any) -> bool:
