@@ -160,11 +160,11 @@ class Reach:
             self._code(code, function.__globals__, foreign)
 
     def _code(self, code: CodeType, names: dict[str, Any], foreign: bool) -> None:
-        for each in dis.get_instructions(code):
-            if each.opname == "IMPORT_NAME" and not _is_known(str(each.argval)):
-                self._refuse(None, foreign, f"the module `{each.argval}`")
-            elif each.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-                self._names(names, str(each.argval))
+        for step in dis.get_instructions(code):
+            if step.opname == "IMPORT_NAME" and not _is_known(str(step.argval)):
+                self._refuse(None, foreign, f"the module `{step.argval}`")
+            elif step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+                self._names(names, str(step.argval))
         read = set(code.co_names)
         for name in read & (_REACHING_OUT | _WRITING):
             if name in _WRITING or (name not in names and hasattr(builtins, name)):

@@ -13,6 +13,7 @@ from gradguard.errors import GradGuardError, error_type
 from gradguard.random_state import RandomState
 from gradguard.reach import Reach, UnrestorableError, silence
 from gradguard.replay import can_run_again, nothing_stays
+from gradguard.safe_read import message_of
 from gradguard.session import Session, current_session
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def _again(
     except GradGuardError as found:
         raise found from first
     except Exception as other:
-        note = f"run again, traced, the step failed otherwise ({type(other).__name__})" if str(other) != str(first) else None
+        note = f"run again, traced, the step failed otherwise ({type(other).__name__})" if message_of(other) != message_of(first) else None
     else:
         note = "run again from the same random state, traced, the step did not fail: it depends on something that the first run changed"
     finally:

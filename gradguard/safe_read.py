@@ -74,7 +74,7 @@ def _answers_itself(kind: type) -> bool:
         in_class(kind, "__class__") is _CLASS
         and isinstance(in_class(kind, "__getattribute__"), WrapperDescriptorType)
         and (in_class(kind, "__dict__") is UNKNOWN or isinstance(in_class(kind, "__dict__"), (GetSetDescriptorType, MemberDescriptorType)))
-        and kind not in _PROXIES
+        and all(kind is not each for each in _PROXIES)
     )
 
 
@@ -89,7 +89,7 @@ def is_quiet(value: Any) -> bool:
     return kind is type or (_answers_itself(kind) and (type(kind) is type or _is_plain(type(kind))))
 
 
-def quiet(value: Any) -> Any:
+def unless_loud(value: Any) -> Any:
     """The object, or UNKNOWN where merely looking at it may run something."""
     return value if is_quiet(value) else UNKNOWN
 
@@ -108,7 +108,7 @@ def own_dict(value: Any) -> dict[str, Any] | None:
 
 def namespace(names: Any) -> dict[str, Any]:
     """A copy of a dictionary of names."""
-    return {key: quiet(value) for key, value in dict.items(names) if type(key) is str} if isinstance(names, dict) else {}
+    return {key: unless_loud(value) for key, value in dict.items(names) if type(key) is str} if isinstance(names, dict) else {}
 
 
 def attributes(value: Any) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def attributes(value: Any) -> dict[str, Any]:
 
 def class_attributes(kind: type) -> dict[str, Any]:
     """What stands in the body of a class, copied; functions, properties and other descriptors as they are."""
-    return {key: quiet(value) for key, value in _names(kind).items() if type(key) is str} if is_quiet(kind) else {}
+    return {key: unless_loud(value) for key, value in _names(kind).items() if type(key) is str} if is_quiet(kind) else {}
 
 
 def code_of_member(member: Any) -> CodeType | None:
@@ -134,9 +134,9 @@ def code_of_member(member: Any) -> CodeType | None:
 
 def function_code(function: Any) -> CodeType | None:
     """The code of a function or method; None for other callables."""
-    function = quiet(function)
+    function = unless_loud(function)
     if isinstance(function, MethodType):
-        function = quiet(function.__func__)
+        function = unless_loud(function.__func__)
     return function.__code__ if isinstance(function, FunctionType) else None
 
 
@@ -151,7 +151,7 @@ def unwrapped(function: Any) -> Any:
     seen: set[int] = set()
     while isinstance(function, FunctionType) and id(function) not in seen and "__wrapped__" in function.__dict__:
         seen.add(id(function))
-        function = quiet(function.__dict__["__wrapped__"])
+        function = unless_loud(function.__dict__["__wrapped__"])
     return function
 
 
@@ -173,7 +173,7 @@ def _plain_get(held: Any, name: str) -> Any:
         return UNKNOWN
     try:
         if all(type(key) is str for key in dict.keys(held)):
-            return quiet(dict.get(held, name, UNKNOWN))
+            return unless_loud(dict.get(held, name, UNKNOWN))
         return namespace(held).get(name, UNKNOWN)  # a key of another type may have its own `__eq__`, which a look-up would ask
     except RuntimeError:  # another thread adds to it
         return UNKNOWN
@@ -190,10 +190,10 @@ def peek(value: Any, name: str, default: Any = UNKNOWN) -> Any:
     if isinstance(value, type):
         found = in_class(value, name)
         if isinstance(found, staticmethod):
-            return quiet(found.__func__)
+            return unless_loud(found.__func__)
         if isinstance(found, classmethod):
             return MethodType(found.__func__, value)
-        return default if found is UNKNOWN or _computes(found) else quiet(found)
+        return default if found is UNKNOWN or _computes(found) else unless_loud(found)
     if isinstance(value, ModuleType):
         found = _own(value, name)
         return default if found is UNKNOWN else found
@@ -201,7 +201,7 @@ def peek(value: Any, name: str, default: Any = UNKNOWN) -> Any:
     stands = in_class(kind, name)
     if isinstance(stands, MemberDescriptorType):
         try:
-            return quiet(stands.__get__(value, kind))
+            return unless_loud(stands.__get__(value, kind))
         except AttributeError:
             return default
     if type(stands) is property:
@@ -215,14 +215,14 @@ def peek(value: Any, name: str, default: Any = UNKNOWN) -> Any:
     if isinstance(value, tuple):
         fields = in_class(kind, "_fields")
         if type(fields) is tuple and name in fields:
-            return quiet(tuple.__getitem__(value, fields.index(name))) if tuple.__len__(value) == len(fields) else default
+            return unless_loud(tuple.__getitem__(value, fields.index(name))) if tuple.__len__(value) == len(fields) else default
     if isinstance(stands, staticmethod):
-        return quiet(stands.__func__)
+        return unless_loud(stands.__func__)
     if isinstance(stands, classmethod):
         return MethodType(stands.__func__, kind)
     if isinstance(stands, FunctionType):
         return MethodType(stands, value)
-    return default if stands is UNKNOWN or _computes(stands) else quiet(stands)
+    return default if stands is UNKNOWN or _computes(stands) else unless_loud(stands)
 
 
 def _given_back(getter: Any, value: Any) -> Any:
@@ -268,7 +268,7 @@ def elements(value: Any, most: int | None = None) -> list[Any]:
         None,
     )
     try:
-        return [] if iterate is None else [quiet(item) for item in islice(iterate(value), most)]
+        return [] if iterate is None else [unless_loud(item) for item in islice(iterate(value), most)]
     except RuntimeError:  # another thread changes it
         return []
 
@@ -288,7 +288,7 @@ def pairs(value: Any, most: int | None = None) -> list[tuple[Any, Any]]:
     if not is_quiet(value) or not isinstance(value, dict):
         return []
     try:
-        return [(quiet(key), quiet(item)) for key, item in islice(dict.items(value), most)]
+        return [(unless_loud(key), unless_loud(item)) for key, item in islice(dict.items(value), most)]
     except RuntimeError:
         return []
 
@@ -304,9 +304,9 @@ def item_of(value: Any, key: Any) -> Any:
     try:
         if type(key) is int or (type(key) is slice and all(type(end) in (int, type(None)) for end in (key.start, key.stop, key.step))):
             if isinstance(value, list):
-                return quiet(list.__getitem__(value, key))
+                return unless_loud(list.__getitem__(value, key))
             if isinstance(value, tuple):
-                return quiet(tuple.__getitem__(value, key))
+                return unless_loud(tuple.__getitem__(value, key))
     except (IndexError, ValueError):
         return UNKNOWN
     if type(key) in (str, int, float, bool, bytes, type(None)):
@@ -400,7 +400,7 @@ def variables_of(frame: FrameType) -> dict[str, Any]:
     """
     if _PYTHON >= (3, 13):
         held: Any = frame.f_locals
-        return {key: quiet(value) for key, value in held.items()} if frame.f_code.co_flags & _OPTIMIZED else namespace(held)
+        return {key: unless_loud(value) for key, value in held.items()} if frame.f_code.co_flags & _OPTIMIZED else namespace(held)
     if not frame.f_code.co_flags & _OPTIMIZED:  # a file or the body of a class: its namespace itself
         return namespace(frame.f_locals)
     slot = _slot(frame)
