@@ -222,7 +222,8 @@ def peek(value: Any, name: str, default: Any = UNKNOWN) -> Any:
         return MethodType(stands.__func__, kind)
     if isinstance(stands, FunctionType):
         return MethodType(stands, value)
-    return default if stands is UNKNOWN or _computes(stands) else unless_loud(stands)
+    computed = stands is UNKNOWN or isinstance(stands, MethodDescriptorType) or _computes(stands)
+    return default if computed else unless_loud(stands)
 
 
 def _given_back(getter: Any, value: Any) -> Any:
