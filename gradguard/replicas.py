@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from gradguard.callsite import CallSite, user_frame
+from gradguard.safe_read import named_modules, named_parameters
 from gradguard.shield import say
 from gradguard.signals import internal_error
 
@@ -90,8 +91,8 @@ def parameters(ddp: Any) -> list[tuple[str, torch.Tensor]]:
     found: list[tuple[str, torch.Tensor]] = []
     seen: set[int] = set()
     ignored = getattr(ddp, "parameters_to_ignore", ())
-    for path, module in ddp.module.named_modules():
-        for name, parameter in module.named_parameters(recurse=False):
+    for path, module in named_modules(ddp.module):
+        for name, parameter in named_parameters(module, recurse=False):
             full = f"{path}.{name}" if path else name
             if f"{path}.{name}" not in ignored and id(parameter) not in seen:
                 seen.add(id(parameter))

@@ -17,6 +17,7 @@ from torch.nn.modules import module as _module
 from gradguard.callsite import USER_FILES
 from gradguard.coasting import Coast
 from gradguard.probes.hub import idle_listener, listener, local
+from gradguard.safe_read import parameters_in
 from gradguard.torch_internals import dynamo_in_use, is_compiling
 
 Original = Callable[..., Any]
@@ -98,7 +99,7 @@ def _loaded(args: Any, kwargs: Any) -> tuple[Any, ...]:
 
 def _cast(args: Any, kwargs: Any) -> tuple[Any, ...] | None:
     module = args[0]
-    first = next(iter(module.parameters()), None)
+    first = next(iter(parameters_in(module)), None)
     return (module,) if first is not None and first.dtype in _LOW_PRECISION else None
 
 

@@ -48,6 +48,7 @@ from gradguard.rules.contract.scopes import Scope
 from gradguard.rules.contract.search import called_name, calls_in_use
 from gradguard.rules.contract.words import untraced_note
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import named_modules
 from gradguard.torch_internals import saved_data, saved_slots
 
 Dtypes = frozenset[torch.dtype]
@@ -253,7 +254,7 @@ def _module_note(incident: Incident, place: ResolvedSite | None, scope: Scope | 
         return []
     module = scope.evaluate(place.call.func)
     roots = [root for _, root in incident.names.modules] if isinstance(module, nn.Module) else []
-    paths = [(path, root) for root in roots for path, child in root.named_modules() if child is module and path]
+    paths = [(path, root) for root in roots for path, child in named_modules(root) if child is module and path]
     path, root = max(paths, key=lambda found: found[0].count("."), default=("", None))
     return [f"`{place.callee}` is `{path}` of the `{type(root).__name__}`"] if "." in path else []
 

@@ -41,10 +41,10 @@ from gradguard.fixes.edits import removed
 from gradguard.fixes.statements import wrapped
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.functions import FunctionView, classes_in_graph, user_functions, view_of
-from gradguard.rules.contract.scopes import peek
 from gradguard.rules.contract.search import calls_in_use
 from gradguard.rules.contract.words import untraced_note
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import peek
 
 _ATEN = re.compile(r"derivative for (?:aten::|')([\w: ]+?)'? is not implemented")
 _ARGUMENT = re.compile(r"The function '(\w+)' is not differentiable with respect to argument '(\w+)'")
@@ -78,7 +78,7 @@ def _once(incident: Incident) -> Diagnosis | None:
     candidates = [cls for cls in (*classes_in_graph(incident), *user_functions()) if is_once_differentiable(cls)]
     traced = [cls for cls in candidates if cls in used]
     chosen = list(dict.fromkeys(traced or candidates))
-    visible = [cls for cls in chosen if any(cls in view.globals.values() for view in incident.user_frames)]
+    visible = [cls for cls in chosen if any(value is cls for view in incident.user_frames for value in view.globals.values())]
     chosen = visible or chosen
     related = _grad_spans(incident)
     if not chosen:

@@ -38,10 +38,11 @@ from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.dataflow import Spot, Trace, operands_of, trace
 from gradguard.rules.contract.definitions import bound_value, definition, returns_of
-from gradguard.rules.contract.scopes import UNKNOWN, Scope, callee_scope, frame_scopes
+from gradguard.rules.contract.scopes import Scope, callee_scope, frame_scopes
 from gradguard.rules.contract.weights import argument, each_elements_own, fixes_for_each
 from gradguard.rules.contract.words import a_shape, shape_of, untraced_note
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import UNKNOWN
 from gradguard.signals import internal_error
 
 _REDUCERS = {"mean", "sum", "item", "prod", "norm", "max", "min", "logsumexp", "nanmean", "dot", "trace"}

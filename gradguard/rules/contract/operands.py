@@ -15,6 +15,7 @@ from gradguard.evidence.source import ResolvedSite, assignments_to, dotted
 from gradguard.rules.contract.dataflow import Judge, Maker, Spot, Trace, operands_of, trace
 from gradguard.rules.contract.scopes import Scope, callee_scope, frame_scopes
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import parameters_in
 
 
 @dataclass
@@ -148,7 +149,7 @@ def model_gate(operand: Operand, expected: torch.dtype | None) -> Operand | None
             break
         module = scope.values.get("self")
         if isinstance(module, nn.Module) and scope.function is not None and scope.function.name == "forward":
-            floating = {p.dtype for p in module.parameters() if p.dtype.is_floating_point}
+            floating = {p.dtype for p in parameters_in(module) if p.dtype.is_floating_point}
             if floating == {expected}:
                 gate = Operand(given[1], given[0], Trace(), dotted(given[1]) or operand.name, operand.value)
         scope, expression = given

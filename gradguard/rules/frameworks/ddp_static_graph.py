@@ -36,6 +36,7 @@ from gradguard.fixes.edits import respelt
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import ddp as shared
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import parameters_in
 
 CODE, NAME = "GG704", "ddp-static-graph"
 
@@ -96,7 +97,7 @@ def _changed(incident: Incident, ddp: Any) -> list[shared.Use]:
         return uses if len({use.path for use in uses}) == 1 else []
 
     def inside(use: shared.Use) -> bool:
-        own = [id(p) for p in ddp.module.get_submodule(use.path).parameters() if p.requires_grad]
+        own = [id(p) for p in parameters_in(ddp.module.get_submodule(use.path)) if p.requires_grad]
         return any(each in present for each in own)
 
     now = [use for use in uses if inside(use)]
@@ -104,7 +105,7 @@ def _changed(incident: Incident, ddp: Any) -> list[shared.Use]:
     stepped = {id(p) for state in states for p in state}
 
     def fresh(use: shared.Use) -> bool:
-        return not any(id(p) in stepped for p in ddp.module.get_submodule(use.path).parameters())
+        return not any(id(p) in stepped for p in parameters_in(ddp.module.get_submodule(use.path)))
 
     return [use for use in now if fresh(use)] or now
 

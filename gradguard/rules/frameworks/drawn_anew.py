@@ -21,6 +21,7 @@ from gradguard.evidence.syntax import FUNCTIONS, Source, load
 from gradguard.rules.gradient_path.places import site_at
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol.places import class_node
+from gradguard.safe_read import modules_in, unless_loud
 from gradguard.torch_internals import checkpointed_function
 
 _STATE = ("seed", "getstate", "setstate", "get_state", "set_state", "manual_seed", "initial_seed", "spawn")  # methods that draw nothing
@@ -64,12 +65,12 @@ def _bodies(function: Any) -> Iterator[tuple[Source, ast.AST, Lookup]]:
     """The source of a function, and of the classes of the user's modules that it is, belongs to or closes over."""
     while isinstance(function, functools.partial):
         function = function.func
-    plain = getattr(function, "__func__", function)
+    plain = function.__func__ if type(function) is MethodType else function
     code = plain.__code__ if type(plain) is FunctionType else None
     if code is not None:
         tree, source = function_def(code), load(code.co_filename)
         if tree is not None and source is not None and USER_FILES[code.co_filename]:
-            yield source, tree, _lookup(plain.__globals__, _closed_over(plain), [getattr(function, "__self__", None)])
+            yield source, tree, _lookup(plain.__globals__, _closed_over(plain), [function.__self__ if plain is not function else None])
     modules = modules_of(function)
     for kind in dict.fromkeys(base for module in modules for base in type(module).__mro__):
         found = None if kind.__module__.partition(".")[0] == "torch" or not issubclass(kind, nn.Module) else class_node(kind)
@@ -132,16 +133,17 @@ def _is_generator(value: Any) -> bool:
 def modules_of(function: Any) -> list[nn.Module]:
     """The modules that a function is, belongs to or closes over, with all their parts."""
     while isinstance(function, functools.partial):
-        function = function.func
-    owners = [function, getattr(function, "__self__", None)]
-    plain = getattr(function, "__func__", function)
-    if getattr(plain, "__code__", None) is not None:
-        for cell in getattr(plain, "__closure__", None) or ():
+        function = unless_loud(function.func)
+    owners = [function]
+    if isinstance(function, MethodType):
+        owners, function = [unless_loud(function.__self__)], unless_loud(function.__func__)
+    if isinstance(function, FunctionType):
+        for cell in function.__closure__ or ():
             try:
-                owners.append(cell.cell_contents)
+                owners.append(unless_loud(cell.cell_contents))
             except ValueError:
                 continue
-    return [module for owner in owners if isinstance(owner, nn.Module) for module in owner.modules()]
+    return [module for owner in owners if isinstance(owner, nn.Module) for module in modules_in(owner)]
 
 
 def _draws(node: ast.Call, called: list[Any], lookup: Lookup) -> bool:

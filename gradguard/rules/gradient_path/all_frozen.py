@@ -50,6 +50,7 @@ from gradguard.rules.frameworks import lightning_manual
 from gradguard.rules.gradient_path import frozen, frozen_in_play, lost_path, never_put_in, roots
 from gradguard.rules.gradient_path.places import bare, in_words, short
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import attributes, modules_in, named_children, parameters_in
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
@@ -63,7 +64,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     modules = followed[0].modules if followed is not None else []
     if not modules:
         modules = [module for name, module in incident.names.modules if name is not None] if followed is None else []
-    parameters: list[torch.Tensor] = list({id(p): p for module in modules for p in module.parameters()}.values())
+    parameters: list[torch.Tensor] = list({id(p): p for module in modules for p in parameters_in(module)}.values())
     if any(p.requires_grad for p in parameters):
         return _apart(incident, lost, parameters)
     if parameters:
@@ -73,13 +74,13 @@ def recognise(incident: Incident) -> Diagnosis | None:
 
 def _mislaid(modules: list[torch.nn.Module]) -> bool:
     """Whether one of them was to be switched on by a plain attribute, which is the cause then."""
-    return any(vars(module).get("requires_grad") for root in modules for module in root.modules())
+    return any(attributes(module).get("requires_grad") is True for root in modules for module in modules_in(root))
 
 
 def _part(incident: Incident, names: list[str]) -> str:
     """How a part of the model is switched on again: a child by name, so that nobody unfreezes the whole by copying the line."""
     for name, module in incident.names.modules:
-        children = [child for child, part in module.named_children() if list(part.parameters())] if name in names else []
+        children = [child for child, part in named_children(module) if list(parameters_in(part))] if name in names else []
         if len(children) > 1:
             return f"{name}[{children[-1]}]" if children[-1].isdigit() else f"{name}.{children[-1]}"
     return "module"
@@ -95,7 +96,7 @@ def _frozen(incident: Incident, lost: lost_path.LostPath, modules: list[torch.nn
     owner = incident.names.module_path(modules[0]) or type(modules[0]).__name__
     owners = list(
         dict.fromkeys(
-            incident.names.module_path(module) or type(module).__name__ for module in modules if list(module.parameters(recurse=True))
+            incident.names.module_path(module) or type(module).__name__ for module in modules if list(parameters_in(module, recurse=True))
         )
     )
     outer = [name for name in owners if not any(name.startswith(other + ".") for other in owners)] or [owner]

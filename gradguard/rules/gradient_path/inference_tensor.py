@@ -50,9 +50,10 @@ from gradguard.fixes.edits import replaced, respelt
 from gradguard.rules.base import Rule
 from gradguard.rules.gradient_path import follow, lost_path, origins, switches
 from gradguard.rules.gradient_path.places import same_place, short, site_at
-from gradguard.rules.gradient_path.scopes import UNKNOWN, Scope, entry_by_name, entry_of, evaluate
+from gradguard.rules.gradient_path.scopes import Scope, entry_by_name, entry_of, evaluate
 from gradguard.rules.gradient_path.switches import Switch
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import UNKNOWN, attributes, named_modules, store_of
 from gradguard.signals import internal_error
 from gradguard.torch_internals import storage_key
 
@@ -193,10 +194,7 @@ def _kept(incident: Incident, tensor: torch.Tensor) -> tuple[ResolvedSite, str, 
     key = storage_key(tensor)
     for view in incident.user_frames[:8]:
         owner = view.locals.get("self")
-        held = getattr(owner, "__dict__", None)
-        if not isinstance(held, dict):
-            continue
-        everything = {**held, **held.get("_buffers", {})} if isinstance(held.get("_buffers"), dict) else held
+        everything = {**attributes(owner), **store_of(owner, "_buffers")}
         for attribute, value in list(everything.items()):
             if not isinstance(value, torch.Tensor) or not _is_inference(value):
                 continue
@@ -204,7 +202,7 @@ def _kept(incident: Incident, tensor: torch.Tensor) -> tuple[ResolvedSite, str, 
                 continue
             stores = _stores(view.frame.f_code.co_filename, type(owner).__name__, attribute)
             if len(stores) == 1:
-                paths = (path for _, root in incident.names.modules for path, module in root.named_modules() if module is owner and path)
+                paths = (path for _, root in incident.names.modules for path, module in named_modules(root) if module is owner and path)
                 path = next(paths, None)
                 return stores[0], type(owner).__name__, attribute, path
     return None

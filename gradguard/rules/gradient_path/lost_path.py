@@ -62,8 +62,8 @@ def _raised(incident: Incident) -> LostPath | None:
         return None
     match = _ELEMENT.search(incident.message)
     index = int(match[1]) if match else 0
-    root = incident.roots[index] if index < len(incident.roots) else incident.roots[0]
-    if hasattr(root, "node"):  # a GradientEdge
+    root: Any = incident.roots[index] if index < len(incident.roots) else incident.roots[0]
+    if not isinstance(root, torch.Tensor):  # a GradientEdge
         return None
     found = find(incident, root)
     found = _of_the_one_in_play(incident, found) or found

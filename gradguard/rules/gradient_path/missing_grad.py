@@ -12,8 +12,9 @@ from gradguard.evidence.frames import FrameView
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.evidence.syntax import load
 from gradguard.rules.gradient_path.places import site_at
-from gradguard.rules.gradient_path.scopes import UNKNOWN, Scope, definitions, evaluate
+from gradguard.rules.gradient_path.scopes import Scope, definitions, evaluate
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import UNKNOWN
 
 
 @dataclass

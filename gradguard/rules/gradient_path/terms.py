@@ -8,8 +8,9 @@ from gradguard.evidence.bindings import dotted, full_name
 from gradguard.rules.gradient_path import roots
 from gradguard.rules.gradient_path.follow import Follower
 from gradguard.rules.gradient_path.origins import Origin
-from gradguard.rules.gradient_path.scopes import UNKNOWN, Scope, definitions, evaluate
+from gradguard.rules.gradient_path.scopes import Scope, definitions, evaluate
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import UNKNOWN
 
 _THROUGH = frozenset({"mean", "sum", "squeeze", "float", "double", "to", "view", "reshape", "cpu", "cuda"})
 

@@ -57,6 +57,7 @@ from gradguard.rules.inplace.repairs import drawn, drop_argument, out_of_place
 from gradguard.rules.inplace.story import DETACHED, MODIFIED, Story, Write, story_of
 from gradguard.rules.inplace.tell import Target, short
 from gradguard.rules.inplace.unseen import screen
+from gradguard.safe_read import modules_in
 
 CODE, NAME = "GG101", "inplace-modified-saved-tensor"
 
@@ -143,7 +144,7 @@ def _flag(story: Story, write: Write) -> Flag | None:
 
 def _roots_of(story: Story, module: nn.Module) -> list[nn.Module]:
     """The roots that hold the module: no other's files can have built it."""
-    return [root for _, root in story.incident.names.modules if any(child is module for child in root.modules())]
+    return [root for _, root in story.incident.names.modules if any(child is module for child in modules_in(root))]
 
 
 def _culprit(story: Story, write: Write, target: Target, flag: Flag | None) -> tuple[SourceSpan | None, list[SourceSpan]]:

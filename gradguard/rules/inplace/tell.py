@@ -15,6 +15,7 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.inplace.aliases import Alias, Lives, aliases, is_view, list_item, parameters_of, written_name
 from gradguard.rules.inplace.story import Story, Write
 from gradguard.rules.inplace.words import times, why_needed
+from gradguard.safe_read import peek
 from gradguard.signals import internal_error
 from gradguard.torch_internals import storage_key
 
@@ -39,7 +40,7 @@ def short(text: str | None, limit: int = 70) -> str:
 def module_word(module: nn.Module, incident: Incident) -> tuple[str, str | None]:
     """A module in words and its path: ("`nn.Dropout(inplace=True)`", "model.blocks.0.dropout")."""
     kind = type(module).__name__
-    flag = "inplace=True" if getattr(module, "inplace", False) is True else ""
+    flag = "inplace=True" if peek(module, "inplace", False) is True else ""
     prefix = "nn." if type(module).__module__.startswith("torch.nn.") else ""
     return f"`{prefix}{kind}({flag})`", incident.names.module_path(module)
 

@@ -9,6 +9,7 @@ import torch
 
 from gradguard.diagnosis import Diagnosis, Fix, Severity, SourceSpan, TensorFacts
 from gradguard.evidence.bindings import assignments_to
+from gradguard.evidence.contents import lookup
 from gradguard.evidence.frames import FrameView
 from gradguard.evidence.source import ResolvedSite, at_line, dotted, function_def, module_ast, resolve
 from gradguard.evidence.values import GraphValues, health, plain
@@ -305,11 +306,7 @@ def _assigned(view: FrameView, name: str) -> list[ResolvedSite]:
 
 
 def _lookup(view: FrameView, name: str) -> Any:
-    first, _, rest = name.partition(".")
-    value = view.locals.get(first, view.globals.get(first))
-    for part in rest.split(".") if rest else ():
-        value = getattr(value, part, None) if isinstance(value, torch.nn.Module) else None
-    return value
+    return lookup(view, name)
 
 
 def _is_bad(value: Any) -> bool:

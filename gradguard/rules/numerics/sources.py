@@ -12,10 +12,13 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
+import torch
+
 from gradguard.callsite import USER_FILES
 from gradguard.evidence.bindings import assignments_to, dotted, names_read
 from gradguard.evidence.source import ResolvedSite, at_line, function_def
 from gradguard.evidence.syntax import FUNCTIONS, Source, load
+from gradguard.safe_read import UNKNOWN, follow, function_code, in_class, unless_loud, unwrapped
 
 _CALLS = frozenset(
     {
@@ -154,7 +157,7 @@ class Search:
         found = self._names(place.source, scope, names, place.line, _DEPTH)
         if found is None:
             for call in (item for item in ast.walk(operand or place.node or place.statement) if isinstance(item, ast.Call)):
-                if not hasattr(self.named(call.func), "_parameters"):  # what a module computes has a gradient and is in the graph
+                if not isinstance(self.named(call.func), torch.nn.Module):  # what a module computes has a gradient and is in the graph
                     found = found or self._inside(call, _DEPTH)
         return found
 
@@ -288,24 +291,20 @@ class Search:
         name = dotted(node)
         if name is None:
             return None
-        first, *rest = name.split(".")
+        first, _, rest = name.partition(".")
         found = self.lookup.get(first)
-        for part in rest:
-            found = getattr(found, part, None) if found is not None else None
-        return found
+        found = follow(found, rest) if rest and found is not None else found
+        return None if found is UNKNOWN else found
 
 
 def _code_of(obj: Any) -> Any:
     if isinstance(obj, type):
         return None
     if isinstance(obj, MethodType):
-        obj = obj.__func__
+        obj = unless_loud(obj.__func__)
     if isinstance(obj, FunctionType):
-        while hasattr(obj, "__wrapped__"):
-            obj = obj.__wrapped__
-        return getattr(obj, "__code__", None)
-    method = getattr(type(obj), "forward" if hasattr(obj, "_parameters") else "__call__", None)
-    return getattr(method, "__code__", None)
+        return function_code(unwrapped(obj))
+    return function_code(in_class(type(obj), "forward" if isinstance(obj, torch.nn.Module) else "__call__"))
 
 
 def _stored(owner: Any, name: str) -> Any:
@@ -319,7 +318,7 @@ def _stored(owner: Any, name: str) -> Any:
 def _owner_of(called: Any) -> Any:
     """What `self` is in a method, or in the `__call__` of an object."""
     if isinstance(called, MethodType):
-        return called.__self__
+        return unless_loud(called.__self__)
     return None if isinstance(called, (FunctionType, type)) else called
 
 

@@ -14,6 +14,7 @@ from gradguard.facts import BackwardFact
 from gradguard.journal import Journal
 from gradguard.rules.protocol.rates import Rates
 from gradguard.rules.protocol.suspicion import Suspicion, few_values, version_of
+from gradguard.safe_read import elements, peek
 from gradguard.tensor_refs import TensorRef
 
 __all__ = ["Book", "Part", "Prepared", "Slot", "Suspicion", "unchanged", "version_of"]
@@ -176,7 +177,7 @@ class Book:
         optimizer = self.ref()
         if optimizer is None:
             return
-        groups = getattr(optimizer, "param_groups", ())
+        groups = elements(peek(optimizer, "param_groups"))
         size = sum(len(group["params"]) for group in groups)
         close = self.steps < self.close_until
         if size != self.size:

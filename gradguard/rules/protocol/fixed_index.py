@@ -12,6 +12,7 @@ from torch import nn
 
 from gradguard.evidence.names import Names
 from gradguard.evidence.source import ResolvedSite, dotted, resolve
+from gradguard.safe_read import peek
 
 if TYPE_CHECKING:
     from gradguard.rules.protocol.ledger import Ledger
@@ -71,7 +72,7 @@ def _list_of(names: Names, parameter: torch.Tensor) -> tuple[nn.Module, str] | N
     for step, following in pairwise(steps):
         if following.isdigit():
             return owner, step
-        owner = owner._modules.get(step) or owner
+        owner = peek(owner, step, owner)
     return None
 
 

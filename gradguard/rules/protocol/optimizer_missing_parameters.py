@@ -44,6 +44,7 @@ from gradguard.rules.protocol.made_anew import made_anew
 from gradguard.rules.protocol.owners import Owner, Owners, is_record
 from gradguard.rules.protocol.places import attribute_set
 from gradguard.rules.protocol.survey import Stranger
+from gradguard.safe_read import modules_in, parameters_in, peek
 
 CODE, NAME = "GG603", "optimizer-missing-parameters"
 Found = list[tuple[torch.Tensor, Owner]]
@@ -105,10 +106,10 @@ def _is_meant(incident: Incident, book: Book, owner: Owner, trained: set[int], r
     if (
         not replaces
         and owner.registered
-        and any(id(module) in around or any(child is owner.module for child in module.modules()) for module in loaded)
+        and any(id(module) in around or any(child is owner.module for child in modules_in(module)) for module in loaded)
     ):
         return False
-    if any(id(p) in trained for p in owner.root.parameters()):
+    if any(id(p) in trained for p in parameters_in(owner.root)):
         return True
     # a module of its own: meant to be trained when the optimizer trains modules at all, not an image or a latent code
     return owner.registered and any(incident.names.state(p) is not None for p in book.parameters()[:4])
@@ -126,8 +127,8 @@ def _told(incident: Incident, book: Book, left: Found) -> Diagnosis:
     if unregistered:
         attributes = list(dict.fromkeys(each.attribute for _, each in shown if each.module is owner.module))
         place = attribute_set(type(owner.module), owner.attribute)
-        plain = owner.computed or leaf is getattr(owner.module, owner.attribute, None)
-        held = vars(owner.module).get(owner.attribute)
+        plain = owner.computed or leaf is peek(owner.module, owner.attribute, None)
+        held = peek(owner.module, owner.attribute, None)
         kind = type(held).__name__
         what = (
             "computed from an `nn.Parameter`, and so a plain tensor"

@@ -53,6 +53,7 @@ from gradguard.rules.protocol.reads import bare_read, reads_of
 from gradguard.rules.protocol.settled import settled
 from gradguard.rules.protocol.severed import LoneLoss
 from gradguard.rules.protocol.suspicion import version_of
+from gradguard.safe_read import parameters_in, peek
 from gradguard.tensor_refs import TensorRef
 
 CODE, NAME = "GG605", "parameter-without-grad"
@@ -112,7 +113,7 @@ def _idle(incident: Incident, parameters: list[torch.Tensor]) -> Idle:
         parent = state.root
         steps = owner_path.split(".") if owner_path else []
         for step in steps[:-1]:
-            parent = getattr(parent, step, parent)
+            parent = peek(parent, step, parent)
         found.append((parameter, state.full, state.owner, parent if steps else None, steps[-1] if steps else state.path))
     return found
 
@@ -224,10 +225,10 @@ def _outermost(state: Any, called: dict[int, Any], parameters: list[torch.Tensor
     """Where the largest part of the model that has all these parameters, and only runs with grad mode off, was called."""
     part = None if state is None else state.root
     for step in () if state is None else state.path.split(".")[:-1]:
-        part = getattr(part, step, None)
+        part = peek(part, step, None)
         entry = called.get(id(part))
         if isinstance(part, nn.Module) and entry is not None and entry[0]() is part and not entry[2]:
-            held = {id(p) for p in part.parameters()}
+            held = {id(p) for p in parameters_in(part)}
             return entry if all(id(p) in held for p in parameters) else None
     return None
 
@@ -364,11 +365,11 @@ def _used_twice(parent: nn.Module, dead: list[str]) -> tuple[ResolvedSite, list[
     found = class_node(type(parent))
     if reads is None or found is None:
         return None
-    shapes = [_shapes(getattr(parent, name, None)) for name in dead]
+    shapes = [_shapes(peek(parent, name, None)) for name in dead]
     twins = {
         name: nodes
         for name, nodes in reads.items()
-        if len(nodes) > 1 and _shapes(getattr(parent, name, None)) in shapes and _shapes(getattr(parent, name, None))
+        if len(nodes) > 1 and _shapes(peek(parent, name, None)) in shapes and _shapes(peek(parent, name, None))
     }
     second = {name: max(nodes, key=lambda node: (node.lineno, node.col_offset)) for name, nodes in twins.items()}
     first = {name: min(nodes, key=lambda node: (node.lineno, node.col_offset)) for name, nodes in twins.items()}
@@ -386,7 +387,7 @@ def _used_twice(parent: nn.Module, dead: list[str]) -> tuple[ResolvedSite, list[
 def _shapes(module: object) -> tuple[object, ...]:
     if not isinstance(module, nn.Module):
         return ()
-    return (type(module).__name__, *(tuple(p.shape) for p in module.parameters()))
+    return (type(module).__name__, *(tuple(p.shape) for p in parameters_in(module)))
 
 
 RULE = Rule(

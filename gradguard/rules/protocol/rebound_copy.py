@@ -18,6 +18,7 @@ from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.places import in_tiers, written_in
 from gradguard.rules.protocol.rebound import read_later
 from gradguard.rules.protocol.suspicion import few_values, version_of
+from gradguard.safe_read import named_modules, parameters_in
 
 _OVER_PARAMETERS = re.compile(r"\bzip\([^:]*\.parameters\(\)")
 _SEEN = "GG611 copies"  # what the parameters in question held at the survey before
@@ -28,7 +29,7 @@ def rebound_copy(incident: Incident, book: Book, code: str, name: str) -> Diagno
     known = incident.memory["ledger"].survey.known()
     if not any(_rebinding(written_in(incident, _OVER_PARAMETERS.search))):
         return None
-    if all(id(p) in known for _, root in incident.names.modules for p in root.parameters()):
+    if all(id(p) in known for _, root in incident.names.modules for p in parameters_in(root)):
         return None  # every parameter alive is some optimizer's: no copy is there
     places = {(source.filename, node.lineno): held for source, node, held in _rebinding(next(in_tiers(incident)))}
     if len(places) != 1:
@@ -107,10 +108,10 @@ def _module(incident: Incident, written: str, known: set[int]) -> tuple[str, lis
     last = written.rpartition(".")[2]
     found: dict[int, tuple[str, list[torch.Tensor]]] = {}
     for variable, root in incident.names.modules:
-        for path, module in root.named_modules():
+        for path, module in named_modules(root):
             full = ".".join(part for part in (variable, path) if part)
             if full.rpartition(".")[2] == last:
-                found.setdefault(id(module), (full, list(module.parameters())))
+                found.setdefault(id(module), (full, list(parameters_in(module))))
     if len(found) != 1:
         return None
     shown, parameters = next(iter(found.values()))

@@ -55,6 +55,7 @@ from gradguard.rules.protocol.modes import ACTING
 from gradguard.rules.protocol.out_of_reach import out_of_reach
 from gradguard.rules.protocol.places import not_called
 from gradguard.rules.protocol.suspicion import few_values, version_of
+from gradguard.safe_read import modules_in, named_modules, parameters_in
 
 CODE, NAME = "GG609", "train-eval-mode"
 
@@ -80,7 +81,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
 
 
 def _what(module: nn.Module) -> str:
-    kinds = {"batch normalisation" if isinstance(m, _BatchNorm) else "dropout" for m in module.modules() if isinstance(m, ACTING)}
+    kinds = {"batch normalisation" if isinstance(m, _BatchNorm) else "dropout" for m in modules_in(module) if isinstance(m, ACTING)}
     return " and ".join(sorted(kinds))
 
 
@@ -176,9 +177,9 @@ def _frozen(incident: Incident) -> Diagnosis | None:
     modes = incident.memory["ledger"].modes
     roots = _roots(incident)
     for name, root in roots:
-        if not any(id(p) in trained for p in root.parameters()):
+        if not any(id(p) in trained for p in parameters_in(root)):
             continue
-        drifting = [(path, module) for path, module in root.named_modules() if _drifts(modes.norms, book, module)]
+        drifting = [(path, module) for path, module in named_modules(root) if _drifts(modes.norms, book, module)]
         if drifting:
             return _drift_told(incident, book, name, root, drifting)
     return None
@@ -186,7 +187,7 @@ def _frozen(incident: Incident) -> Diagnosis | None:
 
 def _roots(incident: Incident) -> list[tuple[str, nn.Module]]:
     named = [(name, value) for name, value in incident.names.bindings if isinstance(value, nn.Module)]
-    inner = {id(child) for _, value in named for child in value.modules() if child is not value}
+    inner = {id(child) for _, value in named for child in modules_in(value) if child is not value}
     found: dict[int, tuple[str, nn.Module]] = {}
     for name, value in named:
         if id(value) not in inner:
@@ -214,7 +215,7 @@ def _drift_told(incident: Incident, book: Book, name: str, root: nn.Module, drif
     switches = [
         s
         for s in incident.memory["ledger"].modes.switches
-        if s.mode and (m := s.ref()) is not None and any(c is drifting[0][1] for c in m.modules())
+        if s.mode and (m := s.ref()) is not None and any(c is drifting[0][1] for c in modules_in(m))
     ]
     switch = switches[-1] if switches else None
     place = None if switch is None else resolve(switch.site)
