@@ -18,6 +18,7 @@ from typing import Any
 import torch.multiprocessing
 
 from gradguard import ranks
+from gradguard.apart import received_worker
 from gradguard.errors import GradGuardError
 from gradguard.probes.hub import listener
 
@@ -40,6 +41,9 @@ class GuardedWorker:
         self.report = report
         self.folder = folder
         self.__name__ = getattr(function, "__name__", type(function).__name__)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return received_worker, (self.function, self.settings, self.report, self.folder)
 
     def __call__(self, index: int, *args: Any) -> Any:
         """Runs the worker.

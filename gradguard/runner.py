@@ -14,6 +14,8 @@ import io
 import linecache
 import os
 import sys
+import traceback
+import zipfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
+from gradguard.apart import load_apart
 from gradguard.errors import ConfigError, GradGuardError, GradGuardWarning
 from gradguard.tracebacks import show_user_frames_only
 
@@ -109,8 +112,6 @@ class _Shield(AbstractContextManager[None]):
 def _report_own_failure(where: str, error: Exception) -> None:
     print(f"gradguard: internal error, {where}: {type(error).__name__}: {error}", file=sys.stderr)
     if os.environ.get("GRADGUARD_DEBUG"):
-        import traceback
-
         traceback.print_exception(error)
 
 
@@ -152,8 +153,6 @@ def _is_importable(target: str) -> bool:
     """Whether Python would look inside for a `__main__.py`: a folder or a zip file."""
     if os.path.isdir(target):
         return True
-    import zipfile
-
     return not target.endswith((".py", ".pyc")) and zipfile.is_zipfile(target)
 
 
@@ -225,4 +224,5 @@ def _set_first_path(entry: str) -> None:
     """Put the program's folder where Python put gradguard's own (nowhere under `-P`, `-I` and PYTHONSAFEPATH)."""
     if getattr(sys.flags, "safe_path", False) or sys.flags.isolated:
         return
+    load_apart(entry)
     sys.path[0] = entry

@@ -7,6 +7,7 @@ this torch lacks.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Literal
@@ -67,8 +68,6 @@ is_compiling: Callable[[], bool] = torch.compiler.is_compiling
 
 def dynamo_in_use() -> bool:
     """Whether anything was compiled in this process: compiled modules complain about global module hooks."""
-    import sys
-
     backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", None)
     return backends is not None and any(backend is not None for backend in backends.values())
 
@@ -348,8 +347,6 @@ def _slot_data(slot: Any) -> Any:
 
 def parametrization_cache() -> list[torch.Tensor]:
     """The tensors that an open `torch.nn.utils.parametrize.cached()` keeps."""
-    import sys
-
     module = sys.modules.get("torch.nn.utils.parametrize")
     kept = getattr(module, "_cache", None)
     return [value for value in list(kept.values()) if isinstance(value, torch.Tensor)] if isinstance(kept, dict) else []

@@ -86,9 +86,7 @@ def refuse_other_files(path: Path) -> None:
     except OSError:  # missing; or not to be read, and then `write` says so
         return
     if not ours:
-        raise ConfigError(
-            f"{path} exists and is no report of gradguard's: nothing was written to it; name another file or delete it"
-        )
+        raise ConfigError(f"{path} exists and is no report of gradguard's: nothing was written to it; name another file or delete it")
 
 
 def begin_anew(path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
+from unicodedata import category, east_asian_width
 
 TAB = 4
 
@@ -66,9 +67,7 @@ def cells(text: str) -> int:
     """Width of `text` in terminal cells (a CJK character or an emoji takes two)."""
     if text.isascii():
         return len(text)
-    from rich.cells import cell_len
-
-    return cell_len(text)
+    return sum(0 if category(char) in ("Mn", "Me") else 1 + (east_asian_width(char) in "WF") for char in text)
 
 
 def clean(text: str) -> str:

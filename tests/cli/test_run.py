@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cli_programs import assert_same, environment, guarded, python
+from cli_programs import assert_same, environment, guarded, python, write
 
 DESCRIBE = """
 import os, sys, json
@@ -27,13 +27,6 @@ print(json.dumps({
     "names": sorted(name for name in globals() if name.startswith("__")),
 }))
 """
-
-
-def write(folder: Path, name: str, text: str) -> Path:
-    path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(textwrap.dedent(text))
-    return path
 
 
 # Where the program finds itself
