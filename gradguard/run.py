@@ -17,6 +17,7 @@ from typing import Any
 from gradguard.calm import Calm
 from gradguard.depth import Depth
 from gradguard.policy import Policy
+from gradguard.reporters.layout import clean, one_line
 from gradguard.rules.base import Moment, Rule, Screen
 from gradguard.rules.protocol.ledger import Ledger
 from gradguard.rules.protocol.recorder import Recorder
@@ -132,7 +133,7 @@ class Run:
             self._summed = self.entries
             from gradguard.summary import summary_of
 
-            print(summary_of(self).text(), file=sys.stderr)
+            print(clean(summary_of(self).text()), file=sys.stderr)
 
     def finish(self) -> None:
         """The end of the run: repeats, and (where the settings ask for it) comments that silenced nothing."""
@@ -144,6 +145,6 @@ class Run:
         if self.settings.actions.unused_ignores == "off":
             return
         for problem in self.suppressions.problems(self.files):
-            logger.warning("%s:%s: %s", problem.file, problem.line, problem.message)
+            logger.warning("%s", one_line(f"{problem.file}:{problem.line}: {problem.message}"))
         for file, line, text in self.suppressions.unused(self.files):
-            logger.warning("%s:%s: `%s` silences nothing", file, line, text)
+            logger.warning("%s", one_line(f"{file}:{line}: `{text}` silences nothing"))

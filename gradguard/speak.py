@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gradguard.diagnosis import SourceSpan
 from gradguard.errors import GradGuardWarning
+from gradguard.reporters.layout import clean, one_line
 
 if TYPE_CHECKING:
     from gradguard.callsite import CallSite
@@ -57,7 +58,12 @@ class Speaker:
             self._log(diagnosis, place)
         try:
             warnings.warn_explicit(
-                GradGuardWarning(text, diagnosis), GradGuardWarning, place.file, place.line, module=_module_of(place.file), registry=None
+                GradGuardWarning(text, diagnosis),
+                GradGuardWarning,
+                clean(place.file),
+                place.line,
+                module=_module_of(place.file),
+                registry=None,
             )
         except GradGuardWarning:
             with self._lock:
@@ -94,7 +100,7 @@ class Speaker:
         with self._lock:
             again = [diagnosis for diagnosis in self._said.values() if diagnosis.repeats]
         return [
-            f"{diagnosis.title(*_place(diagnosis, None))}: said once, met {diagnosis.repeats + 1} times in the steps that were looked at"
+            one_line(f"{diagnosis.title(*_place(diagnosis, None))}: reported once; seen {diagnosis.repeats + 1} times in the steps checked")
             for diagnosis in sorted(again, key=lambda diagnosis: -diagnosis.repeats)
         ]
 
@@ -114,7 +120,7 @@ class Speaker:
 
     @staticmethod
     def _log(diagnosis: Diagnosis, place: _Place) -> None:
-        message = f"{diagnosis.title(*place)}: {diagnosis.headline}"
+        message = one_line(f"{diagnosis.title(*place)}: {diagnosis.headline}")
         LOGGER.log(_LOG_LEVELS[diagnosis.severity], message, extra={"diagnosis": diagnosis})
 
 

@@ -50,7 +50,7 @@ def test_each_cause_is_said_once_and_repeats_are_counted() -> None:
         said = [speaker.emit_warning(diagnosis(line=line), "text") for line in (1, 1, 2, 1, 1, 3)]
     assert said == [True, False, True, False, False, True]
     assert [warning.lineno for warning in caught] == [1, 2, 3]
-    assert speaker.summary_lines() == ["GG601 stale-gradients at train.py:1: said once, met 4 times in the steps that were looked at"]
+    assert speaker.summary_lines() == ["GG601 stale-gradients at train.py:1: reported once; seen 4 times in the steps checked"]
     assert [found.repeats for found in speaker.said()] == [3, 0, 0]
 
 
@@ -146,7 +146,7 @@ def test_in_a_plain_program_it_is_seen_once_and_a_log_line_is_seen_too(tmp_path:
         '  speaker.emit_warning(found(11), "the diagnosis")',
         f"GG601 stale-gradients at {tmp_path}/program.py:12: Old gradients.",
     ]
-    assert done.stdout == f"GG601 stale-gradients at {tmp_path}/program.py:11: said once, met 3 times in the steps that were looked at\n"
+    assert done.stdout == f"GG601 stale-gradients at {tmp_path}/program.py:11: reported once; seen 3 times in the steps checked\n"
 
 
 @pytest.mark.parametrize("option", ["error::UserWarning", "error:::__main__:11"])
