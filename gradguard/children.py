@@ -72,8 +72,12 @@ class GuardedWorker:
         guard = Guard(settings=Settings.model_validate_json(self.settings))
         if self.report is not None:
             guard.report_to(self.report)
-        with guard:
-            return self.function(index, *args)
+        try:
+            with guard:
+                return self.function(index, *args)
+        except GradGuardError as error:  # without this function's frame: the parent is sent the text
+            guard.shorten(error)
+            raise
 
 
 def install(replace: Replace) -> None:

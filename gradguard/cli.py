@@ -115,7 +115,9 @@ def run(
         )
         if report is not None and ranks.begins_the_launch():
             begin_anew(report)
-        return gradguard(settings=settings)
+        guard = gradguard(settings=settings)
+        guard.launched = True
+        return guard
 
     _to_run.append(start)
 

@@ -64,10 +64,11 @@ def run_program(
         SystemExit: the program could not be started (2, or 1 for a module that is not found, as Python has it).
         BaseException: whatever leaves the program.
     """
+    shield = _Shield(make_guard)
     try:
         program = _load_module(target, arguments) if as_module else _load_script(target, arguments)
         sys.modules["__main__"] = program.module
-        with _Shield(make_guard):
+        with shield:
             exec(program.code, program.module.__dict__)
     except LaunchError as error:
         print(f"gradguard run: {error}", file=sys.stderr)
@@ -75,7 +76,8 @@ def run_program(
     except SystemExit:
         raise
     except BaseException:
-        show_user_frames_only(color)
+        if shield.traceback == "user":
+            show_user_frames_only(color)
         raise
 
 
@@ -85,6 +87,7 @@ class _Shield(AbstractContextManager[None]):
     def __init__(self, make_guard: MakeGuard) -> None:
         self._make_guard = make_guard
         self._guard: AbstractContextManager[Any] | None = None
+        self.traceback = "user"
 
     def __enter__(self) -> None:
         try:
@@ -96,6 +99,7 @@ class _Shield(AbstractContextManager[None]):
             _report_own_failure("the program runs unguarded", error)
         else:
             self._guard = guard
+            self.traceback = getattr(getattr(guard, "settings", None), "traceback", "user")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._guard is None:

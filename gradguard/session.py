@@ -15,7 +15,6 @@ import threading
 import weakref
 from collections.abc import Callable
 from functools import cached_property
-from itertools import islice
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -167,8 +166,8 @@ class Session(Incidents):
                 run.depth.pause()
                 step_protocol.end_census(self, run.ledger)
                 # a guard around a single step is left a thousand times, mostly by the same files
-                if self.tracing and (run.entries < 8 or not run.entries % 64) and run.settings.actions.unused_ignores != "off":
-                    run.files.update({op[2].co_filename for op in islice(reversed(self.journal.ops), 256)})
+                if (run.entries < 8 or not run.entries % 64) and run.settings.actions.unused_ignores != "off":
+                    run.note_lines(self.journal)
         for i in range(len(self.guards) - 1, -1, -1):  # the same guard may stand there twice
             if self.guards[i] is guard:
                 del self.guards[i]

@@ -24,7 +24,7 @@ def show_user_frames_only(color: bool | None = None) -> None:
 
     Called while the exception is on its way out, so that a program never meets a foreign `sys.excepthook`.
     """
-    hook = sys.excepthook
+    hook = sys.__excepthook__ if _is_installed() else sys.excepthook
     launcher = sys._getframe(1)
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -41,6 +41,72 @@ def show_user_frames_only(color: bool | None = None) -> None:
             hook(kind, error, error.__traceback__)
 
     sys.excepthook = show
+
+
+class _ShownOnce:
+    """Shows a diagnosed error that nothing catches as `gradguard run` does, and every other as Python does."""
+
+    def __init__(self, color: bool | None) -> None:
+        self._color = color
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        take_back_hook()
+        if any(isinstance(each, GradGuardError) for each in _chain(error)):
+            for each in _chain(error):
+                shorten(each)
+            sys.last_traceback = error.__traceback__
+            if isinstance(error, GradGuardError):
+                _print_diagnosed(error, self._color)
+                return
+            _say_diagnoses_once(error)
+            trace = error.__traceback__
+        sys.__excepthook__(kind, error, trace)
+
+
+def show_if_uncaught(color: bool | None) -> None:
+    """A diagnosed error is about to be raised; where the program has its own `sys.excepthook`, that one shows it."""
+    if sys.excepthook is sys.__excepthook__ and not hasattr(sys, "ps1"):
+        sys.excepthook = _ShownOnce(color)
+
+
+def take_back_hook() -> None:
+    """The error was shown, or caught."""
+    if _is_installed():
+        sys.excepthook = sys.__excepthook__
+
+
+def _is_installed() -> bool:
+    return type(sys.excepthook) is _ShownOnce
+
+
+def shorten(error: BaseException | None, trace: TracebackType | None = None) -> None:
+    """Leaves a diagnosed error, on its way out, with the program's frames; without any it is left as it is.
+
+    Args:
+        error: anything; only a `GradGuardError` is touched.
+        trace: the frames of the error that it explains, where it was caught outside of them.
+    """
+    if not isinstance(error, GradGuardError):
+        return
+    cause = error.__cause__
+    found = _users(trace)
+    if found is None:
+        found = _users(error.__traceback__)
+        if cause is not None:  # a hook's frame, or that of a custom Function's backward
+            cause.__traceback__ = _users(cause.__traceback__)
+    elif cause is not None:
+        cause.__traceback__ = None
+    error.__traceback__ = found or error.__traceback__
+
+
+def _users(trace: TracebackType | None) -> TracebackType | None:
+    kept: list[TracebackType] = []
+    for entry in _entries(trace):
+        if USER_FILES[entry.tb_frame.f_code.co_filename]:
+            if kept and kept[-1].tb_frame is entry.tb_frame:  # left by way of a `with`
+                kept.pop()
+            kept.append(entry)
+    return _linked(kept)
 
 
 def for_cell(error: GradGuardError) -> list[str]:

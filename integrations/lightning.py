@@ -259,6 +259,7 @@ class _GradGuardCallback:
         self._leave()
         self._unwrap()
         if self.guard.level != "off":
+            self.guard.shorten(exception)
             self.guard.run.broken_off()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
