@@ -305,7 +305,9 @@ class Guard:
 
     def announce(self) -> None:
         """A diagnosis is about to be raised."""
-        if self.settings.traceback == "user" and not self.launched:
+        if self.settings.traceback == "full":
+            take_back_hook()
+        elif not self.launched:
             show_if_uncaught(wanted_color(self.settings))
 
     def shorten(self, error: BaseException | None, trace: TracebackType | None = None) -> None:

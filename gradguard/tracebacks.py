@@ -6,7 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from types import FrameType, TracebackType
+from types import FrameType, FunctionType, TracebackType
 
 import torch.overrides
 
@@ -24,7 +24,8 @@ def show_user_frames_only(color: bool | None = None) -> None:
 
     Called while the exception is on its way out, so that a program never meets a foreign `sys.excepthook`.
     """
-    hook = sys.__excepthook__ if _is_installed() else sys.excepthook
+    take_back_hook()
+    hook = sys.excepthook
     launcher = sys._getframe(1)
 
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -33,6 +34,8 @@ def show_user_frames_only(color: bool | None = None) -> None:
         _hide_own_frames(error)
         sys.last_traceback = error.__traceback__
         if hook is not sys.__excepthook__:
+            if _adds_nothing(hook):
+                _say_diagnoses_once(error)
             _call(hook, kind, error)
         elif isinstance(error, GradGuardError):
             _print_diagnosed(error, color)
@@ -46,7 +49,8 @@ def show_user_frames_only(color: bool | None = None) -> None:
 class _ShownOnce:
     """Shows a diagnosed error that nothing catches as `gradguard run` does, and every other as Python does."""
 
-    def __init__(self, color: bool | None) -> None:
+    def __init__(self, hook: Callable[..., object], color: bool | None) -> None:
+        self.hook = hook
         self._color = color
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -54,29 +58,29 @@ class _ShownOnce:
         if any(isinstance(each, GradGuardError) for each in _chain(error)):
             for each in _chain(error):
                 shorten(each)
-            sys.last_traceback = error.__traceback__
-            if isinstance(error, GradGuardError):
+            trace = sys.last_traceback = error.__traceback__
+            if isinstance(error, GradGuardError) and self.hook is sys.__excepthook__:
                 _print_diagnosed(error, self._color)
                 return
             _say_diagnoses_once(error)
-            trace = error.__traceback__
-        sys.__excepthook__(kind, error, trace)
+        self.hook(kind, error, trace)
 
 
 def show_if_uncaught(color: bool | None) -> None:
     """A diagnosed error is about to be raised; where the program has its own `sys.excepthook`, that one shows it."""
-    if sys.excepthook is sys.__excepthook__ and not hasattr(sys, "ps1"):
-        sys.excepthook = _ShownOnce(color)
+    if _adds_nothing(sys.excepthook) and not hasattr(sys, "ps1"):
+        sys.excepthook = _ShownOnce(sys.excepthook, color)
 
 
 def take_back_hook() -> None:
     """The error was shown, or caught."""
-    if _is_installed():
-        sys.excepthook = sys.__excepthook__
+    if isinstance(sys.excepthook, _ShownOnce):
+        sys.excepthook = sys.excepthook.hook
 
 
-def _is_installed() -> bool:
-    return type(sys.excepthook) is _ShownOnce
+def _adds_nothing(hook: Callable[..., object]) -> bool:
+    """Whether a hook is Python's own, or that of torch.distributed, which puts the rank before each line of it."""
+    return hook is sys.__excepthook__ or (type(hook) is FunctionType and hook.__module__ == "torch.distributed.distributed_c10d")
 
 
 def shorten(error: BaseException | None, trace: TracebackType | None = None) -> None:
@@ -129,7 +133,7 @@ def _hide_own_frames(error: BaseException) -> None:
     for each in _chain(error):
         each.__traceback__ = _without_own_frames(each.__traceback__)
         if isinstance(each, GradGuardError):
-            each.__traceback__ = _end_at_user(each.__traceback__) or _end_at_user(_cause_trace(each))
+            each.__traceback__ = _users(each.__traceback__) or _users(_cause_trace(each))
 
 
 def _call(hook: Callable[..., object], kind: type[BaseException], error: BaseException) -> None:

@@ -144,7 +144,7 @@ def run(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
 def test_in_a_plain_program_it_is_seen_once_and_a_log_line_is_seen_too(tmp_path: Path) -> None:
     done = run(tmp_path)
     lines = done.stderr.splitlines()
-    assert lines[0] == f"{tmp_path}/program.py:11: GradGuardWarning: warning[GG601]: Old gradients."
+    assert lines[0] == f"{tmp_path}/program.py:11: GradGuardWarning: error[GG601]: Old gradients."
     assert lines[-1] == f"GG601 stale-gradients at {tmp_path}/program.py:12: Old gradients."
     assert done.stderr.count("GG601]") == 1 and "speaker.emit_warning(found(11)" in done.stderr
     assert done.stdout == f"GG601 stale-gradients at {tmp_path}/program.py:11: reported once; seen 3 times in the steps checked\n"
