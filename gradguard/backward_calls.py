@@ -59,7 +59,9 @@ def _backward_failed(
     call: BackwardFact | None,
 ) -> None:
     __tracebackhide__ = True
-    if is_internal(error):  # an exception of the training's, all the same: neither a diagnosis nor come from outside
+    if isinstance(error, Exception) and is_internal(
+        error
+    ):  # an exception of the training's, all the same: neither a diagnosis nor come from outside
         inputs = tensors_of(args, kwargs, 1 if kind == "grad" else 5, ("inputs",))
         session._failed(error, kind, frame, roots, inputs, call)
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gradguard import ranks
+from gradguard.apart import received_worker
 from gradguard.errors import GradGuardError, mark_seen
 from gradguard.probes.hub import listener
 
@@ -37,6 +38,9 @@ class GuardedWorker:
         self.report = report
         self.folder = folder
         self.__name__ = getattr(function, "__name__", type(function).__name__)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return received_worker, (self.function, self.settings, self.report, self.folder)
 
     def __call__(self, index: int, *args: Any) -> Any:
         """Runs the worker.
@@ -65,8 +69,12 @@ class GuardedWorker:
         guard = Guard(settings=Settings.model_validate_json(self.settings))
         if self.report is not None:
             guard.report_to(self.report)
-        with guard:
-            return self.function(index, *args)
+        try:
+            with guard:
+                return self.function(index, *args)
+        except GradGuardError as error:  # without this function's frame: the parent is sent the text
+            guard.shorten(error)
+            raise
 
 
 def install(divert: Divert) -> None:

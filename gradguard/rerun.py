@@ -95,4 +95,6 @@ def _raise_held(guard: Guard, first: Exception, held: list[tuple[Diagnosis, Exce
     for diagnosis, error in held:
         if error is first:
             told = diagnosis.model_copy(update={"notes": [*diagnosis.notes, *([note] if note else [])]})
-            raise error_type(type(first))(guard.record(told), told) from first
+            text = guard.record(told)
+            guard.announce()
+            raise error_type(type(first))(text, told) from first

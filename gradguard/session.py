@@ -13,7 +13,6 @@ import threading
 import weakref
 from collections.abc import Callable
 from functools import cached_property
-from itertools import islice
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -178,8 +177,8 @@ class Session(Incidents):
                 step_protocol.pause_census(self)
             with self.lookout:
                 # a guard around a single step is left a thousand times, mostly by the same files
-                if self.tracing and (run.entries < 8 or not run.entries % 64) and run.settings.actions.unused_ignores != "off":
-                    run.files.update({op[2].co_filename for op in islice(reversed(self.journal.ops), 256)})
+                if (run.entries < 8 or not run.entries % 64) and run.settings.actions.unused_ignores != "off":
+                    run.note_lines(self.journal)
         if self.guards == [guard]:  # before it is taken from the list: an exception from outside may come anywhere, and one closes again
             self._off()
             set_listener(None)

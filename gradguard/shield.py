@@ -13,20 +13,22 @@ import weakref
 from collections.abc import Callable
 from functools import wraps
 from types import FunctionType, TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from gradguard.probes.compilers import swap_callback
-from gradguard.probes.hub import local
 from gradguard.signals import internal_error, is_internal
-
-if TYPE_CHECKING:
-    from gradguard.session import Session
 
 _LOGGER = logging.getLogger("gradguard")
 _DEBUG = bool(os.environ.get("GRADGUARD_DEBUG"))
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _HINT = "please report it with the traceback that GRADGUARD_DEBUG=1 adds"
+
+
+class Compiler:
+    """How a block of gradguard's is kept from being compiled; `gradguard.probes.compilers` knows how."""
+
+    running: Callable[[], int] = staticmethod(lambda: 0)  # whether Dynamo compiles what this thread runs
+    swap: Callable[[Any], Any] = staticmethod(lambda callback: None)  # exchanges its callback
 
 
 class Shield:
@@ -39,18 +41,18 @@ class Shield:
 
     __slots__ = ("_callbacks", "_lasting", "_session")
 
-    def __init__(self, session: weakref.ref[Session], lasting: bool = True) -> None:
+    def __init__(self, session: weakref.ref[Any], lasting: bool = True) -> None:
         self._session = session
         self._lasting = lasting
         self._callbacks: list[Any] = []  # of Dynamo, which must not compile what runs here
 
     def __enter__(self) -> None:
-        if local.compiled:
-            self._callbacks.append(swap_callback(None))
+        if Compiler.running():
+            self._callbacks.append(Compiler.swap(None))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> bool:
-        if local.compiled and self._callbacks:
-            swap_callback(self._callbacks.pop())
+        if self._callbacks and Compiler.running():
+            Compiler.swap(self._callbacks.pop())
         if error is None or not is_internal(error):
             return False
         session = self._session()
@@ -61,7 +63,7 @@ class Shield:
 
 
 class _Local(threading.local):
-    session: weakref.ref[Session] | None = None
+    session: weakref.ref[Any] | None = None
 
 
 in_thread = _Local()  # the session, for parts that stand below it

@@ -10,7 +10,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
@@ -91,8 +91,6 @@ def register_builtin(function: Any, operator: str) -> None:
 
 def dynamo_in_use() -> bool:
     """Whether anything was compiled in this process: compiled modules complain about global module hooks."""
-    import sys
-
     backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", None)
     return backends is not None and any(backend is not None for backend in backends.values())
 
@@ -265,7 +263,8 @@ def own_part(tensor: torch.Tensor) -> torch.Tensor:
     if type(tensor) in _PLAIN:
         return tensor
     sharded = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
-    return tensor._local_tensor if sharded is not None and issubclass(type(tensor), sharded) else tensor  # type: ignore[no-any-return]
+    is_sharded = sharded is not None and issubclass(type(tensor), sharded)
+    return cast(Any, tensor)._local_tensor if is_sharded else tensor
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
@@ -409,8 +408,6 @@ def _slot_data(slot: Any) -> Any:
 
 def parametrization_cache() -> list[torch.Tensor]:
     """The tensors that an open `torch.nn.utils.parametrize.cached()` keeps."""
-    import sys
-
     module = sys.modules.get("torch.nn.utils.parametrize")
     kept = getattr(module, "_cache", None)
     return [value for value in list(kept.values()) if isinstance(value, torch.Tensor)] if isinstance(kept, dict) else []

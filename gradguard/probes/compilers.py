@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from gradguard.probes.hub import local
+from gradguard.shield import Compiler
 from gradguard.torch_internals import eval_frame, never_compile, register_builtin
 
 _state: dict[str, Any] = {"original": None, "wrapper": None, "known": None}
@@ -46,6 +47,7 @@ def install() -> None:
 
     never_compile(set_eval_frame.__code__)
     _state.update(original=original, wrapper=set_eval_frame)
+    Compiler.running, Compiler.swap = (lambda: local.compiled), swap_callback
     _exchange(original, set_eval_frame)
 
 

@@ -106,7 +106,9 @@ def _twice(model: nn.Module, x: torch.Tensor) -> None:
 
 
 def _same(one: list[Any], other: list[Any]) -> bool:
-    return len(one) == len(other) and all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(one, other, strict=True))
+    return len(one) == len(other) and all(
+        torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in zip(one, other, strict=True)
+    )
 
 
 def _guarded(level: str) -> tuple[Any, int]:

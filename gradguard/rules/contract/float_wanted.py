@@ -14,8 +14,9 @@ from gradguard.evidence.syntax import range_of
 from gradguard.fixes.edits import replaced
 from gradguard.rules.contract.dataflow import Judge, Spot, trace
 from gradguard.rules.contract.dtypes import INTEGERS, dtype_maker, dtype_named, dtype_of, made_dtype, written_dtype
-from gradguard.rules.contract.scopes import UNKNOWN, Scope, frame_scopes
+from gradguard.rules.contract.scopes import Scope, frame_scopes
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import UNKNOWN
 
 ASSIGNED = re.compile(r"assign a gradient with dtype '([\w ]+)' to a tensor with grad_dtype '([\w ]+)'")
 _WHY = "A tensor and its gradient have the same dtype, and `.grad` is not converted when it is assigned."

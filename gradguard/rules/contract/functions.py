@@ -7,7 +7,7 @@ import gc
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -208,7 +208,7 @@ def element_spot(
     returned = Spot(view.backward, element, element.id if isinstance(element, ast.Name) else None)
     made = returned
     if isinstance(element, ast.Name) and (node := maker(element.id)) is not None:
-        made = Spot(view.backward, node, element.id)
+        made = Spot(view.backward, cast(ast.expr, node), element.id)
     elif isinstance(element, ast.Name):
         for statement in assignments_to(view.backward.tree, element.id)[::-1]:
             single = isinstance(statement, ast.Assign) and any(isinstance(t, ast.Name) and t.id == element.id for t in statement.targets)

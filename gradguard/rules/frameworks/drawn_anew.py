@@ -8,7 +8,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from types import BuiltinMethodType, FunctionType, MethodType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -70,7 +70,8 @@ def _bodies(function: Any) -> Iterator[tuple[Source, ast.AST, Lookup]]:
     if code is not None:
         tree, source = function_def(code), load(code.co_filename)
         if tree is not None and source is not None and USER_FILES[code.co_filename]:
-            yield source, tree, _lookup(plain.__globals__, _closed_over(plain), [function.__self__ if plain is not function else None])
+            bound = function.__self__ if plain is not function else None
+            yield source, tree, _lookup(plain.__globals__, _closed_over(cast(FunctionType, plain)), [bound])
     modules = modules_of(function)
     for kind in dict.fromkeys(base for module in modules for base in type(module).__mro__):
         found = None if kind.__module__.partition(".")[0] == "torch" or not issubclass(kind, nn.Module) else class_node(kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,8 +99,6 @@ def tensor_of(node: ast.AST, scope: Scope) -> Any:
 
 
 def _grad(tensor: torch.Tensor) -> torch.Tensor | None:
-    import warnings
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return tensor.grad

@@ -229,7 +229,7 @@ class Search:
             found = _stored(self.lookup.get(node.value.id), node.attr)
         else:
             return None
-        return float(found) if type(found) in (int, float) else None
+        return float(found) if isinstance(found, (int, float)) and type(found) is not bool else None
 
     def _inside(self, call: ast.Call, depth: int) -> ResolvedSite | None:
         """Into a function of the user's: what its `return` gives, if only one expression there is risky."""

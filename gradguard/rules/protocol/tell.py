@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import difflib
+import os
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -180,9 +182,6 @@ def inserted_before(place: ResolvedSite | None, text: str) -> str | None:
     """The diff that puts a statement before the one at a place; None where that cannot be done for certain."""
     if place is None or place.statement is None or place.source is None or place.source.filename.startswith("<"):
         return None
-    import difflib
-    import os
-
     source = place.source
     line = place.statement.lineno
     if not 0 < line <= len(source.lines):
