@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any, Protocol
 
 from gradguard.coasting import Coast
+from gradguard.shield import Shield
 
 
 class Listener(Protocol):
@@ -41,7 +41,7 @@ class Listener(Protocol):
     def wants_forwards(self) -> bool: ...
 
     guards: list[Any]
-    lookout: AbstractContextManager[Any]
+    lookout: Shield
 
     def mapped(self, frame: FrameType, given: Any, result: Any) -> None: ...
     def run_checkpoint(self, function: Any, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
