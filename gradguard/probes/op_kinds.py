@@ -204,8 +204,7 @@ class Kinds(dict[Any, int]):
 
     def __missing__(self, func: Any) -> int:
         if not _of_torch(func):
-            flags = classify(func)
-            return flags if flags in (SKIP, GRAD, SET_DATA) else flags | STRANGE
+            return classify(func) | STRANGE
         if len(self) > 10_000:
             self.clear()
         flags = self[func] = classify(func)
@@ -214,8 +213,8 @@ class Kinds(dict[Any, int]):
 
 def _of_torch(func: Any) -> bool:
     kind = type(func)
-    if kind is FunctionType:
-        return (func.__module__ or "").partition(".")[0] == "torch"
+    if kind is FunctionType:  # by where it was defined: a wrapper says of itself what it wraps
+        return str(func.__globals__.get("__name__")).partition(".")[0] == "torch"
     if kind is BuiltinFunctionType:  # a method of an object is one as well, and holds the object
         return func.__self__ is None or type(func.__self__) in (ModuleType, type)
     if kind is MethodWrapperType:  # `Tensor.grad.__get__`

@@ -62,6 +62,7 @@ from gradguard.probes.op_kinds import (
     asked_in_place,
 )
 from gradguard.probes.spread import PAIRING, Columns, note_spread, note_spread_loss
+from gradguard.probes.wrapped import asked_by
 from gradguard.safe_read import function_code, variables_of
 from gradguard.signals import internal_error
 from gradguard.torch_internals import (
@@ -112,13 +113,18 @@ class OpProbe(TorchFunctionMode):
         self._append = self.journal.ops.append
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if _is_compiling() or not self.live:
-            return func(*args, **(kwargs or _NO_KWARGS))
         try:
             kind = _KINDS[func]
+            if kind & STRANGE:
+                func = asked_by(func, sys._getframe(1))
+                kind = _KINDS[func]
+                if kind & ~STRANGE in (SKIP, GRAD, SET_DATA):
+                    kind &= ~STRANGE
         except internal_error() as fault:
             self.on_fault(fault)
             kind = SKIP
+        if _is_compiling() or not self.live:
+            return func(*args, **(kwargs or _NO_KWARGS))
         if kind == SKIP:
             return func(*args, **kwargs) if kwargs else func(*args)
         if kind == GRAD:
