@@ -26,6 +26,8 @@ def asked_by(func: Any, frame: FrameType | None) -> Any:
         func: what the mode is to call.
         frame: of what has called the mode.
     """
+    if str(getattr(type(func), "__module__", "")).partition(".")[0] == "torch":  # an operator as an object, a scripted function
+        return func
     while frame is not None and (frame.f_code in _HANDING or str(frame.f_globals.get("__name__")).partition(".")[0] == _HERE):
         frame = frame.f_back
     if frame is None or str(frame.f_globals.get("__name__")).partition(".")[0] != "torch":
