@@ -259,12 +259,18 @@ def own_part(tensor: torch.Tensor) -> torch.Tensor:
     """What this rank holds of a DTensor; any other tensor itself.
 
     Values are read from this part only: operations on a DTensor may communicate, and no other rank takes part in them.
+
+    Raises:
+        ValueError: a tensor with a `__torch_dispatch__` of its own, which would see the operations that read it.
     """
     if type(tensor) in _PLAIN:
         return tensor
     sharded = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
-    is_sharded = sharded is not None and issubclass(type(tensor), sharded)
-    return cast(Any, tensor)._local_tensor if is_sharded else tensor
+    if sharded is not None and issubclass(type(tensor), sharded):
+        return own_part(cast(Any, tensor)._local_tensor)
+    if has_own_dispatch(tensor):
+        raise ValueError("the values of this tensor are not to be had without its own code")
+    return tensor
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
