@@ -200,7 +200,8 @@ class YamlFile(SettingsFile):
             if not message and nodes > _MOST_NODES:
                 message = f"amounts to more than {_MOST_NODES} keys and values with its aliases written out"
             if message:
-                return Problem(self._mark(shown(path), event.start_mark.line, event.start_mark.column), message)
+                mark = event.start_mark
+                return Problem(Place(shown(path)) if mark is None else self._mark(shown(path), mark.line, mark.column), message)
         return None
 
     def locate(self, keys: KeyPath, *, at_key: bool) -> Place:
