@@ -201,7 +201,7 @@ class YamlFile(SettingsFile):
                 message = f"amounts to more than {_MOST_NODES} keys and values with its aliases written out"
             if message:
                 mark = event.start_mark
-                return Problem(self._mark(shown(path), *((0, 0) if mark is None else (mark.line, mark.column))), message)
+                return Problem(Place(shown(path)) if mark is None else self._mark(shown(path), mark.line, mark.column), message)
         return None
 
     def locate(self, keys: KeyPath, *, at_key: bool) -> Place:

@@ -185,7 +185,7 @@ class _Drawn:
 def _is_ignored(text: str, line: int, module: str) -> bool:
     """Whether the program's filters drop a finding together with other warnings; one that names gradguard's means it."""
     for action, message, category, pattern, number in list(warnings.filters):
-        asked: tuple[tuple[Any, str], ...] = ((message, text), (pattern, module))
+        asked: tuple[tuple[Any, str], ...] = ((message, text), (pattern, module))  # patterns, or in Python's own filters names
         fits = all(each is None or (each == value if isinstance(each, str) else each.match(value)) for each, value in asked)
         if fits and issubclass(GradGuardWarning, category) and number in (0, line):
             return action == "ignore" and message is None and category is not GradGuardWarning

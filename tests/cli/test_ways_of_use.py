@@ -43,6 +43,11 @@ WAYS = {
 ESCAPES = "def train():\n    torch.zeros(2, requires_grad=True).add_(1)\nwith gradguard(**S):\n    train()\n"
 
 
+@pytest.fixture(autouse=True)
+def pythons_own_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)  # torch.distributed, in another test, has put its own there
+
+
 def error_of(tmp_path: Path, source: str, **settings: Any) -> GradGuardError:
     path = tmp_path / "train.py"
     path.write_text(HEAD + source)
@@ -107,6 +112,18 @@ def test_the_programs_own_hook_is_left_alone(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(sys, "excepthook", hook)
     error_of(tmp_path, WAYS["with around the loop"])
     assert sys.excepthook is hook and not seen
+
+
+def test_under_torch_distributed_each_line_has_its_rank_and_nothing_stands_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = "def _distributed_excepthook(*args):\n    print('[rank0]:', end=' ', file=sys.stderr)\n    sys.__excepthook__(*args)\n"
+    names: dict[str, Any] = {"sys": sys, "__name__": "torch.distributed.distributed_c10d"}
+    exec(source, names)
+    monkeypatch.setattr(sys, "excepthook", names["_distributed_excepthook"])
+    text = shown(error_of(tmp_path, WAYS["with around the loop"]), capsys)
+    assert text.startswith("[rank0]: Traceback") and text.count("modified by an inplace operation") == 1
+    assert sys.excepthook is names["_distributed_excepthook"]
 
 
 def test_the_hook_goes_when_the_error_was_caught(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
