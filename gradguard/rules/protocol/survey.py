@@ -12,6 +12,7 @@ from gradguard.callsite import CallSite, user_frame
 from gradguard.facts import BackwardFact
 from gradguard.rules.protocol.rebound import Unheld
 from gradguard.rules.protocol.suspicion import Suspicion, few_values, version_of
+from gradguard.safe_read import variables_of
 from gradguard.shield import barred
 from gradguard.tensor_refs import TensorRef
 
@@ -69,7 +70,7 @@ def making(module: torch.nn.Module, name: str, frame: FrameType | None) -> Makin
     caller = user_frame(frame)
     built = False
     while frame is not None and frame.f_code is not _CALL:
-        if frame.f_code.co_name == "__init__" and isinstance(frame.f_locals.get("self"), torch.nn.Module):
+        if frame.f_code.co_name == "__init__" and isinstance(variables_of(frame).get("self"), torch.nn.Module):
             caller, built = user_frame(frame.f_back), True
         frame = frame.f_back
     if frame is None or caller is None:
