@@ -7,6 +7,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.graph import GradientEdge
 
 from gradguard import step_protocol
 from gradguard.callsite import user_stack
@@ -15,6 +16,7 @@ from gradguard.evidence.graph import nodes_from, root_nodes
 from gradguard.facts import BackwardFact, Cut
 from gradguard.probes.backward_nodes import NodeWatch
 from gradguard.probes.ops import OpProbe
+from gradguard.safe_read import elements, is_quiet
 from gradguard.torch_internals import node_sequence, others_watch, quiet, sequence_number
 
 if TYPE_CHECKING:
@@ -171,9 +173,9 @@ def tensors_of(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, nam
     value = args[position] if len(args) > position else next((kwargs[name] for name in names if name in kwargs), None)
     if value is None:
         return ()
-    if isinstance(value, torch.Tensor) or hasattr(value, "node"):
+    if is_quiet(value) and isinstance(value, (torch.Tensor, GradientEdge)):
         return (value,)
     if isinstance(value, dict):
-        return tuple(value.values())
+        return tuple(elements(value))
     # an iterator is PyTorch's to read: read here, it would be empty there, and no gradient would be computed
-    return tuple(value) if isinstance(value, (list, tuple)) else ()
+    return tuple(elements(value)) if is_quiet(value) and isinstance(value, (list, tuple)) else ()

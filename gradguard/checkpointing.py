@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Iterator
-from types import FrameType
+from types import FrameType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from gradguard import step_protocol
 from gradguard.rules.protocol.books import Suspicion
-from gradguard.safe_read import named_modules, named_parameters
+from gradguard.safe_read import named_modules, named_parameters, pairs, unless_loud
 from gradguard.torch_internals import quiet, storage_key, version_of
 
 if TYPE_CHECKING:
@@ -97,18 +97,19 @@ def _reads(function: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
         return
     if isinstance(function, functools.partial):
         for value in function.args:
-            yield "argument", value
-        yield from function.keywords.items()
-        yield from _reads(function.func, depth + 1)
+            yield "argument", unless_loud(value)
+        yield from pairs(function.keywords)
+        yield from _reads(unless_loud(function.func), depth + 1)
         return
-    owner = getattr(function, "__self__", None)
-    if isinstance(owner, nn.Module):
-        yield "self", owner
-    plain = getattr(function, "__func__", function)
-    code, cells = getattr(plain, "__code__", None), getattr(plain, "__closure__", None)
-    for name, cell in zip(code.co_freevars, cells, strict=False) if code is not None and cells else ():
+    if isinstance(function, MethodType):
+        owner, function = unless_loud(function.__self__), unless_loud(function.__func__)
+        if isinstance(owner, nn.Module):
+            yield "self", owner
+    if not isinstance(function, FunctionType):
+        return
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
         try:
-            value = cell.cell_contents
+            value = unless_loud(cell.cell_contents)
         except ValueError:
             continue
         yield name, value

@@ -27,6 +27,7 @@ from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.registry import rules_for
 from gradguard.run import Run
+from gradguard.safe_read import UNKNOWN, attributes, in_class
 from gradguard.session import Session, current_session
 from gradguard.settings import Settings, settings_for
 from gradguard.summary import RunSummary, summary_of
@@ -145,7 +146,7 @@ class Guard:
                 self.optimizers.append(item)
             elif isinstance(item, (list, tuple)):
                 self.watch(*item)
-            elif not (hasattr(item, "step") or hasattr(item, "unscale_")):
+            elif not any(in_class(type(item), name) is not UNKNOWN for name in ("step", "unscale_", "__getattr__")):
                 raise TypeError(f"gradguard() takes models and optimizers, not {type(item).__name__}")
         return self
 
@@ -246,7 +247,7 @@ class Guard:
         """
         __tracebackhide__ = True
         error = incident.error
-        if error is None or getattr(error, "__gradguard_seen__", False):
+        if error is None or attributes(error).get("__gradguard_seen__", False):
             return
         run = self.run
         run.depth.incident()

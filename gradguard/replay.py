@@ -18,6 +18,10 @@ import torch
 import torch.distributed
 from torch import nn
 
+from gradguard.safe_read import attributes, is_quiet
+
+_KINDS = (torch.Tensor, nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+
 
 def can_run_again(error: BaseException) -> bool:
     """Whether a second run may tell more: an error of PyTorch's or Python's own, in a run whose ranks do not wait for each other.
@@ -37,6 +41,8 @@ def _alive() -> tuple[list[torch.optim.Optimizer], list[nn.Module], list[torch.T
     optimizers, modules, leaves, schedulers = [], [], [], []
     for item in gc.get_objects():
         kind = type(item)  # not isinstance(), which asks proxies for their `__class__`
+        if not issubclass(kind, _KINDS) or not is_quiet(item):
+            continue
         if issubclass(kind, torch.Tensor):
             if _is_leaf(item):
                 leaves.append(item)
@@ -45,7 +51,7 @@ def _alive() -> tuple[list[torch.optim.Optimizer], list[nn.Module], list[torch.T
                 modules.append(item)
         elif issubclass(kind, torch.optim.Optimizer):
             # frameworks wrap optimizers in optimizers; the innermost is the one that updates
-            if not any(isinstance(value, torch.optim.Optimizer) for value in vars(item).values()):
+            if not any(isinstance(value, torch.optim.Optimizer) for value in attributes(item).values()):
                 optimizers.append(item)
         elif issubclass(kind, torch.optim.lr_scheduler.LRScheduler):
             schedulers.append(item)

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from gradguard.callsite import CallSite, user_frame
-from gradguard.safe_read import named_modules, named_parameters, parameters_in
+from gradguard.safe_read import named_modules, named_parameters
 
 Replace = Callable[[Any, str, Callable[[Any], Any]], None]
 _SAMPLED = 12  # parameters of one replica in a fingerprint
@@ -75,7 +75,7 @@ def described(ddp: Any) -> Replica:
 def describe(ddp: Any, site: CallSite | None) -> Replica:
     """A replica as it is now."""
     found = Replica(site)
-    for name, parameter in parameters_in(ddp):
+    for name, parameter in parameters(ddp):
         if parameter.requires_grad:
             found.names.append(name)
             found.dtypes.append((parameter.dtype, parameter.device))
@@ -169,7 +169,7 @@ class Exchange:
         ddp = None if self.ddp is None else self.ddp()
         if ddp is None:
             stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
-            ddp = next((d for d in list(known) if any(id(p) in stepped for _, p in parameters_in(d))), None)
+            ddp = next((d for d in list(known) if any(id(p) in stepped for _, p in parameters(d))), None)
             self.ddp = None if ddp is None else weakref.ref(ddp)
         # a communication hook may be meant to let ranks differ for a while, such as PostLocalSGD's
         return None if ddp is None or getattr(ddp, "_comm_hooks", None) else ddp
@@ -216,7 +216,7 @@ def _store() -> Any:
 
 
 def _sample(ddp: Any) -> list[tuple[str, torch.Tensor]]:
-    found = [(name, parameter) for name, parameter in parameters_in(ddp) if parameter.requires_grad]
+    found = [(name, parameter) for name, parameter in parameters(ddp) if parameter.requires_grad]
     stride = max(1, -(-len(found) // _SAMPLED))
     return found[::stride]
 

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, TypeVar
 from gradguard.diagnosis import Diagnosis
 from gradguard.errors import GradGuardError, error_type
 from gradguard.random_state import RandomState
+from gradguard.reach import Reach, UnrestorableError, silence
 from gradguard.replay import can_run_again, nothing_stays
+from gradguard.safe_read import message_of
 from gradguard.session import Session, current_session
 
 if TYPE_CHECKING:
@@ -56,21 +58,27 @@ def _again(
     if not can_run_again(first):
         _raise_held(guard, first, held, None)
         return
+    try:
+        reach = Reach(run)
+    except UnrestorableError as reason:
+        _raise_held(guard, first, held, f"the step failed untraced; it was not run again to find more: {reason}")
+        return
     after = RandomState()
     before.restore()
     session.trace(True)
     guard.aside = "the step failed untraced and was run again, traced, to find the place; nothing of that run stayed"
     try:
-        with nothing_stays():
+        with silence(), nothing_stays():
             run()
     except GradGuardError as found:
         raise found from first
     except Exception as other:
-        note = f"run again, traced, the step failed otherwise ({type(other).__name__})" if str(other) != str(first) else None
+        note = f"run again, traced, the step failed otherwise ({type(other).__name__})" if message_of(other) != message_of(first) else None
     else:
         note = "run again from the same random state, traced, the step did not fail: it depends on something that the first run changed"
     finally:
         guard.aside = None
+        reach.put_back()
         after.restore()
     _raise_held(guard, first, held, note)
 

@@ -12,6 +12,7 @@ type, `isinstance()` and `vars()` may be asked.
 from __future__ import annotations
 
 import ctypes
+import dis
 import sys
 import weakref
 from collections import deque
@@ -52,6 +53,7 @@ _mro = type.__dict__["__mro__"].__get__  # not `kind.__mro__`: a metaclass may h
 _names = type.__dict__["__dict__"].__get__
 _CLASS = object.__dict__["__class__"]
 _PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
+_SHORT = 80  # bytes of the code of a property that gives back something stored
 _STORES = ("_parameters", "_buffers", "_modules")
 _PYTHON: tuple[int, ...] = sys.version_info[:2]
 _OPTIMIZED = 0x1  # of a code object's flags: its variables are in the frame, not in a dictionary
@@ -72,7 +74,7 @@ def _answers_itself(kind: type) -> bool:
         in_class(kind, "__class__") is _CLASS
         and isinstance(in_class(kind, "__getattribute__"), WrapperDescriptorType)
         and (in_class(kind, "__dict__") is UNKNOWN or isinstance(in_class(kind, "__dict__"), (GetSetDescriptorType, MemberDescriptorType)))
-        and kind not in _PROXIES
+        and all(kind is not each for each in _PROXIES)
     )
 
 
@@ -87,7 +89,7 @@ def is_quiet(value: Any) -> bool:
     return kind is type or (_answers_itself(kind) and (type(kind) is type or _is_plain(type(kind))))
 
 
-def quiet(value: Any) -> Any:
+def unless_loud(value: Any) -> Any:
     """The object, or UNKNOWN where merely looking at it may run something."""
     return value if is_quiet(value) else UNKNOWN
 
@@ -106,7 +108,7 @@ def own_dict(value: Any) -> dict[str, Any] | None:
 
 def namespace(names: Any) -> dict[str, Any]:
     """A copy of a dictionary of names."""
-    return {key: quiet(value) for key, value in dict.items(names) if type(key) is str} if isinstance(names, dict) else {}
+    return {key: unless_loud(value) for key, value in dict.items(names) if type(key) is str} if isinstance(names, dict) else {}
 
 
 def attributes(value: Any) -> dict[str, Any]:
@@ -116,7 +118,7 @@ def attributes(value: Any) -> dict[str, Any]:
 
 def class_attributes(kind: type) -> dict[str, Any]:
     """What stands in the body of a class, copied; functions, properties and other descriptors as they are."""
-    return {key: quiet(value) for key, value in _names(kind).items() if type(key) is str} if is_quiet(kind) else {}
+    return {key: unless_loud(value) for key, value in _names(kind).items() if type(key) is str} if is_quiet(kind) else {}
 
 
 def code_of_member(member: Any) -> CodeType | None:
@@ -132,9 +134,9 @@ def code_of_member(member: Any) -> CodeType | None:
 
 def function_code(function: Any) -> CodeType | None:
     """The code of a function or method; None for other callables."""
-    function = quiet(function)
+    function = unless_loud(function)
     if isinstance(function, MethodType):
-        function = quiet(function.__func__)
+        function = unless_loud(function.__func__)
     return function.__code__ if isinstance(function, FunctionType) else None
 
 
@@ -149,7 +151,7 @@ def unwrapped(function: Any) -> Any:
     seen: set[int] = set()
     while isinstance(function, FunctionType) and id(function) not in seen and "__wrapped__" in function.__dict__:
         seen.add(id(function))
-        function = quiet(function.__dict__["__wrapped__"])
+        function = unless_loud(function.__dict__["__wrapped__"])
     return function
 
 
@@ -171,7 +173,7 @@ def _plain_get(held: Any, name: str) -> Any:
         return UNKNOWN
     try:
         if all(type(key) is str for key in dict.keys(held)):
-            return quiet(dict.get(held, name, UNKNOWN))
+            return unless_loud(dict.get(held, name, UNKNOWN))
         return namespace(held).get(name, UNKNOWN)  # a key of another type may have its own `__eq__`, which a look-up would ask
     except RuntimeError:  # another thread adds to it
         return UNKNOWN
@@ -180,17 +182,18 @@ def _plain_get(held: Any, name: str) -> Any:
 def peek(value: Any, name: str, default: Any = UNKNOWN) -> Any:
     """An object's attribute, where it is stored as a value: in its dictionary, a slot, a module's stores, or its class.
 
-    A function of the class comes as a bound method. What a property or another descriptor would compute is `default`.
+    A function of the class comes as a bound method. What a property or another descriptor would compute is `default`; a property that
+    only gives back what is stored elsewhere is followed there.
     """
     if not is_quiet(value):
         return default
     if isinstance(value, type):
         found = in_class(value, name)
         if isinstance(found, staticmethod):
-            return quiet(found.__func__)
+            return unless_loud(found.__func__)
         if isinstance(found, classmethod):
             return MethodType(found.__func__, value)
-        return default if found is UNKNOWN or _computes(found) else quiet(found)
+        return default if found is UNKNOWN or _computes(found) else unless_loud(found)
     if isinstance(value, ModuleType):
         found = _own(value, name)
         return default if found is UNKNOWN else found
@@ -198,9 +201,12 @@ def peek(value: Any, name: str, default: Any = UNKNOWN) -> Any:
     stands = in_class(kind, name)
     if isinstance(stands, MemberDescriptorType):
         try:
-            return quiet(stands.__get__(value, kind))
+            return unless_loud(stands.__get__(value, kind))
         except AttributeError:
             return default
+    if type(stands) is property:
+        found = _given_back(stands.fget, value)
+        return default if found is UNKNOWN else found
     if stands is not UNKNOWN and in_class(type(stands), "__set__") is not UNKNOWN:  # it goes before the object's own dictionary
         return default
     found = _own(value, name)
@@ -209,14 +215,37 @@ def peek(value: Any, name: str, default: Any = UNKNOWN) -> Any:
     if isinstance(value, tuple):
         fields = in_class(kind, "_fields")
         if type(fields) is tuple and name in fields:
-            return quiet(tuple.__getitem__(value, fields.index(name))) if tuple.__len__(value) == len(fields) else default
+            return unless_loud(tuple.__getitem__(value, fields.index(name))) if tuple.__len__(value) == len(fields) else default
     if isinstance(stands, staticmethod):
-        return quiet(stands.__func__)
+        return unless_loud(stands.__func__)
     if isinstance(stands, classmethod):
         return MethodType(stands.__func__, kind)
     if isinstance(stands, FunctionType):
         return MethodType(stands, value)
-    return default if stands is UNKNOWN or _computes(stands) else quiet(stands)
+    computed = stands is UNKNOWN or isinstance(stands, MethodDescriptorType) or _computes(stands)
+    return default if computed else unless_loud(stands)
+
+
+def _given_back(getter: Any, value: Any) -> Any:
+    """What a property gives whose code does nothing but `return self.a.b`, or returns a constant: read, not run."""
+    code = function_code(getter)
+    if code is None or code.co_argcount != 1 or len(code.co_code) > _SHORT:
+        return UNKNOWN
+    start, *steps = [each for each in dis.get_instructions(code) if each.opname not in ("RESUME", "NOP")]
+    if start.opname == "RETURN_CONST":
+        return start.argval if not steps else UNKNOWN
+    if not steps or steps.pop().opname != "RETURN_VALUE":
+        return UNKNOWN
+    if start.opname in ("LOAD_CONST", "LOAD_SMALL_INT"):
+        return start.argval if not steps else UNKNOWN
+    if not start.opname.startswith("LOAD_FAST") or start.argval != code.co_varnames[0]:
+        return UNKNOWN
+    if not steps or any(each.opname != "LOAD_ATTR" for each in steps) or code.co_name in (each.argval for each in steps):
+        return UNKNOWN
+    try:
+        return follow(value, ".".join(each.argval for each in steps))
+    except RecursionError:  # properties that give back each other
+        return UNKNOWN
 
 
 def _computes(found: Any) -> bool:
@@ -240,7 +269,7 @@ def elements(value: Any, most: int | None = None) -> list[Any]:
         None,
     )
     try:
-        return [] if iterate is None else [quiet(item) for item in islice(iterate(value), most)]
+        return [] if iterate is None else [unless_loud(item) for item in islice(iterate(value), most)]
     except RuntimeError:  # another thread changes it
         return []
 
@@ -260,7 +289,7 @@ def pairs(value: Any, most: int | None = None) -> list[tuple[Any, Any]]:
     if not is_quiet(value) or not isinstance(value, dict):
         return []
     try:
-        return [(quiet(key), quiet(item)) for key, item in islice(dict.items(value), most)]
+        return [(unless_loud(key), unless_loud(item)) for key, item in islice(dict.items(value), most)]
     except RuntimeError:
         return []
 
@@ -276,9 +305,9 @@ def item_of(value: Any, key: Any) -> Any:
     try:
         if type(key) is int or (type(key) is slice and all(type(end) in (int, type(None)) for end in (key.start, key.stop, key.step))):
             if isinstance(value, list):
-                return quiet(list.__getitem__(value, key))
+                return unless_loud(list.__getitem__(value, key))
             if isinstance(value, tuple):
-                return quiet(tuple.__getitem__(value, key))
+                return unless_loud(tuple.__getitem__(value, key))
     except (IndexError, ValueError):
         return UNKNOWN
     if type(key) in (str, int, float, bool, bytes, type(None)):
@@ -372,7 +401,7 @@ def variables_of(frame: FrameType) -> dict[str, Any]:
     """
     if _PYTHON >= (3, 13):
         held: Any = frame.f_locals
-        return {key: quiet(value) for key, value in held.items()} if frame.f_code.co_flags & _OPTIMIZED else namespace(held)
+        return {key: unless_loud(value) for key, value in held.items()} if frame.f_code.co_flags & _OPTIMIZED else namespace(held)
     if not frame.f_code.co_flags & _OPTIMIZED:  # a file or the body of a class: its namespace itself
         return namespace(frame.f_locals)
     slot = _slot(frame)

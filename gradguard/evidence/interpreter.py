@@ -29,8 +29,8 @@ from gradguard.safe_read import (
     pairs,
     parameters_in,
     peek,
-    quiet,
     store_of,
+    unless_loud,
 )
 
 STEPS = 50_000  # nodes of the text, items of what is gone through
@@ -122,7 +122,7 @@ class Interpreter:
             self._count()
             if count >= _SIZE:
                 raise UnknownError
-            yield quiet(item)
+            yield unless_loud(item)
 
     def assign(self, target: ast.expr, value: Any) -> None:
         """Gives the names of a target their values."""
@@ -130,7 +130,7 @@ class Interpreter:
             self.names[target.id] = value
         elif isinstance(target, (ast.Tuple, ast.List)) and type(value) in (tuple, list) and len(value) == len(target.elts):
             for part, item in zip(target.elts, value, strict=True):
-                self.assign(part, quiet(item))
+                self.assign(part, unless_loud(item))
         else:
             raise UnknownError
 
@@ -347,7 +347,8 @@ def _is_torchs(value: Any, method: str) -> bool:
 
 def _iterated(value: Any) -> Iterable[Any]:
     if type(value) in (*_DISPLAYS, str, range, type({}.items())):
-        return iter(value)
+        found: Iterable[Any] = value
+        return found
     if isinstance(value, _HOLDERS) and _is_torchs(value, "__iter__"):
         held = store_of(value, "_modules")
         return list(held) if isinstance(value, nn.ModuleDict) else list(held.values())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from torch import nn
@@ -18,7 +18,7 @@ from gradguard.evidence.frames import FrameView
 from gradguard.evidence.graph import leaves
 from gradguard.evidence.names import Names
 from gradguard.evidence.syntax import Source, load
-from gradguard.safe_read import modules_in
+from gradguard.safe_read import attributes, class_attributes, code_of_member, modules_in
 
 
 def roots_taking_part(names: Names, nodes: Iterable[Any]) -> list[nn.Module]:
@@ -51,11 +51,11 @@ def files_of(frames: Iterable[FrameView], roots: Iterable[nn.Module]) -> list[st
 
 def file_of_class(kind: type) -> str | None:
     """The file a class was written in: that of its methods' code (a notebook cell or exec'd code has no module file)."""
-    for value in vars(kind).values():
-        code = getattr(getattr(value, "__func__", value), "__code__", None)
-        if isinstance(code, CodeType) and str(getattr(code, "co_qualname", kind.__qualname__)).startswith(kind.__qualname__):
+    for value in class_attributes(kind).values():
+        code = code_of_member(value)
+        if code is not None and str(getattr(code, "co_qualname", kind.__qualname__)).startswith(kind.__qualname__):
             return code.co_filename
-    return getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return attributes(sys.modules.get(kind.__module__)).get("__file__")
 
 
 # Modules that are not the user's, by name: thousands in a large process, which are asked for once.

@@ -22,6 +22,7 @@ from gradguard.probes.arguments import call_name, is_flat, is_one_of, numbers_in
 from gradguard.probes.contents import Contents
 from gradguard.probes.distributions import is_scoring, sampled_distribution
 from gradguard.probes.op_kinds import ADDEND, ALIKE, DETACH, FRESH, GATHER, REWRAP, REWRAPS, WRITE
+from gradguard.safe_read import peek
 from gradguard.torch_internals import is_a_loss, leaves_behind, numpy_reachable, only_leaf, sequence_number, storage_key
 
 _grad_enabled = torch.is_grad_enabled
@@ -81,7 +82,7 @@ class LostPaths:
             cause = _cut_kind(kind, live)
             mode = journal.modes[-1] if cause in ("no_grad", "inference") and journal.modes else None
             drawn_from = sampled_distribution(sys._getframe(1)) if cause in ("no_grad", "nondiff") else None
-            if cause == "no_grad" and getattr(drawn_from, "has_rsample", False):
+            if cause == "no_grad" and peek(drawn_from, "has_rsample", False) is True:
                 cause = "sample"
             outer = user_frame(frame.f_back) if frame is not None else None
             cut = Cut(

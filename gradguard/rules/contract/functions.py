@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -126,10 +126,16 @@ def find_function(incident: Incident, name: str) -> FunctionView | None:
     if not found:
         known = [cls for cls in user_functions() if cls.__name__ == name]
         visible = [
-            cls for cls in known if any(cls in view.globals.values() or cls in _values(view.locals) for view in incident.user_frames)
+            cls
+            for cls in known
+            if any(_named(cls, view.globals.values()) or _named(cls, _values(view.locals)) for view in incident.user_frames)
         ]
         found = visible or known
     return view_of(found[-1]) if found else None
+
+
+def _named(cls: type, values: Iterable[Any]) -> bool:
+    return any(value is cls for value in values)
 
 
 def _values(names: dict[str, Any]) -> list[Any]:

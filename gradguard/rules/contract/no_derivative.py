@@ -76,7 +76,7 @@ def _once(incident: Incident) -> Diagnosis | None:
     candidates = [cls for cls in (*classes_in_graph(incident), *user_functions()) if is_once_differentiable(cls)]
     traced = [cls for cls in candidates if cls in used]
     chosen = list(dict.fromkeys(traced or candidates))
-    visible = [cls for cls in chosen if any(cls in view.globals.values() for view in incident.user_frames)]
+    visible = [cls for cls in chosen if any(value is cls for view in incident.user_frames for value in view.globals.values())]
     chosen = visible or chosen
     related = _grad_spans(incident)
     if not chosen:

@@ -10,15 +10,16 @@ import torch
 from torch import nn
 
 from gradguard.rules.contract.dataflow import Spot
-from gradguard.safe_read import attributes, own_dict, pairs
+from gradguard.safe_read import attributes, elements, own_dict, pairs
 
 
 def children_of(item: Any) -> list[tuple[Any, str, str | None]]:
     """(child, how it is written after the parent, the attribute's name where it is one)."""
     if isinstance(item, dict):
-        return [(value, f"[{key!r}]", None) for key, value in list(item.items())[:10_000]]
+        named = ((key if type(key) in (str, int, bool, type(None)) else ..., value) for key, value in pairs(item, 10_000))
+        return [(value, f"[{key!r}]", None) for key, value in named]
     if isinstance(item, (list, tuple, set, frozenset, deque)):
-        return [(value, f"[{i}]", None) for i, value in enumerate(list(item)[:10_000])]
+        return [(value, f"[{i}]", None) for i, value in enumerate(elements(item, 10_000))]
     held = attributes(item)
     found: list[tuple[Any, str, str | None]] = []
     if isinstance(item, nn.Module):

@@ -22,7 +22,7 @@ from gradguard.evidence.frames import FrameView
 from gradguard.evidence.locate import scope_of
 from gradguard.evidence.source import assignments_to, resolve
 from gradguard.evidence.syntax import FUNCTIONS, Source, load
-from gradguard.safe_read import UNKNOWN, attributes, class_attributes, in_class, item_of, namespace, peek, quiet
+from gradguard.safe_read import UNKNOWN, attributes, class_attributes, in_class, item_of, namespace, peek, unless_loud
 
 
 @dataclass(eq=False)
@@ -112,9 +112,9 @@ def code_of(value: Any) -> tuple[CodeType | None, Any, Mapping[str, Any]]:
     bound: Any = UNKNOWN
     for _ in range(8):
         if isinstance(value, functools.partial):
-            value = quiet(value.func)
+            value = unless_loud(value.func)
         elif isinstance(value, MethodType):
-            bound, value = quiet(value.__self__), quiet(value.__func__)
+            bound, value = unless_loud(value.__self__), unless_loud(value.__func__)
         elif isinstance(value, FunctionType):
             if USER_FILES[value.__code__.co_filename]:
                 return value.__code__, bound, namespace(value.__globals__)

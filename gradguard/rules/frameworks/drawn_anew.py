@@ -18,7 +18,7 @@ from gradguard.evidence.syntax import FUNCTIONS, Source, load
 from gradguard.rules.gradient_path.places import site_at
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol.places import class_node
-from gradguard.safe_read import function_code, modules_in, quiet
+from gradguard.safe_read import function_code, modules_in, unless_loud
 from gradguard.torch_internals import checkpointed_function
 
 _DRAWS = (
@@ -67,14 +67,14 @@ def _bodies(function: Any) -> Iterator[tuple[Source, ast.AST]]:
 def modules_of(function: Any) -> list[nn.Module]:
     """The modules that a function is, belongs to or closes over, with all their parts."""
     while isinstance(function, functools.partial):
-        function = quiet(function.func)
+        function = unless_loud(function.func)
     owners = [function]
     if isinstance(function, MethodType):
-        owners, function = [quiet(function.__self__)], quiet(function.__func__)
+        owners, function = [unless_loud(function.__self__)], unless_loud(function.__func__)
     if isinstance(function, FunctionType):
         for cell in function.__closure__ or ():
             try:
-                owners.append(quiet(cell.cell_contents))
+                owners.append(unless_loud(cell.cell_contents))
             except ValueError:
                 continue
     return [module for owner in owners if isinstance(owner, nn.Module) for module in modules_in(owner)]

@@ -183,7 +183,7 @@ def _flag(kind: type) -> SourceSpan | None:
 
 def automatic(module: Any) -> bool:
     """Whether a LightningModule is under automatic optimization."""
-    return peek(module, "_automatic_optimization", True) is not False
+    return peek(module, "automatic_optimization", True) is not False
 
 
 def toggled_off(incident: Incident, parameters: list[torch.Tensor]) -> ResolvedSite | None:

@@ -19,7 +19,7 @@ from gradguard.evidence.bindings import assignments_to, flatten, targets_of
 from gradguard.evidence.frames import FrameView
 from gradguard.evidence.source import function_def
 from gradguard.evidence.syntax import FUNCTIONS, Function, Source, load
-from gradguard.safe_read import UNKNOWN, item_of, namespace, peek, quiet, store_of
+from gradguard.safe_read import UNKNOWN, item_of, namespace, peek, store_of, unless_loud
 
 _GROWS = {"append", "extend", "insert", "add", "update", "put", "appendleft", "copy_", "add_", "scatter_", "scatter_add_",
           "index_put_", "index_add_", "index_copy_", "masked_scatter_"}  # fmt: skip
@@ -102,9 +102,9 @@ def entry_of(callee: Any) -> Entry | None:
         callee = peek(callee, "forward")
     for _ in range(8):
         if isinstance(callee, MethodType):
-            bound, callee = quiet(callee.__self__), quiet(callee.__func__)
+            bound, callee = unless_loud(callee.__self__), unless_loud(callee.__func__)
         elif isinstance(callee, partial):
-            callee = quiet(callee.func)
+            callee = unless_loud(callee.func)
         elif isinstance(callee, FunctionType) and "__wrapped__" in callee.__dict__:
             callee = callee.__dict__["__wrapped__"]
         elif isinstance(callee, FunctionType) and "_torchdynamo_orig_callable" in callee.__dict__:

@@ -17,16 +17,16 @@ from gradguard.callsite import USER_FILES
 from gradguard.evidence.bindings import dotted, flatten
 from gradguard.evidence.frames import FrameView
 from gradguard.evidence.syntax import Source
-from gradguard.safe_read import attributes, elements, function_code, in_class, quiet
+from gradguard.safe_read import attributes, elements, function_code, in_class, unless_loud
 
 _MOST = 64
 
 
 def code_of(function: object) -> CodeType | None:
     """The code that something callable runs: of a function, a method, a `partial` of one, an object that can be called."""
-    function = quiet(function)
+    function = unless_loud(function)
     while isinstance(function, partial):
-        function = quiet(function.func)
+        function = unless_loud(function.func)
     if not isinstance(function, (FunctionType, MethodType)):
         function = in_class(type(function), "__call__")
     return function_code(function)

@@ -9,6 +9,7 @@ import torch
 
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.watching import Numbers
+from gradguard.safe_read import peek
 
 
 def scaler_in_use(memory: Numbers) -> bool:
@@ -18,7 +19,7 @@ def scaler_in_use(memory: Numbers) -> bool:
         known = next((obj for obj in gc.get_objects() if any(base.__name__ == "GradScaler" for base in type(obj).__mro__)), None)
         memory.scaler = None if known is None else weakref.ref(known)
     try:
-        return known is not None and bool(known.is_enabled()) and getattr(known, "_scale", None) is not None
+        return known is not None and bool(peek(known, "_enabled", False)) and peek(known, "_scale", None) is not None
     except Exception:
         return False
 

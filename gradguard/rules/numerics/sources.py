@@ -18,7 +18,7 @@ from gradguard.callsite import USER_FILES
 from gradguard.evidence.bindings import assignments_to, dotted, names_read
 from gradguard.evidence.source import ResolvedSite, at_line, function_def
 from gradguard.evidence.syntax import FUNCTIONS, Source, load
-from gradguard.safe_read import UNKNOWN, follow, function_code, in_class, quiet, unwrapped
+from gradguard.safe_read import UNKNOWN, follow, function_code, in_class, unless_loud, unwrapped
 
 _CALLS = frozenset(
     {
@@ -245,7 +245,7 @@ def _code_of(obj: Any) -> Any:
     if isinstance(obj, type):
         return None
     if isinstance(obj, MethodType):
-        obj = quiet(obj.__func__)
+        obj = unless_loud(obj.__func__)
     if isinstance(obj, FunctionType):
         return function_code(unwrapped(obj))
     return function_code(in_class(type(obj), "forward" if isinstance(obj, torch.nn.Module) else "__call__"))
@@ -254,7 +254,7 @@ def _code_of(obj: Any) -> Any:
 def _owner_of(called: Any) -> Any:
     """What `self` is in a method, or in the `__call__` of an object."""
     if isinstance(called, MethodType):
-        return quiet(called.__self__)
+        return unless_loud(called.__self__)
     return None if isinstance(called, (FunctionType, type)) else called
 
 

@@ -14,7 +14,7 @@ from gradguard.rules.gradient_path.origins import Origin
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol.cut_off import CutOff
 from gradguard.rules.protocol.places import names_in
-from gradguard.safe_read import elements, function_code, modules_in, peek, quiet
+from gradguard.safe_read import elements, function_code, modules_in, peek, unless_loud
 
 
 def in_hook(incident: Incident, origin: Origin, cut: CutOff) -> CutOff | None:
@@ -69,7 +69,7 @@ def _holders(incident: Incident, filename: str, function: ast.FunctionDef | ast.
         for module in modules_in(root):
             for hook in elements(peek(module, "_forward_hooks")):
                 while isinstance(hook, functools.partial):
-                    hook = quiet(hook.func)
+                    hook = unless_loud(hook.func)
                 code = function_code(hook)
                 if code is not None and code.co_filename == filename and code.co_name == function.name and code.co_firstlineno in lines:
                     found.setdefault(id(module), incident.names.module_path(module))
