@@ -51,6 +51,7 @@ class _Unknown:
 UNKNOWN: Any = _Unknown()
 _mro = type.__dict__["__mro__"].__get__  # not `kind.__mro__`: a metaclass may have its own
 _names = type.__dict__["__dict__"].__get__
+name_of_class = type.__dict__["__name__"].__get__
 _CLASS = object.__dict__["__class__"]
 _PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 _SHORT = 80  # bytes of the code of a property that gives back something stored

@@ -230,3 +230,121 @@ def test_pythons_generator_is_restored_whatever_moved_it() -> None:
 def test_values_come_back() -> None:
     assert untraced().step(lambda a, *, b: (a, b), 1, b=2) == (1, 2)
     assert gradguard(level="off").step(lambda: 3) == 3
+
+
+def test_what_the_program_counts_and_draws_itself_is_put_back() -> None:
+    numpy = pytest.importorskip("numpy")
+
+    class Counter:
+        total = 0
+        __slots__ = ("own",)
+
+    def program(call: Any) -> list[Any]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1)
+        optimizer, scaler = torch.optim.SGD(model.parameters(), 1e-2), torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1)
+        generator, drawn, python = torch.Generator().manual_seed(3), numpy.random.default_rng(3), random.Random(3)
+        array, plain, seen = numpy.zeros(2), torch.zeros(2), {"losses": [0.0], "names": set()}
+        counter, calls = Counter(), 0
+        counter.own = 0
+        Counter.total = 0
+
+        def step() -> None:
+            nonlocal calls
+            calls += 1
+            Counter.total += 1
+            counter.own += 1
+            model.steps = getattr(model, "steps", 0) + 1
+            noise = torch.randn(6, 4, generator=generator) + float(drawn.normal()) + python.random()
+            array[0] += 1
+            plain.add_(1)
+            optimizer.zero_grad()
+            loss = model(noise).pow(2).mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            seen["losses"].append(loss.item())
+            seen["names"].add(calls)
+            seen[calls] = calls
+            print("a step")
+            loss.backward()
+
+        for _ in range(2):
+            with pytest.raises(RuntimeError):
+                call(step)
+        state = [calls, Counter.total, counter.own, model.steps, array.tolist(), plain.tolist(), seen, scaler.get_scale()]
+        draws = [torch.rand(1, generator=generator).item(), float(drawn.normal()), python.random(), torch.rand(1).item()]
+        return [*state, *draws, model.weight.tolist()]
+
+    guard = untraced()
+    assert program(guard.step) == program(lambda step: step())
+    assert any("run again" in note for found in guard.diagnoses for note in found.notes)
+
+
+def test_a_step_prints_once(capsys: pytest.CaptureFixture[str]) -> None:
+    weight = torch.ones(3, requires_grad=True)
+
+    def step() -> None:
+        print("here")
+        shown = weight.exp()
+        shown += 1
+        shown.sum().backward()
+
+    with pytest.raises(GradGuardError) as caught:
+        untraced().step(step)
+    assert capsys.readouterr().out == "here\n"
+    assert caught.value.diagnosis.culprit is not None
+
+
+def outside(kind: str, folder: Any) -> tuple[Any, Any]:
+    """Something that keeps its state where a guard cannot put it back, how a step uses it, and what is seen of it afterwards."""
+    if kind == "generator":
+        items = iter([1.0, 2.0, 3.0, 4.0])
+        numbers = (item for item in items)
+        return lambda: numbers.__next__(), lambda: list(items)
+    if kind == "file":
+        file = (folder / "log.txt").open("w")
+        return lambda: file.write("step\n"), lambda: (file.flush(), (folder / "log.txt").read_text())
+    if kind == "opened":
+        path = str(folder / "log.txt")
+
+        def append() -> None:
+            with open(path, "a") as out:
+                out.write("step\n")
+
+        return append, lambda: open(path).read()
+    if kind == "queue":
+        import queue
+
+        waiting: queue.Queue[int] = queue.Queue()
+        return lambda: waiting.put(1), waiting.qsize
+    if kind == "save":
+        counted = folder / "count"
+        return lambda: torch.save({"x": len(list(folder.iterdir()))}, counted.with_suffix(f".{len(list(folder.iterdir()))}")), lambda: len(
+            list(folder.iterdir())
+        )
+    import subprocess
+
+    return lambda: subprocess.run(["touch", str(folder / str(len(list(folder.iterdir()))))], check=True), lambda: len(list(folder.iterdir()))
+
+
+@pytest.mark.parametrize("kind", ["generator", "file", "opened", "queue", "save", "subprocess"])
+def test_what_cannot_be_put_back_is_not_touched_again(kind: str, tmp_path: Any) -> None:
+    use, look = outside(kind, tmp_path)
+    weight = torch.ones(3, requires_grad=True)
+
+    def step() -> None:
+        use()
+        loss = weight.exp().sum()
+        loss.backward()
+        loss.backward()
+
+    guard = untraced()
+    with pytest.raises(GradGuardError) as caught:
+        guard.step(step)
+    assert any("was not run again" in note for note in caught.value.diagnosis.notes)
+    (other := tmp_path / "bare").mkdir()
+    bare, bare_look = outside(kind, other)
+    bare()
+    left, bare_left = look(), bare_look()
+    assert left == bare_left or (isinstance(left, int) and left - 1 == bare_left)

@@ -58,6 +58,7 @@ from gradguard.probes.op_kinds import (
     asked_in_place,
 )
 from gradguard.probes.spread import note_spread
+from gradguard.safe_read import function_code, variables_of
 from gradguard.torch_internals import (
     quiet,
     sequence_number,
@@ -238,12 +239,11 @@ class OpProbe(TorchFunctionMode):
         via = "set_grad_enabled"
         inner = frame
         while inner is not None and not USER_FILES[inner.f_code.co_filename]:
-            owner = inner.f_locals.get("self") if inner.f_code.co_name in ("__enter__", "__exit__") else None
+            owner = variables_of(inner).get("self") if inner.f_code.co_name in ("__enter__", "__exit__") else None
             if owner is not None:
                 via = type(owner).__name__
             if inner.f_code.co_filename.endswith("_contextlib.py") and decorated is None:
-                wrapped = inner.f_locals.get("func")
-                decorated = getattr(wrapped, "__code__", None)
+                decorated = function_code(variables_of(inner).get("func"))
             inner = inner.f_back
         site = None if inner is None else CallSite(inner.f_code, inner.f_lasti)
         self.journal.modes.append(ModeFact(self._tick(), enabled, site, decorated, via))
@@ -274,7 +274,7 @@ class OpProbe(TorchFunctionMode):
             module: weakref.ref[Any] | None = None
             while frame is not None and not USER_FILES[frame.f_code.co_filename]:
                 if module is None and frame.f_code.co_name == "forward":
-                    owner = frame.f_locals.get("self")
+                    owner = variables_of(frame).get("self")
                     if isinstance(owner, torch.nn.Module):
                         module = weakref.ref(owner)
                 frame = frame.f_back

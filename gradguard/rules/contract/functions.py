@@ -20,7 +20,7 @@ from gradguard.rules.contract.dataflow import Spot
 from gradguard.rules.contract.definitions import returns_of
 from gradguard.rules.contract.scopes import Scope, code_of, function_scope
 from gradguard.rules.incident import Incident
-from gradguard.safe_read import class_attributes, peek, unwrapped
+from gradguard.safe_read import class_attributes, is_quiet, peek, unwrapped
 
 
 @dataclass(eq=False)
@@ -236,4 +236,4 @@ def _target(node: ast.Assign | ast.AugAssign) -> ast.expr:
 
 def alive(kind: type) -> list[Any]:
     """Every object of this very kind or a subclass that the garbage collector knows."""
-    return [obj for obj in gc.get_objects() if isinstance(type(obj), type) and kind in type(obj).__mro__]
+    return [obj for obj in gc.get_objects() if issubclass(type(obj), kind) and is_quiet(obj)]
