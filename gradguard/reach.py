@@ -190,13 +190,13 @@ class Reach:
         self._undo.append(undo)
 
     def _class(self, kind: type, foreign: bool) -> None:
-        if not any(USER_FILES[code.co_filename] for code in _methods(kind)) and kind.__module__ != "__main__":
+        if not _is_users(kind):
             if not _is_known(kind.__module__) and in_class(kind, "__new__") is not object.__new__:
                 self._refuse(kind, foreign, f"the class `{kind.__name__}`")
             return
         for base in kind.__mro__:
             held = class_attributes(base)
-            if base is kind or any(USER_FILES[code.co_filename] for code in _methods(base)):
+            if _is_users(base):
                 for value in held.values():
                     if isinstance(value, property):
                         self._add(value.fget, value.fset, foreign=foreign)
@@ -377,6 +377,13 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
     for const in code.co_consts:
         if isinstance(const, CodeType):
             yield from _codes(const)
+
+
+def _is_users(kind: type) -> bool:
+    """Whether a class is written in the user's files."""
+    codes = list(_methods(kind))
+    file = attributes(sys.modules.get(kind.__module__)).get("__file__")
+    return USER_FILES[codes[0].co_filename] if codes else kind.__module__ == "__main__" or (isinstance(file, str) and USER_FILES[file])
 
 
 def _methods(kind: type) -> Iterator[CodeType]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -287,7 +288,7 @@ def evaluated(incident: Incident, file: str, node: ast.expr) -> Any:
         seen = first == "self" or running in around or not around
         value = view.locals.get(first, view.globals.get(first)) if seen else view.globals.get(first)
         for part in rest:
-            value = peek(value, part, None)
+            value = None if isinstance(value, torch.Tensor) else peek(value, part, None)
         if value is not None:
             return value
     return None
