@@ -205,6 +205,10 @@ def peek(value: Any, name: str, default: Any = UNKNOWN) -> Any:
             return unless_loud(stands.__get__(value, kind))
         except AttributeError:
             return default
+    if isinstance(value, tuple):
+        fields = in_class(kind, "_fields")
+        if type(fields) is tuple and name in fields:
+            return unless_loud(tuple.__getitem__(value, fields.index(name))) if tuple.__len__(value) == len(fields) else default
     if type(stands) is property:
         found = _given_back(stands.fget, value)
         return default if found is UNKNOWN else found
@@ -213,10 +217,6 @@ def peek(value: Any, name: str, default: Any = UNKNOWN) -> Any:
     found = _own(value, name)
     if found is not UNKNOWN:
         return found
-    if isinstance(value, tuple):
-        fields = in_class(kind, "_fields")
-        if type(fields) is tuple and name in fields:
-            return unless_loud(tuple.__getitem__(value, fields.index(name))) if tuple.__len__(value) == len(fields) else default
     if isinstance(stands, staticmethod):
         return unless_loud(stands.__func__)
     if isinstance(stands, classmethod):
