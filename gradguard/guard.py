@@ -20,6 +20,7 @@ from gradguard.diagnosis import Diagnosis
 from gradguard.errors import GradGuardError, error_type
 from gradguard.evidence.frames import traceback_frames
 from gradguard.probes import patches
+from gradguard.reach import aloud
 from gradguard.reporters.jsonl import JsonlReport
 from gradguard.reporters.terminal import render_for_error
 from gradguard.rerun import run_step
@@ -211,8 +212,9 @@ class Guard:
     def step(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs one training step; one that fails untraced is run again, traced, so that its line is named all the same.
 
-        The second run starts from the same random state, and nothing of it stays (`gradguard.replay`). If it does not
-        fail, the first failure's own diagnosis is raised, which then says so.
+        The second run starts from the same random state, prints nothing, and nothing of it stays: what the step can reach is put
+        back (`gradguard.reach`). Where it reaches what cannot be put back (an iterator, a file, another library's object), it is not
+        run again. The first failure's own diagnosis is raised then, as it is if the second run does not fail, and says so.
 
         Args:
             function: the step, called with the remaining arguments.
@@ -333,12 +335,13 @@ class Guard:
             speaker.count(diagnosis)
             return
         text = self.record(diagnosis)
-        if self._told_elsewhere(diagnosis):
-            speaker.remember(diagnosis)
-        elif action == "warn":
-            speaker.emit_warning(diagnosis, text, incident.site)
-        else:
-            speaker.emit_log(diagnosis, incident.site)
+        with aloud():
+            if self._told_elsewhere(diagnosis):
+                speaker.remember(diagnosis)
+            elif action == "warn":
+                speaker.emit_warning(diagnosis, text, incident.site)
+            else:
+                speaker.emit_log(diagnosis, incident.site)
 
     def close(self) -> None:
         """The run is over: says what only a whole run shows, repeats of known causes, ignore comments that silence nothing.

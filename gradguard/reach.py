@@ -100,11 +100,16 @@ class Reach:
             self._seen[id(value)] = value
             self._visit(value, foreign)
 
-    def put_back(self) -> None:
-        """Puts everything back that has changed since."""
+    def put_back(self) -> list[Exception]:
+        """Puts everything back that has changed since; gives what went wrong in doing so."""
+        faults: list[Exception] = []
         with torch.no_grad():
             for undo in self._undo:
-                undo()
+                try:
+                    undo()
+                except Exception as fault:
+                    faults.append(fault)
+        return faults
 
     def _add(self, *values: Any, foreign: bool = False) -> None:
         self._pending += [(value, foreign) for value in values]
@@ -393,13 +398,74 @@ def _methods(kind: type) -> Iterator[CodeType]:
             yield function.__code__
 
 
+_silent: set[int] = set()  # threads
+
+
+class _Hushed:
+    """An output stream to which silent threads write nothing."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> Any:
+        return len(text) if threading.get_ident() in _silent else self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+_hushing: set[int] = set()  # threads, those included that are just being heard
+_replaced: list[Any] = []
+_lock = threading.Lock()
+
+
+def _install() -> None:
+    handle = logging.Logger.handle
+
+    def handled(logger: logging.Logger, record: logging.LogRecord) -> None:
+        if threading.get_ident() not in _silent:
+            handle(logger, record)
+
+    ours: list[Any] = [_Hushed(sys.stdout), _Hushed(sys.stderr), handled]
+    places: list[tuple[Any, str]] = [(sys, "stdout"), (sys, "stderr"), (logging.Logger, "handle")]
+    _replaced.extend((owner, name, getattr(owner, name), mine) for (owner, name), mine in zip(places, ours, strict=True))
+    for owner, name, _, mine in _replaced:
+        setattr(owner, name, mine)
+
+
+def _remove() -> None:
+    for owner, name, before, mine in _replaced:
+        if getattr(owner, name) is mine:
+            setattr(owner, name, before)
+    _replaced.clear()
+
+
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
-    """Inside, nothing is printed or logged: the first run has said it."""
-    level = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
+    """Inside, this thread prints and logs nothing: the first run has said it."""
+    own = threading.get_ident()
+    with _lock:
+        if not _hushing:
+            _install()
+        _hushing.add(own)
+        _silent.add(own)
     try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            yield
+        yield
     finally:
-        logging.disable(level)
+        with _lock:
+            _silent.discard(own)
+            _hushing.discard(own)
+            if not _hushing:
+                _remove()
+
+
+@contextlib.contextmanager
+def aloud() -> Iterator[None]:
+    """Inside, this thread is heard even in a second run: what gradguard itself has to say."""
+    was = threading.get_ident() in _silent
+    _silent.discard(threading.get_ident())
+    try:
+        yield
+    finally:
+        if was:
+            _silent.add(threading.get_ident())

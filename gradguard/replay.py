@@ -2,8 +2,8 @@
 
 The random state is put back to where it was before the step. Nothing of the second run stays: optimizers do not update
 (their steps touch the parameters without changing them, so that what depends on the write still happens), gradients,
-buffers and the random state are restored. What the step did to objects of the user's own (lists appended to, a data
-iterator advanced) cannot be undone, which is why only functions handed to `guard.step` are run again, never a `with` block.
+buffers and the random state are restored. The rest of what the step can reach is put back by `gradguard.reach`, which also says
+whether a step can be run again at all; a `with` block never is.
 """
 
 from __future__ import annotations

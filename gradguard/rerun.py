@@ -63,6 +63,10 @@ def _again(
     except UnrestorableError as reason:
         _raise_held(guard, first, held, f"the step failed untraced; it was not run again to find more: {reason}")
         return
+    except Exception as fault:
+        session.fault(fault)
+        _raise_held(guard, first, held, None)
+        return
     after = RandomState()
     before.restore()
     session.trace(True)
@@ -78,7 +82,8 @@ def _again(
         note = "run again from the same random state, traced, the step did not fail: it depends on something that the first run changed"
     finally:
         guard.aside = None
-        reach.put_back()
+        for wrong in reach.put_back():
+            session.fault(wrong)
         after.restore()
     _raise_held(guard, first, held, note)
 
