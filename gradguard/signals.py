@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import signal
+from functools import partial
 from typing import Any
+
+from gradguard.safe_read import function_code, in_class, unless_loud
 
 
 def from_handler(error: BaseException) -> bool:
@@ -22,9 +25,7 @@ def from_handler(error: BaseException) -> bool:
 
 def _code(handler: Any) -> Any:
     """The code of a handler: a function, a method, an object with `__call__`; None of one that is not Python's."""
-    while hasattr(handler, "func"):  # functools.partial
+    while isinstance(handler := unless_loud(handler), partial):
         handler = handler.func
-    plain = getattr(handler, "__func__", handler)
-    if hasattr(plain, "__code__"):
-        return plain.__code__
-    return getattr(vars(type(plain)).get("__call__"), "__code__", None)
+    own = function_code(handler)
+    return own if own is not None else function_code(in_class(type(handler), "__call__"))

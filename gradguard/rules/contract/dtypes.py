@@ -12,7 +12,7 @@ import torch
 from gradguard.evidence.source import dotted
 from gradguard.rules.contract.dataflow import Maker
 from gradguard.rules.contract.scopes import Scope
-from gradguard.safe_read import UNKNOWN
+from gradguard.safe_read import UNKNOWN, elements
 
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
@@ -248,11 +248,12 @@ def _of_data(name: str, expr: ast.Call, scope: Scope) -> torch.dtype | str | Non
 
 def _leaf(value: Any) -> Any:
     for _ in range(8):
-        if not isinstance(value, (list, tuple)) or not value:
+        held = elements(value, 10_000) if isinstance(value, (list, tuple)) else []
+        if not held:
             return value
-        if any(isinstance(item, float) for item in value):
+        if any(isinstance(item, float) for item in held):
             return 0.5
-        value = value[0]
+        value = held[0]
     return value
 
 

@@ -15,7 +15,7 @@ from gradguard.evidence.source import ResolvedSite, assignments_to, dotted
 from gradguard.rules.contract.dataflow import Judge, Maker, Spot, Trace, operands_of, trace
 from gradguard.rules.contract.scopes import Scope, callee_scope, frame_scopes
 from gradguard.rules.incident import Incident
-from gradguard.safe_read import parameters_in
+from gradguard.safe_read import elements, parameters_in, store_of
 
 
 @dataclass
@@ -44,7 +44,7 @@ def tensors_at_hand(incident: Incident) -> list[torch.Tensor]:
             break
         for value in view.locals.values():
             if isinstance(value, nn.Module):
-                found += [p for p in value._parameters.values() if p is not None]
+                found += store_of(value, "_parameters").values()
             found += [item for item in _flat((value,)) if isinstance(item, torch.Tensor)]
     return found
 
@@ -53,7 +53,7 @@ def _flat(values: Any, depth: int = 0) -> list[Any]:
     found = []
     for value in values:
         if isinstance(value, (list, tuple)) and depth < 2:
-            found += _flat(value[:64], depth + 1)
+            found += _flat(elements(value, 64), depth + 1)
         else:
             found.append(value)
     return found

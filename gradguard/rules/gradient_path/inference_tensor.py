@@ -52,7 +52,7 @@ from gradguard.rules.gradient_path.places import same_place, short, site_at
 from gradguard.rules.gradient_path.scopes import Scope, entry_by_name, entry_of, evaluate
 from gradguard.rules.gradient_path.switches import Switch
 from gradguard.rules.incident import Incident
-from gradguard.safe_read import UNKNOWN, attributes, named_modules, store_of
+from gradguard.safe_read import UNKNOWN, attributes, elements, named_modules, store_of
 from gradguard.torch_internals import storage_key
 
 MESSAGES = (
@@ -87,11 +87,8 @@ def _is_inference(tensor: torch.Tensor) -> bool:
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        for item in value.values():
+    else:
+        for item in elements(value):
             yield from _tensors(item)
 
 
@@ -298,11 +295,8 @@ def _story(incident: Incident, tensor: torch.Tensor | None) -> tuple[str | None,
 
 
 def _shares(value: Any, tensor: torch.Tensor) -> bool:
-    if isinstance(value, (list, tuple)) and len(value) <= 64:
-        return any(item is tensor for item in value)
-    if isinstance(value, dict) and len(value) <= 64:
-        return any(item is tensor for item in value.values())
-    return False
+    held = elements(value, 65)
+    return len(held) <= 64 and any(item is tensor for item in held)
 
 
 def _inference_around(sites: Iterable[CallSite | None]) -> Switch | None:

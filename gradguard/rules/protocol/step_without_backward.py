@@ -51,6 +51,7 @@ from gradguard.rules.protocol.exchanged import exchanged
 from gradguard.rules.protocol.new_leaves import CALLED_WITH, new_leaf
 from gradguard.rules.protocol.places import named_not_called
 from gradguard.rules.protocol.written_aside import written_aside
+from gradguard.safe_read import elements
 
 CODE, NAME = "GG606", "step-without-backward"
 
@@ -143,7 +144,7 @@ def _returned(incident: Incident, book: Book) -> ResolvedSite | None:
     held = {id(p) for p in book.parameters()}
     text = None if len(inputs) != 1 else dotted(inputs[0])
     if text is not None:
-        values = [value for name, value in incident.names.bindings if name == text and isinstance(value, (list, tuple))]
+        values = [elements(value) for name, value in incident.names.bindings if name == text and isinstance(value, (list, tuple))]
         return place if any(value and all(id(item) in held for item in value) for value in values) else None
     # `list(model.parameters())`: a call about parameters
     about = inputs[0] if len(inputs) == 1 else None
