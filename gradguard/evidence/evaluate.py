@@ -123,7 +123,7 @@ class Evaluator:
             return _admitted(self.values[node.id] if node.id in self.values else self.outer.get(node.id, UNKNOWN))
         if isinstance(node, ast.Attribute):
             name = dotted(node)
-            return _admitted(self.values[name]) if name in self.values else self._attribute(node)
+            return _admitted(self.values[name]) if name is not None and name in self.values else self._attribute(node)
         if isinstance(node, (ast.Tuple, ast.List)):
             items = [self._value(element) for element in node.elts]
             return tuple(items) if isinstance(node, ast.Tuple) else items
@@ -246,7 +246,7 @@ def _admitted(value: Any) -> Any:
 
 def _is_result(value: Any) -> bool:
     """Whether it is what `x.max(0)` returns."""
-    return type.__getattribute__(type(value), "__module__") == "torch.return_types"
+    return bool(type.__getattribute__(type(value), "__module__") == "torch.return_types")
 
 
 def _on_one_device(values: list[Any]) -> list[Any]:
@@ -264,7 +264,7 @@ def _bounded(values: list[Any], op: type | None = None) -> list[Any]:
         large = tensors[0].numel() * (tensors[1].shape[-1] if tensors[1].dim() else 1) > 16 * MOST_ELEMENTS
     else:
         try:
-            large = torch.broadcast_shapes(*(tensor.shape for tensor in tensors)).numel() > MOST_ELEMENTS
+            large = torch.broadcast_shapes(*(tensor.shape for tensor in tensors)).numel() > MOST_ELEMENTS  # type: ignore[no-untyped-call]
         except RuntimeError:
             large = False
     return [shape_only(value) if isinstance(value, torch.Tensor) else value for value in values] if large else values

@@ -46,7 +46,7 @@ def reshaped(incident: Incident, index: int, got: list[int] | None, wanted: list
         f" {got}.",
         culprit=None if culprit is None else culprit.statement_span(f"`.data` of {shown} gets another shape here: {got}", "culprit"),
         related=related,
-        tensors=[TensorFacts(name=name, kind="parameter" if isinstance(leaf, torch.nn.Parameter) else None, shape=got)],
+        tensors=[TensorFacts(name=name, kind="parameter" if isinstance(leaf, torch.nn.Parameter) else "tensor", shape=got)],
         explanation="Assigning to `.data` puts another tensor into the same parameter, and autograd is not told. The node that gathers"
         f" its gradient was made for shape {wanted} and stays in use as long as any graph with it is alive, such as the one behind the"
         " last loss.",

@@ -21,12 +21,14 @@ def with_patch(fix: Fix, origin: Origin, others: Sequence[Origin] = ()) -> Fix:
         others: further origins of the same lost path; those cut by the same statement are repaired together.
     """
     place = origin.place
-    if place is None or place.source is None or not origin.certain:
+    if place is None or place.source is None:
         return fix
     stacked = _stacked(place, place.source, origin)
     if stacked is not None:
         title = f"{fix.title.partition(', and keep')[0]}, and put the list together with `torch.stack`"
         return fix.model_copy(update={"patch": replaced(place.source, stacked), "title": title, "safety": "unsafe"})
+    if not origin.certain:
+        return fix
     beside = [other for other in others if other is not origin and other.place is not None and other.place.statement is place.statement]
     edits = [_edit(place, place.source, origin), *(_edit(other.place, place.source, other) for other in beside if other.place)]
     certain = [edit for edit in edits if edit is not None]
