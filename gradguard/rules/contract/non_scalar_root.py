@@ -119,8 +119,10 @@ def _of_complex(
         code="GG401",
         name="non-scalar-root",
         headline=f"{shown} is a complex number, but backward() starts from a real one: take its real part or its magnitude.",
-        culprit=None if culprit is None else culprit.model_copy(update={"label": "a complex number"}),
-        related=related,
+        culprit=(None if place is None else place.span("starts from a complex number", "culprit"))
+        if culprit is None
+        else culprit.model_copy(update={"label": "a complex number"}),
+        related=[] if culprit is None else related,
         tensors=[TensorFacts(name=name, shape=list(root.shape), dtype=str(root.dtype), requires_grad=root.requires_grad)],
         explanation="Only of a real number is it clear what smaller means, and so in which direction a step goes. A loss of complex values "
         "is made real first.",

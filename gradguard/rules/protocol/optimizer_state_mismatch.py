@@ -78,7 +78,7 @@ def _misfits(optimizer: Any) -> list[Misfit]:
     found: list[Misfit] = []
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for position, parameter in enumerate(parameters):
-        state: Any = optimizer.state[parameter] if parameter in optimizer.state else None
+        state: Any = optimizer.state.get(parameter)
         for key in _LIKE_PARAMETER if type(state) is dict else ():
             value = state.get(key)
             if type(value) is torch.Tensor and tuple(value.shape) != tuple(parameter.shape):

@@ -88,4 +88,4 @@ def test_numbers_kept_in_a_list_are_repaired_together_with_what_is_made_of_the_l
         loss = torch.tensor(losses).mean()
         loss.backward()
     fix = caught.value.diagnosis.fixes[0]
-    assert fix.patch is not None and "losses.append((part * 2))" in fix.patch and "torch.stack(losses).mean()" in fix.patch
+    assert fix.patch is not None and "losses.append(part * 2)" in fix.patch and "torch.stack(losses).mean()" in fix.patch
