@@ -180,7 +180,7 @@ def element_spot(
     index: int,
     count: int | None = None,
     value: ast.expr | None = None,
-    maker: Callable[[str], ast.AST | None] = lambda name: None,
+    maker: Callable[[str], ast.expr | ast.stmt | None] = lambda name: None,
 ) -> tuple[Spot | None, Spot | None]:
     """What backward returned at an index: (the expression that made it, the return's element).
 

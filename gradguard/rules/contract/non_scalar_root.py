@@ -75,7 +75,9 @@ def recognise(incident: Incident) -> Diagnosis | None:
     elif place is not None:
         related.append(place.span(f"{call} needs one number, and gets {a_shape(shape)}", "backward"))
     shown = f"`{name}`" if name else "The tensor that backward starts from"
-    what = "a complex tensor" if complex_root and root.numel() == 1 else f"a tensor of shape {shape} ({root.numel()} elements)"
+    if complex_root and root.numel() == 1:
+        return _of_complex(incident, root, shown, name, culprit, related, expression)
+    what = f"a tensor of shape {shape} ({root.numel()} elements)"
     notes = [] if culprit is not None and spots is None else [untraced_note("the operation that made it")]
     if root.numel() == 0:
         notes.append("It has no element at all: a selection or a batch was empty.")
@@ -98,6 +100,41 @@ def recognise(incident: Incident) -> Diagnosis | None:
         avoid=[f"`{name}.mean()`: each derivative would come out {root.numel()} times too small, silently."]
         if each and root.numel() > 1
         else ["`loss[0].backward()` or `loss.max().backward()`: the other elements would not be trained on."],
+    )
+
+
+def _of_complex(
+    incident: Incident,
+    root: torch.Tensor,
+    shown: str,
+    name: str | None,
+    culprit: SourceSpan | None,
+    related: list[SourceSpan],
+    expression: ast.expr | None,
+) -> Diagnosis:
+    """A single complex number: nothing is to be reduced, a real number is to be made of it."""
+    place = incident.place
+    related = [span.model_copy(update={"label": "starts from a real number"}) if span.role == "backward" else span for span in related]
+    patch = None
+    if expression is not None and place is not None and place.source is not None and isinstance(expression, (ast.Name, ast.Attribute)):
+        patch = replaced(place.source, [(expression, f"{place.source.segment(expression)}.real")])
+    text = name or "loss"
+    return Diagnosis(
+        code="GG401",
+        name="non-scalar-root",
+        headline=f"{shown} is a complex number, but backward() starts from a real one: take its real part or its magnitude.",
+        culprit=(None if place is None else place.span("starts from a complex number", "culprit"))
+        if culprit is None
+        else culprit.model_copy(update={"label": "a complex number"}),
+        related=[] if culprit is None else related,
+        tensors=[TensorFacts(name=name, shape=list(root.shape), dtype=str(root.dtype), requires_grad=root.requires_grad)],
+        explanation="Only of a real number is it clear what smaller means, and so in which direction a step goes. A loss of complex values "
+        "is made real first.",
+        fixes=[
+            Fix(title=f"take the real part: `{text}.real`", safety="unsafe", patch=patch),
+            Fix(title=f"take the magnitude: `{text}.abs()` (of complex differences: `.abs().pow(2)`, before the mean)", safety="unsafe"),
+        ],
+        confidence="certain",
     )
 
 

@@ -37,10 +37,10 @@ class Returned:
     shapes: list[tuple[int, ...] | None]
     values: dict[Any, Any]
 
-    def made(self, name: str) -> ast.AST | None:
+    def made(self, name: str) -> ast.expr | ast.stmt | None:
         """The expression (or the augmented assignment) that gave a variable its value, where one did whichever way was taken."""
         found = self.values.get(_made(name), UNKNOWN)
-        return found if isinstance(found, ast.AST) else None
+        return found if isinstance(found, (ast.expr, ast.stmt)) else None
 
     def shape(self, index: int) -> tuple[int, ...] | None:
         return self.shapes[index] if index < len(self.shapes) else None

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Sequence
 
 from gradguard.diagnosis import Fix
+from gradguard.evidence.bindings import dotted
 from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.syntax import Source, load
 from gradguard.fixes.edits import indent_of, removed, replaced
@@ -25,7 +26,13 @@ def with_patch(fix: Fix, origin: Origin, others: Sequence[Origin] = ()) -> Fix:
     if origin.switch is not None:
         patch = _with_grad_mode(origin.switch, place)
         return fix if patch is None else fix.model_copy(update={"patch": patch, "safety": "unsafe"})
-    if place is None or place.source is None or not origin.certain:
+    if place is None or place.source is None:
+        return fix
+    stacked = _stacked(place, place.source, origin)
+    if stacked is not None:
+        title = f"{fix.title.partition(', and keep')[0]}, and put the list together with `torch.stack`"
+        return fix.model_copy(update={"patch": replaced(place.source, stacked), "title": title, "safety": "unsafe"})
+    if not origin.certain:
         return fix
     beside = [other for other in others if other is not origin and other.place is not None and other.place.statement is place.statement]
     edits = [_edit(place, place.source, origin), *(_edit(other.place, place.source, other) for other in beside if other.place)]
@@ -75,6 +82,26 @@ def _without(place: ResolvedSite, edits: list[tuple[ast.AST, str]]) -> str | Non
     above = source.parents.get(statement)
     alone = any(getattr(above, block, None) == [statement] for block in ("body", "orelse", "finalbody"))
     return replaced(source, [(statement, "pass")]) if alone else removed(source, statement.lineno, statement.lineno)
+
+
+def _stacked(place: ResolvedSite, source: Source, origin: Origin) -> list[tuple[ast.AST, str]] | None:
+    """`losses.append(x.item())`, where the only use of the list is `torch.tensor(losses)`: both have to change."""
+    node = place.node
+    append = source.parents.get(node) if node is not None else None
+    taken = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "item" and not node.args
+    if origin.kind != "escape" or not taken or not isinstance(append, ast.Call) or not isinstance(append.func, ast.Attribute):
+        return None
+    kept = append.func.value
+    if append.func.attr != "append" or not isinstance(kept, ast.Name):
+        return None
+    scope = place.enclosing_function or source.tree
+    reads = [part for part in ast.walk(scope or kept) if isinstance(part, ast.Name) and part.id == kept.id and part is not kept]
+    reads = [part for part in reads if isinstance(part.ctx, ast.Load)]
+    made = source.parents.get(reads[0]) if len(reads) == 1 else None
+    if not isinstance(made, ast.Call) or dotted(made.func) != "torch.tensor" or len(made.args) != 1 or made.keywords:
+        return None
+    assert isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    return [(node, source.segment(node.func.value) or ""), (made.func, "torch.stack")]
 
 
 def _edit(place: ResolvedSite, source: Source, origin: Origin) -> tuple[ast.AST, str] | None:

@@ -96,7 +96,8 @@ def _why(why: str, origin: Origin, values: GraphValues, place: ResolvedSite | No
         if incident.error is not None
         else "The GradScaler skips what is not finite in the gradient, step after step; the loss itself does not depend on its scale."
         if numbers(incident.memory).scaler is not None
-        else "Every gradient that comes out of such a loss is NaN, and one optimizer step with it makes the weights NaN for good."
+        else "The gradients of such a loss are NaN unless an op on the way back (`masked_fill`, `where`) puts zeros in their place, and a"
+        " weight that is updated with a NaN stays NaN."
     )
     ranges = [f"`{name}` is {text}" for name, text in _operands(values, origin, place)]
     figures = f" Here {', '.join(ranges)}." if ranges else ""

@@ -117,6 +117,7 @@ class Book:
         self.key = id(optimizer)
         self.type_name = type(optimizer).__name__
         self.made: CallSite | None = None
+        self.loaded: CallSite | None = None  # the last load_state_dict
         self.made_at = 0  # the ledger's clock
         self.steps = 0
         self.step_site: CallSite | None = None

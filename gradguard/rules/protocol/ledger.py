@@ -326,6 +326,7 @@ class Ledger:
     def loaded_optimizer(self, optimizer: Any, site: CallSite | None) -> None:
         """An optimizer's load_state_dict() has returned: its groups have the saved rates."""
         book = self.book_of(optimizer)
+        book.loaded = site
         book.rates.brought = (site, book.steps) if rate_of(optimizer) == 0 else None
 
     def scheduler_made(self, scheduler: Any, site: CallSite | None) -> None:

@@ -70,3 +70,13 @@ Pick.apply(x).sum().backward()
     assert diagnosis.code == "GG402"
     assert diagnosis.culprit is None, text
     assert text.count("one of these returned it") == 2
+
+
+def test_a_complex_number_is_not_to_be_reduced(run_contract: Callable[..., list]) -> None:
+    source = HEAD + "w = torch.randn(3, dtype=torch.complex64, requires_grad=True)\nloss = (w * 1j).sum()\nloss.backward()\n"
+    ((diagnosis, text),) = run_contract(source, "standard")
+    assert diagnosis.culprit is not None, text
+    assert diagnosis.code == "GG401"
+    assert source.splitlines()[diagnosis.culprit.line - 1] in ("loss = (w * 1j).sum()", "loss.backward()")
+    assert "reduce" not in text
+    assert "loss.real.backward()" in diagnosis.fixes[0].patch
