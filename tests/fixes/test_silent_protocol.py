@@ -115,8 +115,8 @@ for step in range(30):
     ],
 )
 def test_what_is_made_in_forward_is_placed_where_it_was_made(tmp_path: Path, use: str, culprit: str) -> None:
-    found = said(tmp_path, MADE.replace("USE", use))
-    assert [each.code for each in found] == ["GG603"] and found[0].culprit is not None
+    found = [each for each in said(tmp_path, MADE.replace("USE", use)) if each.code == "GG603"]
+    assert len(found) == 1 and found[0].culprit is not None
     assert culprit in (found[0].culprit.text or "")
 
 
