@@ -84,7 +84,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
 
     if book.steps >= 400 and holds():
         return diagnosis
-    if diagnosis.code == orphans.CODE or any(not owner.registered for _, owner in left) or joined_later(book, left):
+    if diagnosis.code == orphans.CODE or all(not owner.registered for _, owner in left) or joined_later(book, left):
         early = diagnosis.model_copy(update={"confidence": "likely"})  # nothing but another optimizer could change it
     else:
         early = None
