@@ -60,7 +60,7 @@ def error_type(original: type[BaseException]) -> type[GradGuardError]:
     if issubclass(GradGuardError, original):
         return GradGuardError
     for known in type.__subclasses__(original):  # which a program may have made in a function, with all that it captures: no cache
-        if known.__bases__ == (GradGuardError, original):
+        if known.__bases__ == (GradGuardError, original) and issubclass(known, GradGuardError):
             return known
     try:
         return type(f"GradGuard{original.__name__}", (GradGuardError, original), {"__module__": __name__})

@@ -228,7 +228,10 @@ def own_part(tensor: torch.Tensor) -> torch.Tensor:
     if type(tensor) in _PLAIN:
         return tensor
     sharded = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
-    return tensor._local_tensor if sharded is not None and issubclass(type(tensor), sharded) else tensor  # type: ignore[no-any-return]
+    if sharded is None or not issubclass(type(tensor), sharded):
+        return tensor
+    part: torch.Tensor = tensor._local_tensor  # type: ignore[attr-defined]
+    return part
 
 
 def has_memory(tensor: torch.Tensor) -> bool:
