@@ -60,20 +60,6 @@ def test_parameters_can_be_swapped_and_stay_the_same_parameters(level: str) -> N
     assert _swapped(level) == _swapped(None)
 
 
-@pytest.mark.usefixtures("swapping")
-def test_a_swapped_parameter_that_no_optimizer_has_is_still_found(level: str) -> None:
-    guard = guarding(level)
-    model, forgotten = nn.Linear(3, 3), nn.Linear(3, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with guard:
-        _train(nn.Sequential(model, forgotten), optimizer, 2)
-        model.double()
-        forgotten.zero_grad()
-        forgotten.double()
-        _train(nn.Sequential(model, forgotten), optimizer, 24)
-    assert [diagnosis.code for diagnosis in guard.diagnoses] == ["GG604"]
-
-
 def test_no_tensor_has_more_weak_references(level: str) -> None:
     model, frozen = nn.Linear(3, 3), nn.Linear(3, 3).requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
