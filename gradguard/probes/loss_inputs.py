@@ -7,7 +7,7 @@ the rows is read, in the first traced calls of a line.
 from __future__ import annotations
 
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -75,7 +75,7 @@ class LossInputs:
         if len(self._calls) >= _MOST_LINES:
             self._calls.clear()
         self._calls[site] = calls + 1
-        given = args[0] if args else kwargs.get("input")
+        given: Any = args[0] if args else kwargs.get("input")
         target = args[1] if len(args) > 1 else kwargs.get("target")
         if type(given) not in _PLAIN or _unreadable(given):
             return
@@ -131,7 +131,9 @@ class LossInputs:
             wanted: Domain = "log-probabilities" if log_target else "probabilities"
             self._note(name, nodes, "target", kind, wanted, Way((), None, False))
 
-    def _note(self, name: str, nodes: tuple[int, int], argument: str, found: Domain, wanted: Domain, way: Way) -> None:
+    def _note(
+        self, name: str, nodes: tuple[int, int], argument: Literal["input", "target"], found: Domain, wanted: Domain, way: Way
+    ) -> None:
         self.journal.domains.append(
             DomainFact(nodes[0], nodes[1], self.journal.step, name, argument, found, wanted, way.nodes, way.maker, way.plain)
         )

@@ -73,7 +73,7 @@ class _Watch:
             for mine, other, custom in pairs:
                 memory = _memory(made[mine])
                 if memory is not None and memory == _memory(made[other]) and made[mine].shape == made[other].shape:
-                    self.shared[custom, memory] = seq, StorageWeakRef(made[mine].untyped_storage())
+                    self.shared[custom, memory] = seq, StorageWeakRef(made[mine].untyped_storage())  # type: ignore[no-untyped-call]
 
         self._add(node.register_hook, has_run)
 
