@@ -75,7 +75,7 @@ class LossInputs:
         if len(self._calls) >= _MOST_LINES:
             self._calls.clear()
         self._calls[site] = calls + 1
-        given = args[0] if args else kwargs.get("input")
+        given: Any = args[0] if args else kwargs.get("input")
         target = args[1] if len(args) > 1 else kwargs.get("target")
         if not isinstance(given, torch.Tensor) or type(given) not in _PLAIN or _unreadable(given):
             return

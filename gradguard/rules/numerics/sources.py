@@ -216,6 +216,7 @@ class Search:
             return None if left is None or right is None else left * right
         if isinstance(node, ast.Attribute) and node.attr in ("eps", "tiny", "smallest_normal") and isinstance(node.value, ast.Call):
             return 1e-12 if (dotted(node.value.func) or "").endswith("finfo") else None
+        found: Any
         if isinstance(node, ast.Constant):
             found = node.value
         elif isinstance(node, ast.Name):
