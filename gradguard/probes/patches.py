@@ -63,8 +63,8 @@ def install(*more: Callable[[Callable[..., None]], None]) -> None:
         _replace(torch._tensor, "handle_torch_function", _handle_torch_function)
         for put in more:
             put(_divert)
-        _hooks.append(register_optimizer_step_pre_hook(_before_step))
-        _hooks.append(register_optimizer_step_post_hook(_after_step))
+        _hooks.append(register_optimizer_step_pre_hook(_hook(_before_step)))
+        _hooks.append(register_optimizer_step_post_hook(_hook(_after_step)))
         attribution.install()
         _installed = True
 
@@ -220,6 +220,15 @@ def _handle_torch_function(original: Callable[..., Any]) -> Callable[..., Any]:
         return session.run_python(original, public_api, relevant_args, args, kwargs)
 
     return guarded
+
+
+def _hook(target: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook on optimizers that Dynamo, which traces them together with the step, takes for one of torch's that does nothing."""
+    home = register_optimizer_step_pre_hook
+    code = compile("def hook(optimizer, args, kwargs): pass", home.__code__.co_filename, "exec").co_consts[0]
+    hook = FunctionType(code, home.__globals__)
+    _diverted.append(Diversion(hook, lambda original: target))
+    return hook
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
