@@ -28,10 +28,14 @@ def asked_by(func: Any, frame: FrameType | None) -> Any:
     """
     if str(getattr(type(func), "__module__", "")).partition(".")[0] == "torch":  # an operator as an object, a scripted function
         return func
+    handed = False
     while frame is not None and (frame.f_code in _HANDING or str(frame.f_globals.get("__name__")).partition(".")[0] == _HERE):
+        handed = handed or frame.f_code in _HANDING
         frame = frame.f_back
-    if frame is None or str(frame.f_globals.get("__name__")).partition(".")[0] != "torch":
+    if not handed:  # a call of C's
         return next((_in_c(name) or func for name, value in vars(torch.Tensor).items() if value is func), func)
+    if frame is None or str(frame.f_globals.get("__name__")).partition(".")[0] != "torch":
+        return func
     code = frame.f_code
     if type(func) is FunctionType and func.__code__ is code:
         return func
