@@ -7,6 +7,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd.graph import GradientEdge
 
 from gradguard import step_protocol
 from gradguard.callsite import user_stack
@@ -15,7 +16,7 @@ from gradguard.facts import BackwardFact, Cut
 from gradguard.probes.backward_nodes import NodeWatch
 from gradguard.probes.ops import OpProbe
 from gradguard.signals import is_internal
-from gradguard.torch_internals import node_sequence, others_watch, quiet, sequence_number
+from gradguard.torch_internals import grad_fn_of, is_a, node_sequence, others_watch, quiet, sequence_number
 
 if TYPE_CHECKING:
     from gradguard.session import Session
@@ -158,7 +159,7 @@ def backward_fact(
         seqs: tuple[int, ...] = (-1 if node is None else node_sequence(node),)
     else:
         with quiet():
-            nodes = [getattr(root, "grad_fn", None) for root in roots]
+            nodes = [grad_fn_of(root) for root in roots]
             seqs = tuple([-1 if node is None else node_sequence(node) for node in nodes])
     return BackwardFact(
         journal.backward_count + 1,
@@ -181,9 +182,8 @@ def tensors_of(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, nam
     value = args[position] if len(args) > position else next((kwargs[name] for name in names if name in kwargs), None)
     if value is None:
         return ()
-    if isinstance(value, torch.Tensor) or hasattr(value, "node"):
+    if is_a(value, torch.Tensor) or is_a(value, GradientEdge):
         return (value,)
-    if isinstance(value, dict):
-        return tuple(value.values())
     # an iterator is PyTorch's to read: read here, it would be empty there, and no gradient would be computed
-    return tuple(value) if isinstance(value, (list, tuple)) else ()
+    items = tuple(value.values()) if type(value) is dict else tuple(value) if type(value) in (list, tuple) else ()
+    return tuple([item if is_a(item, torch.Tensor) or is_a(item, GradientEdge) else None for item in items])  # tensor-likes have no graph

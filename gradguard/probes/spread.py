@@ -9,6 +9,7 @@ import torch
 from gradguard.facts import Spread
 from gradguard.journal import Journal
 from gradguard.probes.arguments import call_name
+from gradguard.torch_internals import grad_fn_of
 
 _Tensor = torch.Tensor
 _DIFFERENCES = frozenset({"sub", "subtract", "rsub", "__sub__", "__rsub__"})
@@ -49,7 +50,7 @@ def note_spread(journal: Journal, func: Any, args: tuple[Any, ...], result: Any,
     product = name in _PRODUCTS
     if (name not in _DIFFERENCES and not product) or column.shape[1] != 1 or row.shape[0] != size:
         return
-    node = column.grad_fn
+    node = grad_fn_of(column)
     if node is not None and node.name().startswith(_MADE_COLUMNS):
         return
     position = 0 if column is one else 1

@@ -20,6 +20,7 @@ from gradguard.rules.contract.dataflow import Spot
 from gradguard.rules.contract.definitions import returns_of
 from gradguard.rules.contract.scopes import Scope, code_of, function_scope, peek
 from gradguard.rules.incident import Incident
+from gradguard.torch_internals import grad_fn_of
 
 
 @dataclass(eq=False)
@@ -139,8 +140,8 @@ def classes_in_graph(incident: Incident) -> list[type]:
     """The custom Functions in the graphs at hand, each once, the newest use first."""
     nodes = list(incident.root_nodes)
     for value in (*incident.args, *incident.kwargs.values()):
-        if isinstance(value, torch.Tensor) and value.grad_fn is not None:
-            nodes.append(value.grad_fn)
+        if (node := grad_fn_of(value)) is not None:
+            nodes.append(node)
     found: dict[type, None] = {}
     for node, _ in walk(nodes, limit=20_000):
         cls = getattr(node, "_forward_cls", None)
