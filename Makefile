@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test lint types imports docs check readme
 
-demo: $(VENV)/.test
+demo: $(VENV)/.core
 	$(BIN)/gradguard demo
 
 test: $(VENV)/.test
@@ -38,8 +38,13 @@ docs/rules.md: $(VENV)/.test FORCE
 readme: $(VENV)/.test
 	$(BIN)/python tests/test_readme.py
 
-$(VENV)/.test: pyproject.toml constraints.txt
+# what `pip install gradguard` brings, and no more
+$(VENV)/.core: pyproject.toml constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.test: $(VENV)/.core
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
 	touch $@
 

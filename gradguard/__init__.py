@@ -11,7 +11,9 @@ When forward, `backward()` or the optimizer fails, the error names the line that
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -50,3 +52,11 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError("`gradguard` is the module here: write `from gradguard import gradguard`, or `gradguard.gradguard(...)`")
+
+
+sys.modules[__name__].__class__ = _Package

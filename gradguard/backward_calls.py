@@ -15,6 +15,7 @@ from gradguard.evidence.graph import nodes_from, root_nodes
 from gradguard.facts import BackwardFact, Cut
 from gradguard.probes.backward_nodes import NodeWatch
 from gradguard.probes.ops import OpProbe
+from gradguard.safe_read import elements, is_quiet
 from gradguard.signals import is_internal
 from gradguard.torch_internals import grad_fn_of, is_a, node_sequence, others_watch, quiet, sequence_number
 
@@ -58,7 +59,9 @@ def _backward_failed(
     call: BackwardFact | None,
 ) -> None:
     __tracebackhide__ = True
-    if is_internal(error):  # an exception of the training's, all the same: neither a diagnosis nor come from outside
+    if isinstance(error, Exception) and is_internal(
+        error
+    ):  # an exception of the training's, all the same: neither a diagnosis nor come from outside
         inputs = tensors_of(args, kwargs, 1 if kind == "grad" else 5, ("inputs",))
         session._failed(error, kind, frame, roots, inputs, call)
 
@@ -72,7 +75,8 @@ def run_backward(
         GradGuardError: what it raised, diagnosed.
     """
     __tracebackhide__ = True
-    if frame.f_code is _HANDED_ON:  # autograd.grad is a torch function: this is the call that is under way, by way of the op probe
+    # autograd.grad is a torch function: this is the call that is under way, by way of the op probe
+    if frame.f_back is not None and frame.f_back.f_code is _HANDED_ON:
         return original(*args, **kwargs)
     session._calm = False
     depth = session.depth
@@ -117,8 +121,11 @@ def run_backward(
         with session.lookout:
             watch.remove()
     with session.lookout:
-        if kind == "grad" and session.tracing and call is not None and not call.create_graph:
-            _gradients(session, call, result)
+        if session.tracing and call is not None:
+            if kind == "grad" and not call.create_graph:
+                _gradients(session, call, result)
+            if not call.nested:
+                step_protocol.differentiated(session, call, roots)
     if outermost:
         with session.shield:
             if call is not None:
@@ -182,8 +189,13 @@ def tensors_of(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, nam
     value = args[position] if len(args) > position else next((kwargs[name] for name in names if name in kwargs), None)
     if value is None:
         return ()
-    if is_a(value, torch.Tensor) or is_a(value, GradientEdge):
+    if _has_graph(value):
         return (value,)
     # an iterator is PyTorch's to read: read here, it would be empty there, and no gradient would be computed
-    items = tuple(value.values()) if type(value) is dict else tuple(value) if type(value) in (list, tuple) else ()
-    return tuple([item if is_a(item, torch.Tensor) or is_a(item, GradientEdge) else None for item in items])  # tensor-likes have no graph
+    items = elements(value) if is_quiet(value) and isinstance(value, (list, tuple, dict)) else ()
+    return tuple([item if _has_graph(item) else None for item in items])
+
+
+def _has_graph(value: Any) -> bool:
+    """Whether a root or an input is one to look at, and no tensor-like, which has whatever attributes it has."""
+    return is_a(value, torch.Tensor) or is_a(value, GradientEdge)

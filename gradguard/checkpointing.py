@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Iterator
-from types import FrameType
+from types import FrameType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +14,8 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from gradguard import step_protocol
 from gradguard.rules.protocol.books import Suspicion
+from gradguard.safe_read import named_modules, named_parameters, pairs, unless_loud
+from gradguard.tensor_refs import TensorRef
 from gradguard.torch_internals import quiet, storage_key, version_of
 
 if TYPE_CHECKING:
@@ -29,13 +31,13 @@ def reentrant(session: Session, args: tuple[Any, ...], frame: FrameType) -> None
     if not torch.is_grad_enabled() or any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args[1:]):
         return
     modules = [module for _, module in _reads(args[0]) if isinstance(module, nn.Module)]
-    trained = [(name, p) for module in modules if module.training for name, p in module.named_parameters() if p.requires_grad]
+    trained = [(name, p) for module in modules if module.training for name, p in named_parameters(module) if p.requires_grad]
     if not trained:
         return
     names = ", ".join(f"`{name}`" for name, _ in trained[:3]) + (f" and {len(trained) - 3} more" if len(trained) > 3 else "")
     data = {"site": step_protocol.site_of(frame), "parameters": len(trained), "names": names, "module": type(modules[0]).__name__}
     # the rule about parameters without a gradient need not tell of these again
-    session.run.memory.setdefault("cut off by checkpoints", {}).update((id(p), weakref.ref(p)) for _, p in trained)
+    session.run.memory.setdefault("cut off by checkpoints", {}).update((id(p), TensorRef(p)) for _, p in trained)
     step_protocol.suspect(session, Suspicion("GG711", None, data), frame)
 
 
@@ -51,7 +53,7 @@ def begins(session: Session, function: Any, preserve: Any, frame: FrameType) -> 
         _random(session, function, frame)
     with quiet():
         held = [
-            (name, weakref.ref(value), value._version, storage_key(value), session.journal.tick())
+            (name, TensorRef(value), value._version, storage_key(value), session.journal.tick())
             for name, value in _reads(function)
             if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter) and version_of(value) is not None
         ]
@@ -67,7 +69,7 @@ def _random(session: Session, function: Any, frame: FrameType) -> None:
     drawing = [
         (module, path, child.p)
         for module in modules
-        for path, child in module.named_modules()
+        for path, child in named_modules(module)
         if isinstance(child, _DropoutNd) and child.p > 0 and child.training
     ]
     site = step_protocol.site_of(frame)
@@ -96,18 +98,19 @@ def _reads(function: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
         return
     if isinstance(function, functools.partial):
         for value in function.args:
-            yield "argument", value
-        yield from function.keywords.items()
-        yield from _reads(function.func, depth + 1)
+            yield "argument", unless_loud(value)
+        yield from pairs(function.keywords)
+        yield from _reads(unless_loud(function.func), depth + 1)
         return
-    owner = getattr(function, "__self__", None)
-    if isinstance(owner, nn.Module):
-        yield "self", owner
-    plain = getattr(function, "__func__", function)
-    code, cells = getattr(plain, "__code__", None), getattr(plain, "__closure__", None)
-    for name, cell in zip(code.co_freevars, cells, strict=False) if code is not None and cells else ():
+    if isinstance(function, MethodType):
+        owner, function = unless_loud(function.__self__), unless_loud(function.__func__)
+        if isinstance(owner, nn.Module):
+            yield "self", owner
+    if not isinstance(function, FunctionType):
+        return
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
         try:
-            value = cell.cell_contents
+            value = unless_loud(cell.cell_contents)
         except ValueError:
             continue
         yield name, value

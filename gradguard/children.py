@@ -7,21 +7,19 @@ function. What fails there reaches the parent as PyTorch has it: as text, now wi
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
-import torch.multiprocessing
-
 from gradguard import ranks
+from gradguard.apart import received_worker
 from gradguard.errors import GradGuardError, mark_seen
 from gradguard.probes.hub import listener
 
-Replace = Callable[[Any, str, Callable[[Any], Any]], None]
+Divert = Callable[[Any, str, Callable[[Any], Any]], None]
 
 
 class GuardedWorker:
@@ -40,6 +38,9 @@ class GuardedWorker:
         self.report = report
         self.folder = folder
         self.__name__ = getattr(function, "__name__", type(function).__name__)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return received_worker, (self.function, self.settings, self.report, self.folder)
 
     def __call__(self, index: int, *args: Any) -> Any:
         """Runs the worker.
@@ -68,20 +69,22 @@ class GuardedWorker:
         guard = Guard(settings=Settings.model_validate_json(self.settings))
         if self.report is not None:
             guard.report_to(self.report)
-        with guard:
-            return self.function(index, *args)
+        try:
+            with guard:
+                return self.function(index, *args)
+        except GradGuardError as error:  # without this function's frame: the parent is sent the text
+            guard.shorten(error)
+            raise
 
 
-def install(replace: Replace) -> None:
-    """Puts the replacements in place; `replace(owner, name, make)` keeps book of them."""
-    module = sys.modules["torch.multiprocessing.spawn"]  # the package has a function of this name
-    replace(module, "start_processes", _start)
-    replace(torch.multiprocessing, "start_processes", _start)
-    replace(getattr(module, "ProcessContext", object), "join", _join)
+def install(divert: Divert) -> None:
+    """Diverts the functions; `divert(owner, name, make)` keeps book of them."""
+    module = importlib.import_module("torch.multiprocessing.spawn")  # the package has a function of this name
+    divert(module, "start_processes", _start)
+    divert(getattr(module, "ProcessContext", object), "join", _join)
 
 
 def _start(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
     def guarded(fn: Any, *args: Any, **kwargs: Any) -> Any:
         session = listener()
         if session is None or isinstance(fn, GuardedWorker):
@@ -99,7 +102,6 @@ def _start(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _join(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
     def guarded(*args: Any, **kwargs: Any) -> Any:
         try:
             return original(*args, **kwargs)

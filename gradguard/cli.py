@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gradguard.config_cli import app as config_commands
-from gradguard.errors import UnknownRuleError
+from gradguard.errors import ConfigError, UnknownRuleError
 
 if TYPE_CHECKING:
     from gradguard.rules.base import Rule
@@ -91,7 +91,7 @@ def run(
 ) -> None:
     """Run an unmodified program under the guard, as python runs it."""
     if report is not None:
-        report = _fresh_report(report)
+        report = _checked_report(report)
     if config is not None and not config.is_file():
         raise typer.BadParameter(f"no such file: {config}", param_hint="--config")
 
@@ -101,7 +101,9 @@ def run(
         run_program(target, arguments or [], make_guard, as_module=module, color=False if no_color else None)
 
     def make_guard() -> AbstractContextManager[Any]:
+        from gradguard import ranks
         from gradguard.guard import gradguard
+        from gradguard.reporters.jsonl import begin_anew
         from gradguard.settings import load_settings
 
         settings = load_settings(
@@ -111,18 +113,27 @@ def run(
             color="never" if no_color else None,
             summary=summary or None,
         )
-        return gradguard(settings=settings)
+        if report is not None and ranks.begins_the_launch():
+            begin_anew(report)
+        guard = gradguard(settings=settings)
+        guard.launched = True
+        return guard
 
     _to_run.append(start)
 
 
-def _fresh_report(path: Path) -> Path:
-    """The report's absolute path (the program may change directory), as an empty file."""
+def _checked_report(path: Path) -> Path:
+    """The report's absolute path (the program may change directory); nothing is written before the program is ready to start."""
+    from gradguard.reporters.jsonl import refuse_other_files
+
     path = Path(os.path.abspath(path))
     try:
-        path.open("w", encoding="utf-8").close()
-    except OSError as error:
-        raise typer.BadParameter(f"cannot write {path}: {error.strerror}", param_hint="--report") from None
+        refuse_other_files(path)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error), param_hint="--report") from None
+    needed = [path, path.parent] if path.is_file() else [path] if path.exists() else [path.parent]
+    if not all(os.access(each, os.W_OK) for each in needed):
+        raise typer.BadParameter(f"cannot write {path}", param_hint="--report")
     return path
 
 

@@ -103,7 +103,7 @@ class Coast:
     def backward(self, frame: FrameType, args: tuple[Any, ...]) -> bool:
         """A backward call begins: written down, unless it is not of the form in which `Tensor.backward` hands it on, or not calm."""
         try:
-            if self.backwards <= 0 or self.inside or len(args) != 4 or args[3] or function_modes() or dispatch_modes():
+            if self.backwards <= 0 or self.inside or len(args) < 4 or args[3] or function_modes() or dispatch_modes():
                 return False
             root = args[0]
             if type(root) is not torch.Tensor:

@@ -63,18 +63,14 @@ class UnknownRuleError(ConfigError):
     """A rule code, name or family that does not exist."""
 
 
-_mixed: dict[type[BaseException], type[GradGuardError]] = {}
-
-
 def error_type(original: type[BaseException]) -> type[GradGuardError]:
     """The type to raise in place of `original`: always a `GradGuardError`, and an `original` too where the layouts allow it."""
     if issubclass(GradGuardError, original):
         return GradGuardError
-    known = _mixed.get(original)
-    if known is None:
-        try:
-            known = type(f"GradGuard{original.__name__}", (GradGuardError, original), {"__module__": __name__})
-        except TypeError:
-            known = GradGuardError
-        _mixed[original] = known
-    return known
+    for known in type.__subclasses__(original):  # which a program may have made in a function, with all that it captures: no cache
+        if issubclass(known, GradGuardError) and known.__bases__ == (GradGuardError, original):
+            return known
+    try:
+        return type(f"GradGuard{original.__name__}", (GradGuardError, original), {"__module__": __name__})
+    except TypeError:
+        return GradGuardError

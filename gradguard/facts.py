@@ -9,12 +9,30 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
 from gradguard.callsite import CallSite
+
+
+class CallableRef:
+    """A function or class of the user's that was called, by its name: it may capture a whole step, and is not kept alive."""
+
+    __slots__ = ("__name__", "_ref")
+
+    def __init__(self, called: Any) -> None:
+        name = getattr(called, "__name__", None) if isinstance(called, (type, FunctionType, MethodType)) else None
+        self.__name__ = name if isinstance(name, str) else ""
+        try:
+            self._ref: weakref.ref[Any] | None = weakref.ref(called)
+        except TypeError:  # an object with slots
+            self._ref = None
+
+    def __call__(self) -> Any:
+        """The function or class, or None where it is gone."""
+        return None if self._ref is None else self._ref()
 
 
 class OpFact(NamedTuple):
@@ -24,7 +42,7 @@ class OpFact(NamedTuple):
     seq_to: int
     code: CodeType
     lasti: int
-    func: Any
+    func: Any  # a function of torch's, or a `CallableRef`
     clock: int
 
     @property
@@ -49,6 +67,7 @@ class WriteFact(NamedTuple):
     grad_enabled: bool
     caller: CallSite | None  # the user frame one further out, when the write stands in a helper of the user's
     region: Region | None = None  # of a write through `.data`: the elements written, where they are known
+    before: tuple[Region, int] | None = None  # of a write through `.data`: the written tensor's fingerprint before it
 
 
 class Region(NamedTuple):
@@ -195,13 +214,35 @@ class EscapeFact(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """A difference or product of an [n, 1] and an [n] tensor: broadcasting makes it [n, n]."""
+    """A loss, difference or product of an [n, 1] and an [n] tensor: broadcasting makes it [n, n]."""
 
     seq: int  # the node's
     step: int
     size: int  # n
     column: int  # which operand is the column, as written: 0 is the left one
-    product: bool = False
+    shapes: tuple[tuple[int, ...], tuple[int, ...]]  # of both operands, as written
+    made: str  # "difference", "product" or the loss function's name
+    direct: bool = True  # whether the user's line calls the function itself, or a module of torch's that does
+
+
+Domain = Literal[
+    "probabilities", "log-probabilities", "logits", "rates", "log-rates", "numbers outside [0, 1]", "numbers below 0"
+]  # kinds of numbers that losses tell apart
+
+
+class DomainFact(NamedTuple):
+    """A loss function was given another kind of numbers than it expects."""
+
+    seq_from: int  # the nodes that the call made
+    seq_to: int
+    step: int
+    name: str  # of the function
+    argument: Literal["input", "target"]
+    found: Domain
+    expected: Domain
+    way: tuple[int, ...]  # the graph nodes that the argument was made by, newest first
+    maker: int | None  # the one among them that gave it its kind
+    plain: bool  # whether the others only reshape it
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ import zlib
 import torch
 
 from gradguard.signals import internal_error
-from gradguard.torch_internals import has_own_dispatch
+from gradguard.torch_internals import has_memory, has_own_dispatch
 
 _SMALL = 65_536  # bytes; above it torch sums faster than zlib goes through them
 _SAMPLE = 1 << 15  # bytes of a sample
@@ -26,6 +26,8 @@ def fingerprint(tensor: torch.Tensor, sampled: bool = False) -> int | None:
         tensor: its elements as they lie, on any device.
         sampled: of more than 64 KiB, only 32 to 63 pieces of 1 KiB are read, evenly spaced.
     """
+    if not has_memory(tensor):
+        return None
     try:
         plain = type(tensor) is torch.Tensor
         if plain and tensor.is_cpu and tensor.is_contiguous():

@@ -7,20 +7,21 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
+from types import FunctionType, MethodType, TracebackType
 from typing import Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
-from gradguard import children, ranks, replicas, saved_unpacked
+from gradguard import children, ranks, replicas, saved_unpacked, tensor_refs
 from gradguard.callsite import CallSite, user_frame
 from gradguard.decorating import decorated
 from gradguard.diagnosis import Diagnosis
 from gradguard.errors import GradGuardError, error_type, mark_seen
 from gradguard.evidence.frames import traceback_frames
 from gradguard.probes import patches
+from gradguard.reach import aloud
 from gradguard.reporters.jsonl import JsonlReport
 from gradguard.reporters.terminal import render_for_error
 from gradguard.rerun import run_step
@@ -28,11 +29,13 @@ from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.registry import rules_for
 from gradguard.run import Run
+from gradguard.safe_read import UNKNOWN, attributes, in_class
 from gradguard.session import Session, current_session
-from gradguard.settings import Settings, settings_for
+from gradguard.settings import Settings, settings_for, wanted_color
 from gradguard.shield import say
 from gradguard.signals import internal_error, is_internal
 from gradguard.summary import RunSummary, summary_of
+from gradguard.tracebacks import shorten, show_if_uncaught, take_back_hook
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -89,6 +92,7 @@ class Guard:
         self._entered_at = 0
         self._unwritable: JsonlReport | None = None  # could not be written, which was said
         self.held: list[tuple[Diagnosis, Exception]] | None = None  # of a step that may be run again (`gradguard.rerun`)
+        self.launched = False  # by `gradguard run`, which shows what leaves the program itself
         self.aside: str | None = None  # what is noted of a step that is run again
 
     @classmethod
@@ -154,7 +158,13 @@ class Guard:
                 self.optimizers.append(item)
             elif isinstance(item, (list, tuple)):
                 self.watch(*item)
-            elif not (hasattr(item, "step") or hasattr(item, "unscale_")):
+            elif type(item) in (FunctionType, MethodType) or (issubclass(type(item), type) and in_class(item, "step") is UNKNOWN):
+                what = "class" if issubclass(type(item), type) else "function"
+                raise TypeError(
+                    f"gradguard takes models and optimizers, and `{item.__name__}` is a {what}; to guard a function, write `@gradguard()` "
+                    "above it, with brackets, or `gradguard()(function)`"
+                )
+            elif not any(in_class(type(item), name) is not UNKNOWN for name in ("step", "unscale_", "__getattr__")):
                 raise TypeError(f"gradguard() takes models and optimizers, not {type(item).__name__}")
         return self
 
@@ -165,7 +175,7 @@ class Guard:
             return self
         entered = len(self._open)
         try:
-            patches.install(children.install, replicas.install, saved_unpacked.install)
+            patches.install(children.install, replicas.install, saved_unpacked.install, tensor_refs.install)
             session = current_session()
             last = self._last
             if last is None or last[0] is not session:
@@ -200,8 +210,15 @@ class Guard:
             elif isinstance(error, KeyboardInterrupt) and len(session.guards) == 1:
                 session.catch_up()
                 opened[1].interrupted()
-            elif isinstance(error, Exception) and not isinstance(error, GradGuardError):
+            elif isinstance(error, GradGuardError):
+                self.shorten(error)
+            elif isinstance(error, Exception):
                 session.explain(self, "escape", lambda: traceback_frames(tb), error=error)
+            if error is None:
+                take_back_hook()
+        except GradGuardError as found:
+            self.shorten(found, tb)
+            raise
         except internal_error() as fault:
             session.fault(fault, lasting=False)
         finally:
@@ -238,8 +255,9 @@ class Guard:
     def step(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs one training step; one that fails untraced is run again, traced, so that its line is named all the same.
 
-        The second run starts from the same random state, and nothing of it stays (`gradguard.replay`). If it does not
-        fail, the first failure's own diagnosis is raised, which then says so.
+        The second run starts from the same random state, prints nothing, and nothing of it stays: what the step can reach is put
+        back (`gradguard.reach`). Where it reaches what cannot be put back (an iterator, a file, another library's object), it is not
+        run again. The first failure's own diagnosis is raised then, as it is if the second run does not fail, and says so.
 
         Args:
             function: the step, called with the remaining arguments.
@@ -274,7 +292,7 @@ class Guard:
         """
         __tracebackhide__ = True
         error = incident.error
-        if error is None or getattr(error, "__gradguard_seen__", False):
+        if error is None or attributes(error).get("__gradguard_seen__", False):
             return
         run = self.run
         with current_session().shield:
@@ -290,6 +308,7 @@ class Guard:
                 return
             text = self.record(diagnosis)
             self.run.raised[diagnosis.title()] += 1
+            self.announce()
             raise error_type(type(error))(text, diagnosis) from error
         mark_seen(error)
         self._tell(diagnosis, action, incident)
@@ -310,9 +329,23 @@ class Guard:
                 self.run.depth.incident()
             action = self.run.policy.action_for(diagnosis, raised=False)
             if action == "raise":
+                diagnosis = diagnosis.model_copy(update={"severity": "error"})  # it ends the run
                 self.run.raised[diagnosis.title()] += 1
+                self.announce()
                 raise GradGuardError(self.record(diagnosis), diagnosis)
             self._tell(diagnosis, action, incident)
+
+    def announce(self) -> None:
+        """A diagnosis is about to be raised."""
+        if self.settings.traceback == "full":
+            take_back_hook()
+        elif not self.launched:
+            show_if_uncaught(wanted_color(self.settings))
+
+    def shorten(self, error: BaseException | None, trace: TracebackType | None = None) -> None:
+        """Leaves a diagnosed error with the program's frames, unless all of them are wanted (`gradguard.tracebacks`)."""
+        if self.settings.traceback == "user":
+            shorten(error, trace)
 
     def diagnose(self, rules: tuple[Rule, ...], incident: Incident) -> Diagnosis | None:
         """The first diagnosis that a rule can carry. A rule that fails is a fault of gradguard's, not of the training."""
@@ -375,12 +408,13 @@ class Guard:
             speaker.count(diagnosis)
             return
         text = self.record(diagnosis)
-        if self._told_elsewhere(diagnosis):
-            speaker.remember(diagnosis)
-        elif action == "warn":
-            speaker.emit_warning(diagnosis, text, incident.site)
-        else:
-            speaker.emit_log(diagnosis, incident.site)
+        with aloud():
+            if self._told_elsewhere(diagnosis):
+                speaker.remember(diagnosis)
+            elif action == "warn":
+                speaker.emit_warning(diagnosis, text, incident.site)
+            else:
+                speaker.emit_log(diagnosis, incident.site)
 
     def close(self) -> None:
         """The run is over: says what only a whole run shows, repeats of known causes, ignore comments that silence nothing.
@@ -415,9 +449,16 @@ class Guard:
         """
         try:
             return function(*args, **kwargs)
+        except GradGuardError as found:
+            self.shorten(found)
+            raise
         except internal_error() as error:  # the function's: neither a diagnosis nor from outside
             tb = error.__traceback__
-            current_session().explain(self, "escape", lambda: traceback_frames(tb), error=error)
+            try:
+                current_session().explain(self, "escape", lambda: traceback_frames(tb), error=error)
+            except GradGuardError as found:
+                self.shorten(found, tb)
+                raise
             raise
 
     def report_to(self, path: str | os.PathLike[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import cached_property
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from gradguard.facts import BackwardFact
 from gradguard.journal import Journal
 from gradguard.rules.base import Moment, Rule
 from gradguard.rules.incident import Incident
+from gradguard.shield import Shield
 from gradguard.signals import internal_error
 from gradguard.torch_internals import quiet
 
@@ -33,8 +34,8 @@ class Incidents:
     tracing: bool
     step: int
     ended: bool
-    shield: AbstractContextManager[Any]
-    lookout: AbstractContextManager[Any]
+    shield: Shield
+    lookout: Shield
 
     @cached_property
     def run(self) -> Run:

@@ -7,7 +7,8 @@ still explained.
 
 What it may hold (`Limits`): 16,384 node-making operator calls, 4,096 writes, 1,024 backward calls, 1,024 optimizer steps,
 1,024 grad-mode switches, 4,096 escapes to Python or numpy, 16,384 cut-path memories, 16,384 content fingerprints, 4,096 each
-of graph nodes fed by a cut value and of switches of requires_grad, 256 of nodes that may have been, 64 of spread differences. A full
+of graph nodes fed by a cut value and of switches of requires_grad, 256 of nodes that may have been, 64 of spread differences and of
+losses with the wrong kind of input. A full
 journal is about 8 MiB; the first two numbers are settings (`journal.ops`, `journal.writes`).
 """
 
@@ -29,6 +30,7 @@ from gradguard.facts import (
     BackwardFact,
     BrokenFact,
     Cut,
+    DomainFact,
     EscapeFact,
     ModeFact,
     NonfiniteFact,
@@ -39,6 +41,7 @@ from gradguard.facts import (
     Stretch,
     WriteFact,
 )
+from gradguard.tensor_refs import TensorRef
 from gradguard.torch_internals import storage_key
 
 _MOST_AT_ONCE = 512  # facts of one stretch
@@ -75,6 +78,7 @@ class Journal:
         self.escapes: deque[EscapeFact] = deque(maxlen=limits.escapes)
         self.prints: deque[Prints] = deque(maxlen=limits.prints)
         self.spread: deque[Spread] = deque(maxlen=64)
+        self.domains: deque[DomainFact] = deque(maxlen=64)
         self.partial: OrderedDict[int, tuple[Cut, ...]] = OrderedDict()  # node sequence -> cuts of its gradless summands
         self.fed: OrderedDict[int, tuple[Cut, ...]] = OrderedDict()  # node sequence -> cuts of its other gradless operands
         self.guessed: OrderedDict[int, tuple[Cut, ...]] = OrderedDict()  # node sequence -> cuts that may stand behind an operand
@@ -148,7 +152,7 @@ class Journal:
     def remember_cut(self, tensor: torch.Tensor, cut: Cut) -> None:
         """Notes where a tensor lost its path; weakly, so that the tensor dies as it would have."""
         try:
-            ref = weakref.ref(tensor)
+            ref = TensorRef(tensor)
         except TypeError:
             return
         cuts = self._cuts
@@ -161,6 +165,10 @@ class Journal:
         """Where this very tensor lost its path, if it did while traced."""
         entry = self._cuts.get(id(tensor))
         return entry[1] if entry is not None and entry[0]() is tensor else None
+
+    def cuts(self) -> list[tuple[weakref.ref[torch.Tensor], Cut]]:
+        """The tensors that lost their path while traced, and where; some of them may be gone."""
+        return list(self._cuts.values())
 
     @property
     def has_cuts(self) -> bool:
@@ -187,7 +195,7 @@ class Journal:
         times, again = (
             (1, 0) if known is None or known[0]() is not tensor else (known[3] + (known[1] != value), known[5] + (known[1] == value))
         )
-        self.toggles[id(tensor)] = (weakref.ref(tensor), value, site, times, self.tick(), again)
+        self.toggles[id(tensor)] = (TensorRef(tensor), value, site, times, self.tick(), again)
         self.toggles.move_to_end(id(tensor))
         if len(self.toggles) > self.limits.escapes:
             self.toggles.popitem(last=False)

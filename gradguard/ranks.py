@@ -17,12 +17,22 @@ import torch.distributed as dist
 from gradguard.diagnosis import Diagnosis
 from gradguard.signals import internal_error
 
+_LAUNCHED = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")  # torchrun's and accelerate's, Open MPI's, MPICH's, Slurm's
 SHARED = "GRADGUARD_SHARED"  # the folder that spawned workers of one launch share; set for them alone
 
 
 def rank() -> int | None:
     """This process's rank, None outside a distributed run."""
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else None
+
+
+def begins_the_launch() -> bool:
+    """Whether this process is the first of those that were launched together, for the first time.
+
+    What the others write, and what was written before torchrun started all of them again, must not be removed.
+    """
+    given = next((os.environ[name] for name in _LAUNCHED if os.environ.get(name)), "0")
+    return given == "0" and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
 
 
 _starts: dict[Path, int] = {}  # how long each report was when this process first had to do with it
@@ -70,7 +80,8 @@ def _claim(folder: Path, key: str) -> bool:
 def _lines(report: Path, start: int) -> list[dict[str, Any]]:
     try:
         with report.open("rb") as file:
-            file.seek(start)
+            if start <= os.fstat(file.fileno()).st_size:  # shorter: the launch's first process has begun it anew
+                file.seek(start)
             return [json.loads(line) for line in file.read().splitlines() if line.endswith(b"}")]
     except internal_error(OSError, ValueError):
         return []

@@ -2,8 +2,8 @@
 
 The random state is put back to where it was before the step. Nothing of the second run stays: optimizers do not update
 (their steps touch the parameters without changing them, so that what depends on the write still happens), gradients,
-buffers and the random state are restored. What the step did to objects of the user's own (lists appended to, a data
-iterator advanced) cannot be undone, which is why only functions handed to `guard.step` are run again, never a `with` block.
+buffers and the random state are restored. The rest of what the step can reach is put back by `gradguard.reach`, which also says
+whether a step can be run again at all; a `with` block never is.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ import torch
 import torch.distributed
 from torch import nn
 
+from gradguard.safe_read import attributes, is_quiet
 from gradguard.signals import internal_error
+
+_KINDS = (torch.Tensor, nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 
 
 def can_run_again(error: BaseException) -> bool:
@@ -39,6 +42,8 @@ def _alive() -> tuple[list[torch.optim.Optimizer], list[nn.Module], list[torch.T
     optimizers, modules, leaves, schedulers = [], [], [], []
     for item in gc.get_objects():
         kind = type(item)  # not isinstance(), which asks proxies for their `__class__`
+        if not issubclass(kind, _KINDS) or not is_quiet(item):
+            continue
         if issubclass(kind, torch.Tensor):
             if _is_leaf(item):
                 leaves.append(item)
@@ -47,7 +52,7 @@ def _alive() -> tuple[list[torch.optim.Optimizer], list[nn.Module], list[torch.T
                 modules.append(item)
         elif issubclass(kind, torch.optim.Optimizer):
             # frameworks wrap optimizers in optimizers; the innermost is the one that updates
-            if not any(isinstance(value, torch.optim.Optimizer) for value in vars(item).values()):
+            if not any(isinstance(value, torch.optim.Optimizer) for value in attributes(item).values()):
                 optimizers.append(item)
         elif issubclass(kind, torch.optim.lr_scheduler.LRScheduler):
             schedulers.append(item)

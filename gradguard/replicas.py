@@ -12,7 +12,6 @@ import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import wraps
 from typing import Any
 
 import torch
@@ -20,10 +19,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from gradguard.callsite import CallSite, user_frame
+from gradguard.safe_read import named_modules, named_parameters
 from gradguard.shield import say
 from gradguard.signals import internal_error
 
-Replace = Callable[[Any, str, Callable[[Any], Any]], None]
+Divert = Callable[[Any, str, Callable[[Any], Any]], None]
 _SAMPLED = 12  # parameters of one replica in a fingerprint
 _EARLY = frozenset({2, 3, 4, 5, 8, 16, 32, 64})  # an optimizer's steps at which replicas are compared ...
 _PATIENCE = 64  # steps after which a fingerprint that has found no counterpart is forgotten
@@ -49,9 +49,9 @@ class Replica:
 known: weakref.WeakKeyDictionary[Any, Replica] = weakref.WeakKeyDictionary()
 
 
-def install(replace: Replace) -> None:
-    """Puts the replacement in place, and looks for replicas that were made before."""
-    replace(DistributedDataParallel, "__init__", _made)
+def install(divert: Divert) -> None:
+    """Diverts the function, and looks for replicas that were made before."""
+    divert(DistributedDataParallel, "__init__", _made)
     if dist.is_available() and dist.is_initialized():
         for item in gc.get_objects():
             if type(item) is DistributedDataParallel and item not in known:
@@ -59,7 +59,6 @@ def install(replace: Replace) -> None:
 
 
 def _made(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
     def guarded(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         try:
@@ -92,8 +91,8 @@ def parameters(ddp: Any) -> list[tuple[str, torch.Tensor]]:
     found: list[tuple[str, torch.Tensor]] = []
     seen: set[int] = set()
     ignored = getattr(ddp, "parameters_to_ignore", ())
-    for path, module in ddp.module.named_modules():
-        for name, parameter in module.named_parameters(recurse=False):
+    for path, module in named_modules(ddp.module):
+        for name, parameter in named_parameters(module, recurse=False):
             full = f"{path}.{name}" if path else name
             if f"{path}.{name}" not in ignored and id(parameter) not in seen:
                 seen.add(id(parameter))

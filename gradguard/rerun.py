@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, TypeVar
 from gradguard.diagnosis import Diagnosis
 from gradguard.errors import GradGuardError, error_type
 from gradguard.random_state import RandomState
+from gradguard.reach import Reach, UnrestorableError, silence
 from gradguard.replay import can_run_again, nothing_stays
+from gradguard.safe_read import message_of
 from gradguard.session import Session, current_session
 from gradguard.shield import say
 from gradguard.signals import internal_error
@@ -63,21 +65,32 @@ def _again(
     if not can_run_again(first):
         _raise_held(guard, first, held, None)
         return
+    try:
+        reach = Reach(run)
+    except UnrestorableError as reason:
+        _raise_held(guard, first, held, f"the step failed untraced; it was not run again to find more: {reason}")
+        return
+    except Exception as fault:
+        session.fault(fault)
+        _raise_held(guard, first, held, None)
+        return
     after = RandomState()
     before.restore()
     session.trace(True)
     guard.aside = "the step failed untraced and was run again, traced, to find the place; nothing of that run stayed"
     try:
-        with nothing_stays():
+        with silence(), nothing_stays():
             run()
     except GradGuardError as found:
         raise found from first
     except internal_error() as other:
-        note = f"run again, traced, the step failed otherwise ({type(other).__name__})" if str(other) != str(first) else None
+        note = f"run again, traced, the step failed otherwise ({type(other).__name__})" if message_of(other) != message_of(first) else None
     else:
         note = "run again from the same random state, traced, the step did not fail: it depends on something that the first run changed"
     finally:
         guard.aside = None
+        for wrong in reach.put_back():
+            session.fault(wrong)
         after.restore()
     _raise_held(guard, first, held, note)
 
@@ -87,4 +100,6 @@ def _raise_held(guard: Guard, first: Exception, held: list[tuple[Diagnosis, Exce
     for diagnosis, error in held:
         if error is first:
             told = diagnosis.model_copy(update={"notes": [*diagnosis.notes, *([note] if note else [])]})
-            raise error_type(type(first))(guard.record(told), told) from first
+            text = guard.record(told)
+            guard.announce()
+            raise error_type(type(first))(text, told) from first

@@ -12,21 +12,28 @@ import sys
 import weakref
 from collections import Counter
 from functools import cache
-from typing import Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
+from gradguard.callsite import CallSite
 from gradguard.calm import Calm
 from gradguard.depth import Depth
 from gradguard.errors import GradGuardError, GradGuardWarning
 from gradguard.policy import Policy
+from gradguard.reporters.layout import clean, one_line
 from gradguard.rules.base import Moment, Rule, Screen
 from gradguard.rules.protocol.ledger import Ledger
 from gradguard.rules.protocol.recorder import Recorder
 from gradguard.rules.registry import get_rule, rules_for
-from gradguard.settings import Settings
+from gradguard.settings import Settings, wanted_color
 from gradguard.shield import mute, say
 from gradguard.signals import internal_error
 from gradguard.speak import Speaker
 from gradguard.suppress import Suppressions
+
+_OPS_READ = 4096  # of the journal, for the lines that have run
+if TYPE_CHECKING:
+    from gradguard.journal import Journal
 
 logger = logging.getLogger("gradguard")
 
@@ -42,7 +49,7 @@ class Run:
         self.settings = settings
         self.policy = Policy(settings)
         self.depth = Depth(settings)
-        self.speaker = Speaker()
+        self.speaker = Speaker(wanted_color(settings))
         self.suppressions = Suppressions()
         policy = self.policy
         self.ledger = Ledger(cache(lambda code: policy.options(get_rule(code))))
@@ -57,7 +64,7 @@ class Run:
         self._left_out: set[Rule] = set()  # rules that have failed
         self.skipped = 0  # optimizer steps left out (`gradguard.skipping`)
         self.entries = 0  # how often a guard of this run was entered
-        self.files: set[str] = set()  # the user's files met, for ignore comments that silence nothing
+        self.lines: dict[str, set[int]] = {}  # of the user's files, those known to have run, for ignore comments that silence nothing
         # only weakly: atexit must not keep a run, and with it a rule's memory, for the life of the process
         ref = weakref.ref(self)
 
@@ -65,6 +72,7 @@ class Run:
             run = ref()
             if run is not None:
                 run.end()
+                run.tell_hidden()
 
         atexit.register(at_exit)
         self._silent: dict[tuple[Moment, bool], tuple[Rule, ...]] = {}
@@ -118,12 +126,19 @@ class Run:
         return screens
 
     def tell_repeats(self) -> None:
-        """One log line a cause that was met again since the last time."""
+        """One log line a cause that was met again since the last time; and one line, whatever is filtered, of what was not shown."""
+        self.tell_hidden()
         repeats = sum(diagnosis.repeats for diagnosis in self.speaker.said())
         if repeats > self._told:
             self._told = repeats
             for line in self.speaker.summary_lines():
                 logger.warning("%s", line)
+
+    def tell_hidden(self) -> None:
+        """`warnings.filterwarnings("ignore")` is meant for noise: that there was a finding is said all the same."""
+        line = self.speaker.hidden_line()
+        if line is not None and sys.stderr is not None:
+            print(line, file=sys.stderr)
 
     def end(self) -> None:
         """The process ends: a run that was guarded step by step has had no other end."""
@@ -142,6 +157,15 @@ class Run:
         except internal_error() as fault:
             say("the end of the run", "what is told there is lost", fault)
 
+    def note_lines(self, journal: Journal) -> None:
+        """Remembers which lines have run, as far as the journal knows them."""
+        sites = {(op[2], op[3]) for op in islice(reversed(journal.ops), _OPS_READ)}
+        for call in journal.backwards:
+            sites.update((site.code, site.lasti) for site in call.stack)
+        sites.update((step.site.code, step.site.lasti) for step in journal.steps if step.site is not None)
+        for code, lasti in sites:
+            self.lines.setdefault(code.co_filename, set()).add(CallSite(code, lasti).line)
+
     def interrupted(self) -> None:
         """Ctrl-C: what is known of the run so far is told; what only a whole run would show is not judged."""
         if not self._finished:
@@ -158,7 +182,7 @@ class Run:
             self._summed = self.entries
             from gradguard.summary import summary_of
 
-            print(summary_of(self).text(), file=sys.stderr)
+            print(clean(summary_of(self).text()), file=sys.stderr)
 
     def finish(self) -> None:
         """The end of the run: repeats, and (where the settings ask for it) comments that silenced nothing."""
@@ -169,7 +193,7 @@ class Run:
         self._tell_summary()
         if self.settings.actions.unused_ignores == "off":
             return
-        for problem in self.suppressions.problems(self.files):
-            logger.warning("%s:%s: %s", problem.file, problem.line, problem.message)
-        for file, line, text in self.suppressions.unused(self.files):
-            logger.warning("%s:%s: `%s` silences nothing", file, line, text)
+        for problem in self.suppressions.problems(self.lines):
+            logger.warning("%s", one_line(f"{problem.file}:{problem.line}: {problem.message}"))
+        for file, line, text in self.suppressions.unused(self.lines):
+            logger.warning("%s", one_line(f"{file}:{line}: `{text}` silences nothing"))

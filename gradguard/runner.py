@@ -14,6 +14,8 @@ import io
 import linecache
 import os
 import sys
+import traceback
+import zipfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -22,6 +24,7 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
+from gradguard.apart import load_apart
 from gradguard.errors import ConfigError, GradGuardError, GradGuardWarning
 from gradguard.tracebacks import show_user_frames_only
 
@@ -61,10 +64,11 @@ def run_program(
         SystemExit: the program could not be started (2, or 1 for a module that is not found, as Python has it).
         BaseException: whatever leaves the program.
     """
+    shield = _Shield(make_guard)
     try:
         program = _load_module(target, arguments) if as_module else _load_script(target, arguments)
         sys.modules["__main__"] = program.module
-        with _Shield(make_guard):
+        with shield:
             exec(program.code, program.module.__dict__)
     except LaunchError as error:
         print(f"gradguard run: {error}", file=sys.stderr)
@@ -72,7 +76,8 @@ def run_program(
     except SystemExit:
         raise
     except BaseException:
-        show_user_frames_only(color)
+        if shield.traceback == "user":
+            show_user_frames_only(color)
         raise
 
 
@@ -82,6 +87,7 @@ class _Shield(AbstractContextManager[None]):
     def __init__(self, make_guard: MakeGuard) -> None:
         self._make_guard = make_guard
         self._guard: AbstractContextManager[Any] | None = None
+        self.traceback = "user"
 
     def __enter__(self) -> None:
         try:
@@ -93,6 +99,7 @@ class _Shield(AbstractContextManager[None]):
             _report_own_failure("the program runs unguarded", error)
         else:
             self._guard = guard
+            self.traceback = getattr(getattr(guard, "settings", None), "traceback", "user")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._guard is None:
@@ -109,8 +116,6 @@ class _Shield(AbstractContextManager[None]):
 def _report_own_failure(where: str, error: Exception) -> None:
     print(f"gradguard: internal error, {where}: {type(error).__name__}: {error}", file=sys.stderr)
     if os.environ.get("GRADGUARD_DEBUG"):
-        import traceback
-
         traceback.print_exception(error)
 
 
@@ -152,8 +157,6 @@ def _is_importable(target: str) -> bool:
     """Whether Python would look inside for a `__main__.py`: a folder or a zip file."""
     if os.path.isdir(target):
         return True
-    import zipfile
-
     return not target.endswith((".py", ".pyc")) and zipfile.is_zipfile(target)
 
 
@@ -225,4 +228,5 @@ def _set_first_path(entry: str) -> None:
     """Put the program's folder where Python put gradguard's own (nowhere under `-P`, `-I` and PYTHONSAFEPATH)."""
     if getattr(sys.flags, "safe_path", False) or sys.flags.isolated:
         return
+    load_apart(entry)
     sys.path[0] = entry

@@ -8,7 +8,6 @@ checkpointing, which would compute its block again, and offloading both do.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 import torch
@@ -19,14 +18,13 @@ SHOWN = hasattr(torch._C._autograd.SavedTensor, "data")
 _hooks_entered = False
 
 
-def install(replace: Callable[..., None]) -> None:
+def install(divert: Callable[..., None]) -> None:
     """Has it noted where hooks are entered."""
     if not SHOWN:
-        replace(saved_tensors_hooks, "__enter__", _enter)
+        divert(saved_tensors_hooks, "__enter__", _enter)
 
 
 def _enter(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
     def guarded(self: Any) -> Any:
         global _hooks_entered
         _hooks_entered = True

@@ -13,20 +13,21 @@ import threading
 import weakref
 from collections.abc import Callable
 from functools import cached_property
-from itertools import islice
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from gradguard import calm, checkpointing, step_protocol
 from gradguard.backward_calls import coasted_failed, coasted_returned, run_backward
 from gradguard.callsite import CallSite, user_frame
-from gradguard.facts import StepFact
+from gradguard.facts import CallableRef, StepFact
 from gradguard.incidents import Incidents
 from gradguard.journal import current_journal
 from gradguard.probes import attribution
+from gradguard.probes.compilers import fast_path
 from gradguard.probes.finite import note_nonfinite
 from gradguard.probes.hub import local, set_coast, set_listener
 from gradguard.probes.ops import OpProbe
+from gradguard.probes.protocol_patches import forget_forwards
 from gradguard.rules.base import SKIP, Rule
 from gradguard.run import Run
 from gradguard.shield import Shield, failed_part, in_thread, mute, say
@@ -77,11 +78,13 @@ class Session(Incidents):
         self.shield = Shield(ref)
         self.lookout = Shield(ref, lasting=False)  # around what is only asked, and kept by nothing
         self.census: Any = None  # the handle of a hook on module calls, while there is one
+        self.registrations: Any = None  # that of one on what modules are given as parameters
         self.depth = 0  # nested backward calls
         self.under_way: Any = None  # the fact of the newest of those that are not
         self._on = False  # whether the op probe stands on the mode stack, as far as this session put it there
         self._backwards = 0  # since the step began
         self.ended = False  # the loop is over: the step that began behind the last optimizer's step is none
+        self._stands = False  # whether the whole step is watched, apart from what an optimizer and torch's own functions do
         self._stale = False  # whether the op probe may have been left on the stack
         self._traces = False  # whether the current step is a traced one
         self._calm = False  # whether nothing but the loss has to be looked at in the current step
@@ -142,6 +145,8 @@ class Session(Incidents):
             with self.shield:
                 run.ledger.opened()
             with self.shield:
+                step_protocol.resume_census(self)
+            with self.shield:
                 run.depth.resume()
                 self.begin_step(entered=True)
 
@@ -169,11 +174,11 @@ class Session(Incidents):
             with self.shield:
                 run.depth.pause()
             with self.shield:
-                step_protocol.end_census(self, run.ledger)
+                step_protocol.pause_census(self)
             with self.lookout:
                 # a guard around a single step is left a thousand times, mostly by the same files
-                if self.tracing and (run.entries < 8 or not run.entries % 64) and run.settings.actions.unused_ignores != "off":
-                    run.files.update({op[2].co_filename for op in islice(reversed(self.journal.ops), 256)})
+                if (run.entries < 8 or not run.entries % 64) and run.settings.actions.unused_ignores != "off":
+                    run.note_lines(self.journal)
         if self.guards == [guard]:  # before it is taken from the list: an exception from outside may come anywhere, and one closes again
             self._off()
             set_listener(None)
@@ -261,14 +266,33 @@ class Session(Incidents):
             trace = self.run.settings.trace
             self.probe.prints.whose = trace.contents
             self.probe.locate = note_nonfinite if trace.locate_nonfinite else None
-        if on and not mode_is_active(self.probe):
-            insert_mode(self.probe)
-        elif not on:
-            remove_mode(self.probe)
+        self._stand(on)
         # a step that ends within a backward (an optimizer in a hook) leaves the probe where torch will put it back afterwards
         self._stale = not on and self.depth > 0
         self.probe.live = on
         self.tracing = self._on = on
+
+    def _stand(self, on: bool) -> None:
+        """Puts the op probe on this thread's stack, where nothing compiled is under way, or takes it off."""
+        on = on and not local.compiled
+        if on != self._stands:
+            fast_path.keep(self.probe, on)
+            self._stands = on
+        if not on:
+            remove_mode(self.probe)
+        elif not mode_is_active(self.probe):
+            insert_mode(self.probe)
+
+    def compiled_begins(self) -> None:
+        """A function compiled by Dynamo is called: no mode of ours, and no hook on modules, may be in its sight."""
+        self._stand(False)
+        forget_forwards()
+        step_protocol.pause_census(self)
+
+    def compiled_ends(self) -> None:
+        """It has returned, or calls something that is not to be compiled."""
+        if self._on and self.tracing and self.guards:
+            self._stand(True)
 
     def _off(self) -> None:
         """`trace(False)`, whatever happens."""
@@ -324,7 +348,7 @@ class Session(Incidents):
         try:
             try:
                 with self.shield:
-                    if put := not mode_is_active(probe):
+                    if put := not (mode_is_active(probe) or local.compiled):
                         insert_mode(probe)
                 return original(*args, **kwargs)
             finally:
@@ -367,7 +391,7 @@ class Session(Incidents):
             if sequence_number() != before:
                 caller = user_frame(frame)
                 if caller is not None:
-                    self.journal.ops.append((before, before + 1, caller.f_code, caller.f_lasti, cls, self.journal.tick()))
+                    self.journal.ops.append((before, before + 1, caller.f_code, caller.f_lasti, CallableRef(cls), self.journal.tick()))
         return result
 
     def mapped(self, frame: FrameType, given: Any, result: Any) -> None:

@@ -18,6 +18,7 @@ Action = Literal["off", "log", "warn", "raise"]
 TraceMode = Literal["never", "adaptive", "always"]
 Contents = Literal["none", "numpy", "all"]
 ColorMode = Literal["auto", "always", "never"]
+TracebackMode = Literal["user", "full"]
 
 LEVELS: tuple[Level, ...] = ("off", "watch", "standard", "strict", "forensic")
 DEFAULT_LEVEL: Level = "standard"
@@ -120,6 +121,10 @@ class Settings(_Section):
         default=None, description="one JSON object a diagnosis is appended to this file; relative to the working directory"
     )
     color: ColorMode = Field(default="auto", description="auto: colour on a terminal, unless NO_COLOR is set")
+    traceback: TracebackMode = Field(
+        default="user",
+        description="frames shown of an error that was diagnosed; user: those of the program, full: those of PyTorch and gradguard too",
+    )
     summary: bool = Field(default=False, description="print a closing summary")
 
     _sources: dict[str, Origin] = PrivateAttr(default_factory=dict)
@@ -200,3 +205,8 @@ def settings_for(level: str | None, config: Any, report: Any, overrides: dict[st
             _known.clear()
         known = _known[key] = load_settings(level=level, config=config, report=report, **overrides)
     return known
+
+
+def wanted_color(settings: Settings) -> bool | None:
+    """Whether to colour what goes to stderr; None: as the stream and the environment have it."""
+    return {"auto": None, "always": True, "never": False}[settings.color]

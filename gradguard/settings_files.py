@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import logging
 import os
 import re
 import sys
@@ -16,8 +17,17 @@ from typing import Any, NamedTuple
 import yaml
 
 from gradguard.errors import ConfigError
+from gradguard.reporters.layout import clean, one_line, visible
 
 KeyPath = tuple[str, ...]
+logger = logging.getLogger("gradguard")
+
+_LARGEST = 1 << 20  # bytes of a file
+_DEEPEST = 20  # sections in sections
+_MOST_NODES = 10_000  # keys and values, aliases written out
+_CHECKOUT = (".git", ".hg", ".svn")
+_PROJECT = ("pyproject.toml", "setup.cfg", "setup.py")
+_told_foreign: set[Path] = set()
 
 _PRESETS_PACKAGE = "gradguard.configs"
 # In a checkout that is on sys.path without being installed, the presets stand beside the package.
@@ -52,14 +62,15 @@ class Problem(NamedTuple):
     unknown_rule: bool = False
 
     def __str__(self) -> str:
-        head = f"{self.place}: {self.message}"
+        head = one_line(f"{self.place}: {self.message}")
         if self.place.text is None or self.place.line is None or self.place.column is None:
             return head
         number = f"{self.place.line:>4}"
+        text = visible(self.place.text)
         # a tab before the carets stays a tab, so that they stand where the editor shows them
         before = "".join("\t" if char == "\t" else " " for char in self.place.text[: self.place.column - 1])
         carets = "^" * max(1, min(self.place.width, len(self.place.text) - self.place.column + 1))
-        return f"{head}\n{number} | {self.place.text}\n{' ' * len(number)} | {before}{carets}"
+        return f"{head}\n{number} | {text}\n{' ' * len(number)} | {before}{carets}"
 
 
 class FileProblems(Exception):
@@ -94,7 +105,11 @@ def read_text(path: Path) -> str:
         FileProblems: unreadable, or not UTF-8.
     """
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        with path.open("rb") as file:
+            content = file.read(_LARGEST + 1)
+        if len(content) > _LARGEST:
+            raise FileProblems([Problem(Place(shown(path)), "is larger than a megabyte, and no settings are")])
+        return content.decode("utf-8-sig")
     except OSError as error:
         raise FileProblems([Problem(Place(shown(path)), f"cannot be read: {error.strerror or error}")]) from error
     except UnicodeDecodeError as error:
@@ -107,6 +122,8 @@ class SettingsFile:
     def __init__(self, path: Path, data: dict[str, Any]) -> None:
         self.path = path
         self.data = data
+        self.project: Path | None = None
+        """The folder that a file that was not named, but found, speaks for."""
 
     def locate(self, keys: KeyPath, *, at_key: bool) -> Place:
         """Where the key, or its value, stands; the nearest enclosing key that is found otherwise."""
@@ -134,6 +151,8 @@ class YamlFile(SettingsFile):
     def __init__(self, path: Path, text: str | None = None) -> None:
         self._lines = (text := read_text(path) if text is None else text).splitlines()
         try:
+            if (problem := self._oversized(path, text)) is not None:
+                raise FileProblems([problem])
             loader = _Loader(text)
             self._root = loader.get_single_node()
             super().__init__(path, {})
@@ -152,6 +171,38 @@ class YamlFile(SettingsFile):
             raise FileProblems([Problem(place, f"is not YAML: {said}")]) from error
         except (yaml.YAMLError, ValueError) as error:
             raise FileProblems([Problem(Place(shown(path)), f"is not YAML: {str(error).splitlines()[0]}")]) from error
+
+    def _oversized(self, path: Path, text: str) -> Problem | None:
+        """What is nested too deeply, or becomes too much when its aliases are written out; found without doing either."""
+        sizes: dict[str, int] = {}
+        open_: list[tuple[str | None, int]] = []  # the collections around an event: their anchor, and how many nodes came before them
+        nodes = 0
+        for event in yaml.parse(text, Loader=_Loader):
+            message = ""
+            anchor = getattr(event, "anchor", None)
+            if isinstance(event, yaml.CollectionStartEvent):
+                open_.append((anchor, nodes))
+                nodes += 1
+                if len(open_) > _DEEPEST:
+                    message = f"is nested more than {_DEEPEST} deep, and no setting is"
+            elif isinstance(event, yaml.CollectionEndEvent):
+                name, before = open_.pop()
+                if name is not None:
+                    sizes[name] = nodes - before
+            elif isinstance(event, yaml.AliasEvent):
+                nodes += sizes.get(anchor or "", 1)
+                if any(name == anchor for name, _ in open_):
+                    message = f"`*{anchor}` stands inside of what it repeats"
+            elif isinstance(event, yaml.ScalarEvent):
+                nodes += 1
+                if anchor is not None:
+                    sizes[anchor] = 1
+            if not message and nodes > _MOST_NODES:
+                message = f"amounts to more than {_MOST_NODES} keys and values with its aliases written out"
+            if message:
+                mark = event.start_mark
+                return Problem(Place(shown(path)) if mark is None else self._mark(shown(path), mark.line, mark.column), message)
+        return None
 
     def locate(self, keys: KeyPath, *, at_key: bool) -> Place:
         found = node = self._root
@@ -221,6 +272,8 @@ class TomlFile(SettingsFile):
         self.table: KeyPath = ("tool", "gradguard")
         try:
             document = _toml_loads(text)
+        except RecursionError:
+            raise FileProblems([Problem(Place(shown(path)), "is nested too deeply to be read, and no setting is")]) from None
         except ValueError as error:
             raise FileProblems([Problem(self._syntax_place(path, str(error)), f"is not TOML: {error}")]) from error
         tool = document.get("tool")
@@ -287,9 +340,10 @@ def open_settings(path: Path) -> SettingsFile:
 
 
 def nearest_project_files(start: str | os.PathLike[str] | None = None) -> tuple[TomlFile | None, YamlFile | None]:
-    """The nearest pyproject.toml with a `[tool.gradguard]` table and the nearest gradguard.yaml, from `start` upwards.
+    """The nearest pyproject.toml with a `[tool.gradguard]` table and the nearest gradguard.yaml of the project around `start`.
 
-    A pyproject.toml that cannot be read is somebody else's business unless it speaks of gradguard.
+    A file that belongs to another user is not read, which is said once. A pyproject.toml that cannot be read is not reported
+    unless it speaks of gradguard.
 
     Raises:
         FileProblems: a file that speaks of gradguard cannot be read.
@@ -298,22 +352,64 @@ def nearest_project_files(start: str | os.PathLike[str] | None = None) -> tuple[
     yml: YamlFile | None = None
     problems: list[Problem] = []
     here = Path(start or Path.cwd()).resolve()
+    project = project_root(here)
     for folder in (here, *here.parents):
         try:
             candidate = folder / "gradguard.yaml"
-            if yml is None and candidate.is_file():
+            if yml is None and candidate.is_file() and _may_decide(candidate):
                 yml = YamlFile(candidate)
+                yml.project = project
             candidate = folder / "pyproject.toml"
-            if toml is None and candidate.is_file() and "gradguard" in (text := candidate.read_text("utf-8-sig", errors="replace")):
+            if toml is None and candidate.is_file() and "gradguard" in (text := read_text(candidate)) and _may_decide(candidate):
                 found = TomlFile(candidate, text)
+                found.project = project
                 toml = found if found.stated else None
         except FileProblems as error:
-            problems += error.problems
+            problems += [problem for problem in error.problems if candidate.name != "pyproject.toml" or _speaks_of_gradguard(candidate)]
         except OSError:
-            continue
+            pass
+        if folder == project:
+            break
     if problems:
         raise FileProblems(problems)
     return toml, yml
+
+
+def project_root(here: Path) -> Path:
+    """Where the search for settings ends: the top of the checkout; else the outermost folder with a project file; else `here`."""
+    folders = (here, *here.parents)
+    checkout = next((folder for folder in folders if any((folder / name).exists() for name in _CHECKOUT)), None)
+    if checkout is not None:
+        return checkout
+    marked = [folder for folder in folders if any(_is_ours(folder / name) for name in _PROJECT)]
+    return marked[-1] if marked else here
+
+
+def _speaks_of_gradguard(path: Path) -> bool:
+    return b"gradguard" in path.read_bytes()[:_LARGEST]
+
+
+def _may_decide(path: Path) -> bool:
+    """Whether a file that was found counts; one of another user's does not: it could have been put there."""
+    if _is_ours(path):
+        return True
+    if path not in _told_foreign:
+        _told_foreign.add(path)
+        logger.warning("%s belongs to another user and is not obeyed; name it (`config=`, `--config`) if it is meant", clean(str(path)))
+    return False
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file exists and belongs to this user or to root, the link to it as well."""
+    if not hasattr(os, "geteuid"):  # Windows
+        return path.exists()
+    ours = {0, os.geteuid()}
+    if os.geteuid() == 0 and os.environ.get("SUDO_UID", "").isdecimal():
+        ours.add(int(os.environ["SUDO_UID"]))
+    try:
+        return path.stat().st_uid in ours and path.lstat().st_uid in ours
+    except OSError:
+        return False
 
 
 def preset_text(level: str) -> str:

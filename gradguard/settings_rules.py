@@ -7,6 +7,7 @@ A selector is a code, a name or a family prefix; in merged settings it is the co
 from __future__ import annotations
 
 import difflib
+import reprlib
 import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
@@ -47,6 +48,16 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     known = list(known)
     near = difflib.get_close_matches(word, known, n=1, cutoff=0.6) or difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
     return near[0] if near else None
+
+
+def brief(value: Any) -> str:
+    """What a source states, in as many characters as a message has room for."""
+    writer = reprlib.Repr()
+    writer.maxstring = writer.maxother = writer.maxlong = 60
+    try:
+        return writer.repr(value)
+    except ValueError:  # an integer of more digits than Python writes
+        return "that number"
 
 
 def did_you_mean(word: object, known: Iterable[str], *, listed: bool = False) -> str:
@@ -135,7 +146,7 @@ def _check_action(path: KeyPath, value: Any) -> list[RuleProblem]:
         return []
     if value is False:
         return [RuleProblem(path, '`false` is no action; write "off"', at_key=False)]
-    return [RuleProblem(path, f"{value!r} is no action: {' | '.join(ACTIONS)}{did_you_mean(value, ACTIONS)}", at_key=False)]
+    return [RuleProblem(path, f"{brief(value)} is no action: {' | '.join(ACTIONS)}{did_you_mean(value, ACTIONS)}", at_key=False)]
 
 
 def _check_options(path: KeyPath, options: dict[str, Any], rule: Rule) -> tuple[dict[str, Any], list[RuleProblem]]:
@@ -155,6 +166,6 @@ def _check_options(path: KeyPath, options: dict[str, Any], rule: Rule) -> tuple[
     except ValidationError as error:
         for detail in error.errors():
             where = (*path, *(str(part) for part in detail["loc"]))
-            problems.append(RuleProblem(where, f"`{where[-1]}`: {detail['msg']}, not {detail['input']!r}", at_key=False))
+            problems.append(RuleProblem(where, f"`{where[-1]}`: {detail['msg']}, not {brief(detail['input'])}", at_key=False))
         return {}, problems
     return checked.model_dump(exclude_unset=True), problems

@@ -31,7 +31,7 @@ from gradguard.settings_files import (
     preset_file,
     shown,
 )
-from gradguard.settings_rules import canonical_rules, did_you_mean, nearest
+from gradguard.settings_rules import brief, canonical_rules, did_you_mean, nearest
 
 ENV_PREFIX = "GRADGUARD_"
 _NESTED = "__"
@@ -49,6 +49,8 @@ class Layer:
     """(path of a setting, whether the key is meant rather than its value) -> position."""
     spelt: dict[KeyPath, KeyPath] = field(default_factory=dict)
     """Canonical path of a rule's setting -> its path as spelt in the source."""
+    project: Path | None = None
+    """Of a file that was found and not named: where its report may stand."""
 
     def origin(self, path: KeyPath) -> Origin:
         """Where the value at `path` comes from."""
@@ -112,7 +114,7 @@ def _layers(
 def file_layer(kind: Kind, file: SettingsFile) -> Layer:
     """The layer that a file states."""
     # a copy of the outermost level is enough: nothing deeper is written to
-    return Layer(kind, dict(file.data), lambda path, at_key: file.locate(path, at_key=at_key))
+    return Layer(kind, dict(file.data), lambda path, at_key: file.locate(path, at_key=at_key), project=file.project)
 
 
 def config_layer(path: Path) -> Layer:
@@ -191,6 +193,10 @@ def check_layer(layer: Layer) -> list[Problem]:
     for name, value in list(layer.data.items()):
         if value is None and (name == "rules" or _fields_at((name,))):
             del layer.data[name]  # `trace:` with everything below it commented out
+    report = layer.data.get("report")
+    if layer.project is not None and isinstance(report, str) and not Path(report).resolve().is_relative_to(layer.project.resolve()):
+        message = f"a file that was found can only report into its project, {shown(layer.project)}"
+        problems.append(Problem(layer.locate(("report",), False), message))
     rules = layer.data.get("rules")
     plain = {key: value for key, value in layer.data.items() if key != "rules"}
     if isinstance(rules, Mapping):
@@ -219,12 +225,12 @@ def _said(path: KeyPath, detail: dict[str, Any]) -> str:
     if detail["type"] == "literal_error":
         allowed = [word.strip("'\"") for word in detail["ctx"]["expected"].replace(" or ", ", ").split(", ")]
         hint = '; write "off" in quotes' if value is False and "off" in allowed else did_you_mean(value, allowed)
-        return f"`{dotted}` cannot be {value!r}: {' | '.join(allowed)}{hint}"
+        return f"`{dotted}` cannot be {brief(value)}: {' | '.join(allowed)}{hint}"
     if detail["type"] in ("model_type", "model_attributes_type", "dict_type"):
         known = _fields_at(path)
-        return f"`{dotted}` is a section, not {value!r}{': it takes ' + ', '.join(known) if known else ''}"
+        return f"`{dotted}` is a section, not {brief(value)}{': it takes ' + ', '.join(known) if known else ''}"
     message = str(detail["msg"])
-    return f"`{dotted}` cannot be {value!r}: {message[0].lower()}{message[1:]}"
+    return f"`{dotted}` cannot be {brief(value)}: {message[0].lower()}{message[1:]}"
 
 
 def _fields_at(path: KeyPath) -> list[str]:

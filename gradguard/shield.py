@@ -11,20 +11,26 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import wraps
 from types import FunctionType, TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from gradguard.signals import internal_error, is_internal
-
-if TYPE_CHECKING:
-    from gradguard.session import Session
+from gradguard.torch_internals import quiet
 
 _LOGGER = logging.getLogger("gradguard")
 _DEBUG = bool(os.environ.get("GRADGUARD_DEBUG"))
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _HINT = "please report it with the traceback that GRADGUARD_DEBUG=1 adds"
+
+
+class Compiler:
+    """How a block of gradguard's is kept from being compiled; `gradguard.probes.compilers` knows how."""
+
+    running: Callable[[], int] = staticmethod(lambda: 0)  # whether Dynamo compiles what this thread runs
+    swap: Callable[[Any], Any] = staticmethod(lambda callback: None)  # exchanges its callback
 
 
 class Shield:
@@ -35,15 +41,26 @@ class Shield:
         lasting: whether the block keeps account of something that cannot be relied on once it has failed.
     """
 
-    __slots__ = ("_lasting", "_session")
+    __slots__ = ("_callbacks", "_lasting", "_quiet", "_session")
 
-    def __init__(self, session: weakref.ref[Session], lasting: bool = True) -> None:
+    def __init__(self, session: weakref.ref[Any], lasting: bool = True) -> None:
         self._session = session
         self._lasting = lasting
+        self._callbacks: list[Any] = []  # of Dynamo, which must not compile what runs here
+        self._quiet: list[AbstractContextManager[Any]] = []  # no mode and no subclass of the user's sees what is asked of tensors
 
-    def __enter__(self) -> None: ...
+    def __enter__(self) -> None:
+        hidden = quiet()
+        hidden.__enter__()
+        self._quiet.append(hidden)
+        if Compiler.running():
+            self._callbacks.append(Compiler.swap(None))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> bool:
+        if self._callbacks and Compiler.running():
+            Compiler.swap(self._callbacks.pop())
+        if self._quiet:
+            self._quiet.pop().__exit__(None, None, None)
         if error is None or not is_internal(error):
             return False
         session = self._session()
@@ -54,7 +71,7 @@ class Shield:
 
 
 class _Local(threading.local):
-    session: weakref.ref[Session] | None = None
+    session: weakref.ref[Any] | None = None
 
 
 in_thread = _Local()  # the session, for parts that stand below it

@@ -10,12 +10,14 @@ import dis
 import os
 import signal
 import sys
+from functools import partial
 from itertools import pairwise
 from types import FrameType, TracebackType
 from typing import Any
 
 from gradguard.callsite import USER_FILES
 from gradguard.errors import GradGuardError, GradGuardWarning
+from gradguard.safe_read import function_code, in_class, unless_loud, variables_of
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _RAISING = frozenset(dis.opmap[name] for name in ("RAISE_VARARGS", "RERAISE") if name in dis.opmap)
@@ -72,8 +74,9 @@ def _was_given_a_signal(frame: FrameType) -> bool:
     code, caller = frame.f_code, frame.f_back
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 0x04)]
     values: list[Any] = []
+    variables = variables_of(frame)
     for name in names:
-        value = frame.f_locals.get(name)
+        value = variables.get(name)
         values += value if type(value) is tuple else (value,)
     return any(second is caller and issubclass(type(first), int) for first, second in pairwise(values))
 
@@ -93,9 +96,7 @@ def _was_sent(error: BaseException, last: TracebackType, user_ran: bool) -> bool
 
 def _code(handler: Any) -> Any:
     """The code of a handler: a function, a method, an object with `__call__`; None of one that is not Python's."""
-    while hasattr(handler, "func"):  # functools.partial
+    while isinstance(handler := unless_loud(handler), partial):
         handler = handler.func
-    plain = getattr(handler, "__func__", handler)
-    if hasattr(plain, "__code__"):
-        return plain.__code__
-    return getattr(vars(type(plain)).get("__call__"), "__code__", None)
+    own = function_code(handler)
+    return own if own is not None else function_code(in_class(type(handler), "__call__"))

@@ -6,20 +6,25 @@ Warnings are attributed to the user's file, line and module, not to gradguard's,
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 import threading
 import warnings
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gradguard.diagnosis import SourceSpan
 from gradguard.errors import GradGuardWarning
+from gradguard.reporters.layout import clean, one_line
+from gradguard.reporters.terminal import render, terminal_width, wants_color
+from gradguard.signals import internal_error
 
 if TYPE_CHECKING:
     from gradguard.callsite import CallSite
     from gradguard.diagnosis import Diagnosis
 
 LOGGER = logging.getLogger("gradguard")
+_LISTED = 5
 _LOG_LEVELS = {"error": logging.ERROR, "warning": logging.WARNING, "info": logging.INFO}
 
 
@@ -31,8 +36,11 @@ class _Place(NamedTuple):
 class Speaker:
     """The voice of one guard: remembers what it has said, and how often the same cause was met again."""
 
-    def __init__(self) -> None:
+    def __init__(self, color: bool | None = None) -> None:
+        self._color = color  # None: as stderr has it
+        self._hidden: list[Diagnosis] = []  # warned of, and ignored by the program's warning filters
         self._said: dict[tuple[str, str, int], Diagnosis] = {}
+        self._confirmed: set[tuple[str, str, int]] = set()  # said as likely, and certain by now
         self._lock = threading.Lock()
 
     def emit_warning(self, diagnosis: Diagnosis, text: str, frame_site: CallSite | SourceSpan | None = None) -> bool:
@@ -55,10 +63,14 @@ class Speaker:
         place = _place(diagnosis, frame_site)
         if LOGGER.hasHandlers():  # otherwise logging's last resort would print the same to stderr once more
             self._log(diagnosis, place)
+        module = _module_of(place.file)
+        if _is_ignored(text, place.line, module):
+            with self._lock:
+                self._hidden.append(diagnosis)
+        warning = GradGuardWarning(text, diagnosis)
         try:
-            warnings.warn_explicit(
-                GradGuardWarning(text, diagnosis), GradGuardWarning, place.file, place.line, module=_module_of(place.file), registry=None
-            )
+            with _Drawn(self._color):
+                warnings.warn_explicit(warning, GradGuardWarning, clean(place.file), place.line, module=module, registry=None)
         except GradGuardWarning:
             with self._lock:
                 self._said.pop(diagnosis.key, None)
@@ -94,9 +106,27 @@ class Speaker:
         with self._lock:
             again = [diagnosis for diagnosis in self._said.values() if diagnosis.repeats]
         return [
-            f"{diagnosis.title(*_place(diagnosis, None))}: said once, met {diagnosis.repeats + 1} times in the steps that were looked at"
+            one_line(
+                f"{diagnosis.title(*_place(diagnosis, None))}: "
+                + (
+                    "reported as likely; certain by now"
+                    if diagnosis.key in self._confirmed
+                    else f"reported once; seen {diagnosis.repeats + 1} times in the steps checked"
+                )
+            )
             for diagnosis in sorted(again, key=lambda diagnosis: -diagnosis.repeats)
         ]
+
+    def hidden_line(self) -> str | None:
+        """What the program's warning filters have kept back since the last time, in one line."""
+        with self._lock:
+            hidden, self._hidden = self._hidden, []
+        if not hidden:
+            return None
+        what = "a finding" if len(hidden) == 1 else f"{len(hidden)} findings"
+        places = ", ".join(diagnosis.title(*_place(diagnosis, None)) for diagnosis in hidden[:_LISTED])
+        rest = f" and {len(hidden) - _LISTED} more" if len(hidden) > _LISTED else ""
+        return one_line(f"gradguard: a warning filter of the program hid {what}: {places}{rest}; `report=FILE` keeps the full text")
 
     def said(self) -> list[Diagnosis]:
         """Every cause said so far, in order; `repeats` counts how often each was met again."""
@@ -110,12 +140,56 @@ class Speaker:
                 self._said[diagnosis.key] = diagnosis
                 return True
             known.repeats += 1
+            if known.confidence != "certain" and diagnosis.confidence == "certain":
+                self._confirmed.add(known.key)
             return False
 
     @staticmethod
     def _log(diagnosis: Diagnosis, place: _Place) -> None:
-        message = f"{diagnosis.title(*place)}: {diagnosis.headline}"
+        message = one_line(f"{diagnosis.title(*place)}: {diagnosis.headline}")
         LOGGER.log(_LOG_LEVELS[diagnosis.severity], message, extra={"diagnosis": diagnosis})
+
+
+class _Drawn:
+    """Inside, a diagnosis that `warnings` prints is drawn as errors are: with colours and boxes where stderr can show them.
+
+    The warning's own text, which filters and logs see, stays plain. Where the program formats warnings itself, its way counts;
+    other threads' warnings are formatted as ever.
+    """
+
+    def __init__(self, color: bool | None) -> None:
+        self._color = color
+        self._original: Any = None
+
+    def __enter__(self) -> None:
+        if getattr(warnings, "_formatwarning_orig", None) is warnings.formatwarning:
+            self._original = warnings.formatwarning
+            warnings.formatwarning = self._format
+
+    def __exit__(self, *error: object) -> None:
+        if self._original is not None:
+            warnings.formatwarning = self._original
+
+    def _format(self, message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+        diagnosis = message.diagnosis if isinstance(message, GradGuardWarning) else None
+        if diagnosis is None:
+            return str(self._original(message, category, filename, lineno, line))
+        try:
+            stream = io.StringIO() if sys.stderr is None else sys.stderr
+            text = render(diagnosis, width=terminal_width(), color=wants_color(stream) if self._color is None else self._color)
+        except internal_error():
+            text = str(message)
+        return f"{filename}:{lineno}: {category.__name__}: {text}\n"
+
+
+def _is_ignored(text: str, line: int, module: str) -> bool:
+    """Whether the program's filters drop a finding together with other warnings; one that names gradguard's means it."""
+    for action, message, category, pattern, number in list(warnings.filters):
+        asked: tuple[tuple[Any, str], ...] = ((message, text), (pattern, module))  # patterns, or in Python's own filters names
+        fits = all(each is None or (each == value if isinstance(each, str) else each.match(value)) for each, value in asked)
+        if fits and issubclass(GradGuardWarning, category) and number in (0, line):
+            return action == "ignore" and message is None and category is not GradGuardWarning
+    return False
 
 
 def _place(diagnosis: Diagnosis, frame_site: CallSite | SourceSpan | None) -> _Place:

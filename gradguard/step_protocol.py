@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from gradguard.callsite import CallSite, user_frame
 from gradguard.evidence.frames import live_frames
-from gradguard.probes.protocol_patches import take_census
+from gradguard.probes.protocol_patches import take_census, watch_registrations
 from gradguard.rules.protocol import asleep
 from gradguard.rules.protocol.suspicion import Suspicion
-from gradguard.torch_internals import dynamo_in_use, quiet
+from gradguard.torch_internals import dynamo_in_use, quiet, sequence_number
 
 if TYPE_CHECKING:
     from gradguard.facts import BackwardFact
@@ -35,6 +35,8 @@ def tell(session: Session, happening: str, frame: FrameType | None, *facts: Any)
         getattr(ledger, happening)(*facts)
     if ledger.census_until:
         _census(session, ledger)
+    if ledger.survey.watches_making != (session.registrations is not None):
+        _registrations(session, ledger)
     if ledger.found:
         found, ledger.found = ledger.found, []
         for suspicion in found:
@@ -54,6 +56,15 @@ def after_backward(session: Session, frame: FrameType, call: BackwardFact, roots
     ledger = session.run.ledger
     if not ledger.asleep or ledger.backward_asleep():
         tell(session, "after_backward", frame, call, roots)
+
+
+def differentiated(session: Session, call: BackwardFact, roots: tuple[Any, ...]) -> None:
+    """A backward call or an autograd.grad of a traced step has returned."""
+    derivatives = session.run.ledger.derivatives
+    with quiet():
+        derivatives.went_through(call, roots)
+    if call.kind == "grad" and call.create_graph:
+        derivatives.taken(session.run.ledger, call, sequence_number())
 
 
 def after_step(session: Session, frame: FrameType, optimizer: Any, site: CallSite | None) -> None:
@@ -83,6 +94,32 @@ def _census(session: Session, ledger: Ledger) -> None:
             ledger.census_until = 0
     elif ledger.steps >= ledger.census_until:
         end_census(session, ledger)
+
+
+def _registrations(session: Session, ledger: Ledger) -> None:
+    """Puts the hook that sees modules get parameters in place, or takes it away."""
+    if session.registrations is not None:
+        session.registrations.remove()
+        session.registrations = None
+    elif not dynamo_in_use():
+        session.registrations = watch_registrations(ledger.survey.registered)
+
+
+def pause_census(session: Session) -> None:
+    """The guard is left, or is about to be: hooks see nothing until it is entered again."""
+    for handle in (session.census, session.registrations):
+        if handle is not None:
+            handle.remove()
+    session.census = session.registrations = None
+
+
+def resume_census(session: Session) -> None:
+    """The guard is entered again: a census that was under way goes on."""
+    ledger = session.run.ledger
+    if ledger.census_until:
+        _census(session, ledger)
+    if ledger.survey.watches_making:
+        _registrations(session, ledger)
 
 
 def end_census(session: Session, ledger: Ledger) -> None:

@@ -14,7 +14,8 @@ import re
 import sys
 import threading
 import tokenize
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import ContextDecorator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -147,9 +148,18 @@ class Suppressions:
                     return comment
         return None
 
-    def unused(self, files: Iterable[str] = ()) -> list[tuple[str, int, str]]:
-        """(file, line, text) of every comment that silenced nothing, in `files` and in those met so far."""
-        found = [comment for file in self._all(files) for comment in self._read(file)[0] if not comment.used]
+    def unused(self, ran: Mapping[str, AbstractSet[int]]) -> list[tuple[str, int, str]]:
+        """(file, line, text) of every comment that silenced nothing, though a line of its statement ran.
+
+        Args:
+            ran: the lines that are known to have run, by file.
+        """
+        found = [
+            comment
+            for file, lines in ran.items()
+            for comment in self._read(file)[0]
+            if not comment.used and not lines.isdisjoint(range(comment.first, comment.last + 1))
+        ]
         return [(comment.file, comment.line, comment.text) for comment in found]
 
     def used(self) -> list[IgnoreComment]:

@@ -7,9 +7,10 @@ this torch lacks.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
@@ -55,6 +56,7 @@ _no_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _lookup("utils._
 functorch: Any = _lookup("_functorch.apis", None)
 _default_device: Any = _lookup("_GLOBAL_DEVICE_CONTEXT", None)
 
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 ACCUMULATE_SEQ = 2**63  # AccumulateGrad nodes carry the maximum number, far above any count
 
 
@@ -66,10 +68,29 @@ jit_tracing: Callable[[], bool] = _lookup("_C._is_tracing", lambda: False)
 is_compiling: Callable[[], bool] = torch.compiler.is_compiling
 
 
+# The part of Dynamo that is C's, which is there before Dynamo is imported.
+eval_frame: Any = _lookup("_C._dynamo.eval_frame", None)
+
+
+def never_compile(code: Any) -> None:
+    """Dynamo leaves frames of this code alone, and looks at those called from them as always."""
+    try:
+        strategy = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT)
+        eval_frame.set_code_exec_strategy(code, strategy)
+    except AttributeError:  # other names in older releases, which also leave alone what lies in torch's files
+        pass
+
+
+def register_builtin(function: Any, operator: str) -> None:
+    """Has TorchScript take a function for one of its operators."""
+    try:
+        torch.jit._builtins._register_builtin(function, operator)
+    except AttributeError:
+        pass
+
+
 def dynamo_in_use() -> bool:
     """Whether anything was compiled in this process: compiled modules complain about global module hooks."""
-    import sys
-
     backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", None)
     return backends is not None and any(backend is not None for backend in backends.values())
 
@@ -251,6 +272,33 @@ def storage_key(tensor: torch.Tensor) -> int | None:
         return None
 
 
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a DTensor; any other tensor itself.
+
+    Values are read from this part only: operations on a DTensor may communicate, and no other rank takes part in them.
+
+    Raises:
+        ValueError: a tensor with a `__torch_dispatch__` of its own, which would see the operations that read it.
+    """
+    if type(tensor) in _PLAIN:
+        return tensor
+    sharded = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    if sharded is not None and issubclass(type(tensor), sharded):
+        return own_part(cast(Any, tensor)._local_tensor)
+    if has_own_dispatch(tensor):
+        raise ValueError("the values of this tensor are not to be had without its own code")
+    return tensor
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether there is memory behind a tensor's elements. FSDP frees that of gathered parameters, which are still saved in the
+    graph, by `storage.resize_(0)`: reading them then is a segmentation fault."""
+    try:
+        return bool(tensor.untyped_storage().nbytes()) or not tensor.numel()
+    except internal_error():  # tensors without a storage find their values otherwise
+        return True
+
+
 def numpy_reachable(tensor: torch.Tensor) -> bool:
     """Whether numpy can write this tensor's memory: such storages are not resizable."""
     try:
@@ -272,6 +320,8 @@ _raw_names: dict[type, tuple[str, ...]] = {}
 
 def _raw_saved_names(node: Any) -> tuple[str, ...]:
     kind = type(node)
+    if "_forward_cls" in kind.__dict__:  # of a custom Function, which may capture anything: all of them have what their base has
+        kind = kind.__mro__[1]
     names = _raw_names.get(kind)
     if names is None:
         if len(_raw_names) > 5_000:
@@ -302,12 +352,12 @@ def saved_slots(node: Any) -> Iterator[tuple[str, Any]]:
 
 
 def saved_data(slot: Any) -> torch.Tensor | None:
-    """The tensor in a saved variable, without the version check that unpacking makes; None where torch hides it."""
+    """The tensor in a saved variable, without the version check that unpacking makes; None where torch hides it or its memory is freed."""
     try:
         data = slot.data
     except internal_error():
         return None
-    return data if isinstance(data, torch.Tensor) else None
+    return data if isinstance(data, torch.Tensor) and has_memory(data) else None
 
 
 def _short_name(raw_name: str) -> str:
@@ -381,8 +431,6 @@ def _slot_data(slot: Any) -> Any:
 
 def parametrization_cache() -> list[torch.Tensor]:
     """The tensors that an open `torch.nn.utils.parametrize.cached()` keeps."""
-    import sys
-
     module = sys.modules.get("torch.nn.utils.parametrize")
     kept = getattr(module, "_cache", None)
     return [value for value in list(kept.values()) if isinstance(value, torch.Tensor)] if isinstance(kept, dict) else []

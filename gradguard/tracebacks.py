@@ -6,12 +6,13 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, FunctionType, TracebackType
 
 import torch.overrides
 
 from gradguard.callsite import USER_FILES, is_torch_or_own
 from gradguard.errors import GradGuardError
+from gradguard.probes.diversions import originals
 from gradguard.reporters.cells import cell_name
 from gradguard.reporters.terminal import print_diagnosis, render
 from gradguard.torch_internals import call_alone
@@ -24,6 +25,7 @@ def show_user_frames_only(color: bool | None = None) -> None:
 
     Called while the exception is on its way out, so that a program never meets a foreign `sys.excepthook`.
     """
+    take_back_hook()
     hook = sys.excepthook
     launcher = sys._getframe(1)
 
@@ -33,6 +35,8 @@ def show_user_frames_only(color: bool | None = None) -> None:
         _hide_own_frames(error)
         sys.last_traceback = error.__traceback__
         if hook is not sys.__excepthook__:
+            if _adds_nothing(hook):
+                _say_diagnoses_once(error)
             _call(hook, kind, error)
         elif isinstance(error, GradGuardError):
             _print_diagnosed(error, color)
@@ -41,6 +45,73 @@ def show_user_frames_only(color: bool | None = None) -> None:
             hook(kind, error, error.__traceback__)
 
     sys.excepthook = show
+
+
+class _ShownOnce:
+    """Shows a diagnosed error that nothing catches as `gradguard run` does, and every other as Python does."""
+
+    def __init__(self, hook: Callable[..., object], color: bool | None) -> None:
+        self.hook = hook
+        self._color = color
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        take_back_hook()
+        if any(isinstance(each, GradGuardError) for each in _chain(error)):
+            for each in _chain(error):
+                shorten(each)
+            trace = sys.last_traceback = error.__traceback__
+            if isinstance(error, GradGuardError) and self.hook is sys.__excepthook__:
+                _print_diagnosed(error, self._color)
+                return
+            _say_diagnoses_once(error)
+        self.hook(kind, error, trace)
+
+
+def show_if_uncaught(color: bool | None) -> None:
+    """A diagnosed error is about to be raised; where the program has its own `sys.excepthook`, that one shows it."""
+    if _adds_nothing(sys.excepthook) and not hasattr(sys, "ps1"):
+        sys.excepthook = _ShownOnce(sys.excepthook, color)
+
+
+def take_back_hook() -> None:
+    """The error was shown, or caught."""
+    if isinstance(sys.excepthook, _ShownOnce):
+        sys.excepthook = sys.excepthook.hook
+
+
+def _adds_nothing(hook: Callable[..., object]) -> bool:
+    """Whether a hook is Python's own, or that of torch.distributed, which puts the rank before each line of it."""
+    return hook is sys.__excepthook__ or (type(hook) is FunctionType and hook.__module__ == "torch.distributed.distributed_c10d")
+
+
+def shorten(error: BaseException | None, trace: TracebackType | None = None) -> None:
+    """Leaves a diagnosed error, on its way out, with the program's frames; without any it is left as it is.
+
+    Args:
+        error: anything; only a `GradGuardError` is touched.
+        trace: the frames of the error that it explains, where it was caught outside of them.
+    """
+    if not isinstance(error, GradGuardError):
+        return
+    cause = error.__cause__
+    found = _users(trace)
+    if found is None:
+        found = _users(error.__traceback__)
+        if cause is not None:  # a hook's frame, or that of a custom Function's backward
+            cause.__traceback__ = _users(cause.__traceback__)
+    elif cause is not None:
+        cause.__traceback__ = None
+    error.__traceback__ = found or error.__traceback__
+
+
+def _users(trace: TracebackType | None) -> TracebackType | None:
+    kept: list[TracebackType] = []
+    for entry in _entries(trace):
+        if USER_FILES[entry.tb_frame.f_code.co_filename]:
+            if kept and kept[-1].tb_frame is entry.tb_frame:  # left by way of a `with`
+                kept.pop()
+            kept.append(entry)
+    return _linked(kept)
 
 
 def for_cell(error: GradGuardError) -> list[str]:
@@ -63,7 +134,7 @@ def _hide_own_frames(error: BaseException) -> None:
     for each in _chain(error):
         each.__traceback__ = _without_own_frames(each.__traceback__)
         if isinstance(each, GradGuardError):
-            each.__traceback__ = _end_at_user(each.__traceback__) or _end_at_user(_cause_trace(each))
+            each.__traceback__ = _users(each.__traceback__) or _users(_cause_trace(each))
 
 
 def _call(hook: Callable[..., object], kind: type[BaseException], error: BaseException) -> None:
@@ -136,8 +207,9 @@ def _entries(trace: TracebackType | None) -> Iterator[TracebackType]:
         trace = trace.tb_next
 
 
-def _is_own(filename: str) -> bool:
-    return is_torch_or_own(filename) and not os.path.abspath(filename).startswith(_TORCH_DIR)
+def _is_own(code: CodeType) -> bool:
+    filename = code.co_filename
+    return code in originals or (is_torch_or_own(filename) and not os.path.abspath(filename).startswith(_TORCH_DIR))
 
 
 def _linked(entries: list[TracebackType]) -> TracebackType | None:
@@ -151,8 +223,7 @@ def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
     kept: list[TracebackType] = []
     short = False  # a torch function written in Python was called again by the shorter way (`call_alone`)
     for entry in _entries(trace):
-        filename = entry.tb_frame.f_code.co_filename
-        if not _is_own(filename):
+        if not _is_own(entry.tb_frame.f_code):
             if short and kept and kept[-1].tb_frame.f_code is entry.tb_frame.f_code:
                 kept.pop()
             short = False

@@ -10,6 +10,7 @@ error, the diagnosis, raised where the original was.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -19,12 +20,14 @@ from importlib.util import find_spec
 from typing import Any, Literal
 
 from gradguard.diagnosis import Diagnosis
+from gradguard.errors import ConfigError
 from gradguard.guard import Guard
 from gradguard.rules.frameworks.lightning_manual import Fit
 from gradguard.rules.protocol.books import Suspicion
 from gradguard.session import current_session
 from gradguard.step_protocol import suspect
 
+logger = logging.getLogger("gradguard")
 _NO_LOSS_BATCHES = 5
 _PACKAGES = ("pytorch_lightning", "lightning.pytorch")
 _HOOKS = (  # of every batch; none of them is used here
@@ -161,7 +164,10 @@ class _GradGuardCallback:
     def _report_to(self, trainer: Any) -> None:
         folder = trainer.log_dir  # a collective under a distributed strategy: every rank has to ask
         if not trainer.fast_dev_run:  # which promises to leave no files behind
-            self.guard.report_to(os.path.join(folder or trainer.default_root_dir, "gradguard.jsonl"))
+            try:
+                self.guard.report_to(os.path.join(folder or trainer.default_root_dir, "gradguard.jsonl"))
+            except ConfigError as error:  # a name that nobody asked for is no reason to stop the training
+                logger.warning("no report is written: %s", error)
 
     def _training_step(self, module: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         output = self.guard.explaining(function, *args, **kwargs)
@@ -253,6 +259,7 @@ class _GradGuardCallback:
         self._leave()
         self._unwrap()
         if self.guard.level != "off":
+            self.guard.shorten(exception)
             self.guard.run.broken_off()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:

@@ -10,14 +10,10 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-from unittest.mock import patch
-from weakref import WeakSet
 
 from gradguard import gradguard
 from gradguard.diagnosis import Diagnosis
 from gradguard.errors import GradGuardError
-from gradguard.probes import protocol_patches
 from gradguard.session import current_session
 
 HEAD = """import torch
@@ -42,9 +38,8 @@ def run_source(folder: Path, source: str, level: str = "standard") -> list[tuple
     current_session()._runs.clear()  # guards made at one line share a run: each program is to have its own
     forget_compiled()
     guard = gradguard(level=level)
-    others = WeakSet(_compiled_modules())
     try:
-        with patch.object(protocol_patches, "_compiled", lambda: any(module not in others for module in _compiled_modules())), guard:
+        with guard:
             spec.loader.exec_module(module)
     except GradGuardError as error:
         texts.append((error.diagnosis, str(error)))
@@ -52,12 +47,6 @@ def run_source(folder: Path, source: str, level: str = "standard") -> list[tuple
         sys.modules.pop(name, None)
         linecache.clearcache()
     return texts + [(diagnosis, "") for diagnosis in guard.diagnoses if not any(diagnosis is known for known, _ in texts)]
-
-
-def _compiled_modules() -> list[Any]:
-    """Those alive: with one of its own a program's module calls are not looked at; one that another test has left must not count."""
-    kind = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
-    return [] if kind is None else [item for item in gc.get_objects() if type(item) is kind]
 
 
 def forget_compiled() -> None:
@@ -68,12 +57,23 @@ def forget_compiled() -> None:
 
 
 def applied(source: str, patch: str) -> str:
-    """The source with a unified diff's one hunk in it."""
-    hunk = [line for line in patch.splitlines() if not line.startswith(("---", "+++", "@@"))]
-    before = "\n".join(line[1:] for line in hunk if line[:1] in " -")
-    after = "\n".join(line[1:] for line in hunk if line[:1] in " +")
-    assert source.count(before) == 1, patch
-    return source.replace(before, after)
+    """The source with a unified diff in it; each hunk must stand where it says."""
+    lines, offset = source.splitlines(keepends=True), 0
+    hunks: list[list[str]] = []
+    for line in patch.splitlines():
+        if line.startswith("@@"):
+            hunks.append([line])
+        elif hunks:
+            hunks[-1].append(line)
+    for header, *body in hunks:
+        first, _, count = header.split()[1].lstrip("-").partition(",")
+        start = int(first) - (count != "0") + offset
+        old = [line[1:] + "\n" for line in body if line[:1] in " -"]
+        new = [line[1:] + "\n" for line in body if line[:1] in " +"]
+        assert [line.rstrip("\n") + "\n" for line in lines[start : start + len(old)]] == old, patch
+        lines[start : start + len(old)] = new
+        offset += len(new) - len(old)
+    return "".join(lines)
 
 
 def said(folder: Path, source: str, level: str = "standard") -> list[Diagnosis]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from gradguard.rules.registry import all_rules
 
 if sys.version_info < (3, 11):
     pytest.skip("tomllib is new in Python 3.11", allow_module_level=True)
@@ -38,3 +41,10 @@ def test_all_importable() -> None:
     for module in pkgutil.walk_packages(gradguard.__path__, "gradguard."):
         if module.name != "gradguard.__main__":
             importlib.import_module(module.name)
+
+
+def test_nothing_but_the_declared_dependencies_is_needed() -> None:
+    command = [sys.executable, str(Path(__file__).with_name("bare_install.py")), "--hide-extras"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert f"{len(all_rules())} rules of 7 families" in done.stdout

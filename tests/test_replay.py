@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import queue
 import random
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +16,16 @@ from torch import nn
 
 from gradguard import GradGuardError, gradguard
 from gradguard.random_state import RandomState
+from gradguard.settings import load_settings
 
 
 def untraced(**settings: Any) -> Any:
     return gradguard(trace__mode="never", trace__first_steps=0, **settings)
+
+
+def alone() -> Any:
+    """An untraced guard with a run of its own: no earlier failure has made it trace the next steps."""
+    return gradguard(settings=load_settings(level="standard", trace={"mode": "never", "first_steps": 0}))
 
 
 def line_of(function: Any, text: str) -> int:
@@ -64,7 +75,7 @@ def test_an_untraced_failure_names_its_line() -> None:
     found = caught.value.diagnosis
     assert (found.code, found.culprit.line) == ("GG101", line_of(Training.step, "the culprit"))
     assert any("run again" in note for note in found.notes)
-    assert training.runs == 2
+    assert training.runs == 1, "what the second run counted is put back"
     assert [d.code for d in guard.diagnoses] == ["GG101"]
     assert isinstance(caught.value.__cause__, RuntimeError)
 
@@ -127,7 +138,7 @@ def test_a_failure_that_does_not_come_again_says_so() -> None:
     with pytest.raises(GradGuardError) as caught:
         untraced().step(step)
     assert any("did not fail" in note for note in caught.value.diagnosis.notes)
-    assert len(runs) == 2
+    assert len(runs) == 1
 
 
 def test_a_closure_is_run_and_not_applied() -> None:
@@ -196,6 +207,7 @@ def test_an_interrupt_passes() -> None:
 
 def test_every_generator_is_restored() -> None:
     numpy = pytest.importorskip("numpy")
+    numpy.random.seed(0)  # its generator is made when it is first asked for
 
     def draw() -> list[float]:
         return [torch.rand(()).item(), random.random(), float(numpy.random.rand())]
@@ -230,3 +242,114 @@ def test_pythons_generator_is_restored_whatever_moved_it() -> None:
 def test_values_come_back() -> None:
     assert untraced().step(lambda a, *, b: (a, b), 1, b=2) == (1, 2)
     assert gradguard(level="off").step(lambda: 3) == 3
+
+
+def test_what_the_program_counts_and_draws_itself_is_put_back() -> None:
+    numpy = pytest.importorskip("numpy")
+
+    class Counter:
+        total = 0
+        __slots__ = ("own",)
+
+    def program(call: Any) -> list[Any]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1)
+        optimizer, scaler = torch.optim.SGD(model.parameters(), 1e-2), torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1)
+        generator, drawn, python = torch.Generator().manual_seed(3), numpy.random.default_rng(3), random.Random(3)
+        array, plain, seen = numpy.zeros(2), torch.zeros(2), {"losses": [0.0], "names": set()}
+        counter, calls = Counter(), 0
+        counter.own = 0
+        Counter.total = 0
+
+        def step() -> None:
+            nonlocal calls
+            calls += 1
+            Counter.total += 1
+            counter.own += 1
+            model.steps = getattr(model, "steps", 0) + 1
+            noise = torch.randn(6, 4, generator=generator) + float(drawn.normal()) + python.random()
+            array[0] += 1
+            plain.add_(1)
+            optimizer.zero_grad()
+            loss = model(noise).pow(2).mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            seen["losses"].append(loss.item())
+            seen["names"].add(calls)
+            seen[calls] = calls
+            print("a step")
+            loss.backward()
+
+        for _ in range(2):
+            with pytest.raises(RuntimeError):
+                call(step)
+        state = [calls, Counter.total, counter.own, model.steps, array.tolist(), plain.tolist(), seen, scaler.get_scale()]
+        draws = [torch.rand(1, generator=generator).item(), float(drawn.normal()), python.random(), torch.rand(1).item()]
+        return [*state, *draws, model.weight.tolist()]
+
+    guard = alone()
+    assert program(guard.step) == program(lambda step: step())
+    assert any("run again" in note for found in guard.diagnoses for note in found.notes)
+
+
+def test_a_step_prints_once(capsys: pytest.CaptureFixture[str]) -> None:
+    weight = torch.ones(3, requires_grad=True)
+
+    def step() -> None:
+        print("here")
+        shown = weight.exp()
+        shown += 1
+        shown.sum().backward()
+
+    with pytest.raises(GradGuardError) as caught:
+        alone().step(step)
+    assert capsys.readouterr().out == "here\n"
+    assert caught.value.diagnosis.culprit is not None
+
+
+def outside(kind: str, folder: Path) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """Something that keeps its state where a guard cannot put it back: how a step uses it, and what is seen of it afterwards."""
+    log = folder / "log.txt"
+    if kind == "generator":
+        left = [1.0, 2.0, 3.0]
+        numbers = (left.pop() for _ in range(3))
+        return lambda: numbers.__next__(), lambda: left
+    if kind == "file":
+        file = log.open("w")
+        return lambda: file.write("step\n"), lambda: (file.flush(), log.read_text())[1]
+    if kind == "opened":
+        path = str(log)
+
+        def append() -> None:
+            with open(path, "a") as out:
+                out.write("step\n")
+
+        return append, log.read_text
+    if kind == "queue":
+        waiting: queue.Queue[int] = queue.Queue()
+        return lambda: waiting.put(1), waiting.qsize
+    if kind == "save":
+        return lambda: torch.save({}, folder / str(len(os.listdir(folder)))), lambda: len(os.listdir(folder))
+    return lambda: subprocess.run(["mkdir", str(folder / str(len(os.listdir(folder))))], check=True), lambda: len(os.listdir(folder))
+
+
+@pytest.mark.parametrize("kind", ["generator", "file", "opened", "queue", "save", "subprocess"])
+def test_what_cannot_be_put_back_is_not_touched_again(kind: str, tmp_path: Path) -> None:
+    for name in ("bare", "guarded"):
+        (tmp_path / name).mkdir()
+    use, look = outside(kind, tmp_path / "guarded")
+    weight = torch.ones(3, requires_grad=True)
+
+    def step() -> None:
+        use()
+        loss = weight.exp().sum()
+        loss.backward()
+        loss.backward()
+
+    with pytest.raises(GradGuardError) as caught:
+        alone().step(step)
+    assert any("was not run again" in note for note in caught.value.diagnosis.notes)
+    used, (bare, seen) = look(), outside(kind, tmp_path / "bare")
+    bare()
+    assert used == seen()

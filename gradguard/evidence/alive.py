@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from gradguard.safe_read import is_quiet
 from gradguard.signals import internal_error
 from gradguard.torch_internals import node_sequence
 
@@ -23,13 +24,13 @@ class Alive:
 
     @cached_property
     def _made(self) -> list[tuple[torch.Tensor, Any]]:
-        kinds: dict[type, bool] = {}
+        kinds: dict[int, bool] = {}
         found: list[tuple[torch.Tensor, Any]] = []
         for obj in gc.get_objects():
             kind = type(obj)  # not isinstance(): proxies and mocks may run code when asked for __class__
-            verdict = kinds.get(kind)
+            verdict = kinds.get(id(kind))  # a metaclass may have a hash of its own
             if verdict is None:
-                verdict = kinds[kind] = torch.Tensor in getattr(kind, "__mro__", ())
+                verdict = kinds[id(kind)] = issubclass(kind, torch.Tensor) and is_quiet(obj)
             if verdict:
                 node = node_of(obj)
                 if node is not None:

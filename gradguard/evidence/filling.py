@@ -10,6 +10,7 @@ import re
 from gradguard.evidence.bindings import dotted, targets_of
 from gradguard.evidence.flow import STORING_METHODS, stores_into
 from gradguard.evidence.syntax import FUNCTIONS, OPERATOR_OPS, Source
+from gradguard.safe_read import elements, in_class, pairs
 
 _CONTAINERS = frozenset({"list", "dict", "deque", "set", "OrderedDict"})
 _MAKERS = frozenset(
@@ -123,7 +124,7 @@ def is_run_by_a_hook(source: Source, function: ast.AST) -> bool:
 
 def built_with(source: Source, kind: type, field: str) -> list[ast.stmt]:
     """Statements that build a record with something for one of its fields: `State(h, c)`, `replace(self, h=h)`, `state._replace(h=h)`."""
-    fields = [*getattr(kind, "__dataclass_fields__", ()), *getattr(kind, "_fields", ())]
+    fields = [*(name for name, _ in pairs(in_class(kind, "__dataclass_fields__"))), *elements(in_class(kind, "_fields"))]
     if field not in fields:
         return []
     found: dict[ast.stmt, None] = {}

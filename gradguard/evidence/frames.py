@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from types import FrameType, TracebackType
 from typing import Any
 
 from gradguard.callsite import USER_FILES, CallSite
-
-_CO_NEWLOCALS = 0x2
+from gradguard.safe_read import namespace, variables_of
 
 
 class FrameView:
@@ -19,10 +17,11 @@ class FrameView:
         self.frame = frame
         self.site = CallSite(frame.f_code, frame.f_lasti if lasti is None else lasti)
         self._locals: dict[str, Any] | None = None
+        self._globals: dict[str, Any] | None = None
 
     def dispose(self) -> None:
         """Lets go of the frame and its variables."""
-        self._locals = None
+        self._locals = self._globals = None
         del self.frame
 
     @property
@@ -35,16 +34,21 @@ class FrameView:
 
     @property
     def globals(self) -> Mapping[str, Any]:
-        return self.frame.f_globals
+        """A copy of the variables of its file, of which those that cannot be looked at are UNKNOWN."""
+        if self._globals is None:
+            self._globals = namespace(self.frame.f_globals)
+        return self._globals
+
+    @property
+    def scope(self) -> int:
+        """The same for all frames that share their file's variables."""
+        return id(self.frame.f_globals)
 
     @property
     def locals(self) -> dict[str, Any]:
-        """A copy of the variables. Python up to 3.12 caches them in the frame, which would keep tensors alive: undone here."""
+        """A copy of the variables, of which those that cannot be looked at are UNKNOWN."""
         if self._locals is None:
-            snapshot = self.frame.f_locals
-            self._locals = dict(snapshot)
-            if sys.version_info < (3, 13) and self.frame.f_code.co_flags & _CO_NEWLOCALS and isinstance(snapshot, dict):
-                snapshot.clear()
+            self._locals = variables_of(self.frame)
         return self._locals
 
     @property

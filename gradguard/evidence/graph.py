@@ -5,6 +5,7 @@ All of this runs only when a diagnosis is being made. Nothing here unpacks a sav
 
 from __future__ import annotations
 
+import heapq
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -73,8 +74,6 @@ def root_nodes(tensors: Iterable[torch.Tensor]) -> list[Any]:
 
 def walk(roots: Iterable[Any], limit: int = MAX_NODES) -> Iterator[tuple[Any, list[Edge]]]:
     """Every node reachable from the roots, the newest first, each with its outgoing edges."""
-    import heapq
-
     heap: list[tuple[int, int, Any]] = []
     seen: set[Any] = set()
     order = 0

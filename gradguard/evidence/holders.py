@@ -10,13 +10,14 @@ import gc
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import CellType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType
+from types import CellType, FrameType, FunctionType, GeneratorType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
 
 from gradguard.callsite import USER_FILES
 from gradguard.evidence.frames import FrameView
+from gradguard.safe_read import attributes, class_attributes, code_of_member, is_quiet, own_dict, peek
 
 _DEPTH = 6  # tensor <- tuple <- list <- dict <- attribute <- object, at most
 _BREADTH = 24  # referrers followed of one object
@@ -55,7 +56,7 @@ def holdings(tensor: torch.Tensor, frames: Sequence[FrameView], ignore: Collecti
         ignore: ids of objects of gradguard's own that hold it, too.
     """
     views = {id(view.frame): view for view in frames}
-    scopes = {id(view.globals) for view in frames}
+    scopes = {view.scope for view in frames}
     found: list[Holding] = []
     seen = {id(tensor), id(frames), *ignore}
     level = [_Step(tensor, (), None)]
@@ -75,8 +76,8 @@ def holdings(tensor: torch.Tensor, frames: Sequence[FrameView], ignore: Collecti
                 if referrer.gi_frame is not None and id(referrer.gi_frame) not in views:
                     found.extend(_in_frame(referrer.gi_frame, step, tensor))
             elif not here and not isinstance(referrer, (ModuleType, type, FunctionType)) and id(referrer) not in scopes:
-                own_dict = getattr(referrer, "__dict__", None) is step.obj  # a library's object: look further, its dict is no container
-                through = step.through[1:] if own_dict else step.through
+                # a library's object: look further, its dict is no container
+                through = step.through[1:] if own_dict(referrer) is step.obj else step.through
                 following.append(_Step(referrer, (type(referrer).__name__, *through), step.obj))
         if found:
             near = [obj for step in level for obj in (step.obj, step.inner)]  # a method's wrapper stands in its class's dict
@@ -99,7 +100,7 @@ def _referrers(level: Sequence[_Step], seen: set[int]) -> Iterator[tuple[Any, _S
     steps = {id(step.obj): step for step in level}
     count = 0
     for referrer in gc.get_referrers(*(step.obj for step in level)) if level else ():
-        if id(referrer) in seen or referrer is level or referrer is steps or _is_own(referrer):
+        if id(referrer) in seen or referrer is level or referrer is steps or not is_quiet(referrer) or _is_own(referrer):
             continue
         seen.add(id(referrer))
         count += 1
@@ -139,12 +140,12 @@ def _attributes(referrer: Any, step: _Step, tensor: torch.Tensor, scopes: set[in
     obj, through = step.obj, step.through
     if isinstance(referrer, dict):
         if id(referrer) in scopes or ("__name__" in referrer and "__builtins__" in referrer):
-            names = [key for key, value in list(referrer.items()) if value is obj and isinstance(key, str) and not key.startswith("__")]
+            names = [key for key, value in list(dict.items(referrer)) if value is obj and type(key) is str and not key.startswith("__")]
             return [Holding(name, name, None, None, through, tensor) for name in names]
         return []  # an instance's own dict, or a container: who refers to it tells, one step on
     if isinstance(referrer, type):
         if isinstance(obj, dict) and _is_users(referrer):
-            names = [key for key, value in list(obj.items()) if value is step.inner]
+            names = [key for key, value in list(dict.items(obj)) if value is step.inner]
             return [Holding(f"{referrer.__name__}.{name}", name, referrer, None, through[1:], tensor) for name in names]
         return []
     if isinstance(referrer, FunctionType):
@@ -153,13 +154,13 @@ def _attributes(referrer: Any, step: _Step, tensor: torch.Tensor, scopes: set[in
         return _in_closure(referrer, through, tensor)
     if isinstance(referrer, (list, tuple, set, frozenset, FrameType, MethodType, torch.Tensor)):
         return []
-    attributes = getattr(referrer, "__dict__", None)
-    if isinstance(attributes, dict):
-        if attributes is obj:
-            return _of_instance(referrer, attributes, step.inner, through[1:], tensor)
-        return _of_instance(referrer, attributes, obj, through, tensor)
-    slots = [name for kind in type(referrer).__mro__ for name in getattr(kind, "__slots__", ()) if isinstance(name, str)]
-    return [Holding(f"self.{name}", name, referrer, None, through, tensor) for name in slots if getattr(referrer, name, None) is obj]
+    held = own_dict(referrer)
+    if held is not None:
+        if held is obj:
+            return _of_instance(referrer, held, step.inner, through[1:], tensor)
+        return _of_instance(referrer, held, obj, through, tensor)
+    slots = [name for kind in type(referrer).__mro__ for name, slot in vars(kind).items() if isinstance(slot, MemberDescriptorType)]
+    return [Holding(f"self.{name}", name, referrer, None, through, tensor) for name in slots if peek(referrer, name) is obj]
 
 
 def _of_function(function: FunctionType, step: _Step, tensor: torch.Tensor) -> list[Holding]:
@@ -181,14 +182,14 @@ def _in_closure(cell: CellType, through: tuple[str, ...], tensor: torch.Tensor) 
     return []
 
 
-def _of_instance(owner: Any, attributes: dict[str, Any], obj: Any, through: tuple[str, ...], tensor: torch.Tensor) -> list[Holding]:
+def _of_instance(owner: Any, held: dict[str, Any], obj: Any, through: tuple[str, ...], tensor: torch.Tensor) -> list[Holding]:
     """An attribute of the user's object; an object of a library's is itself looked for in turn."""
-    names = [name for name, value in list(attributes.items()) if value is obj]
+    names = [name for name, value in list(dict.items(held)) if value is obj and type(name) is str]
     if not names or not _is_users(owner):
         return []
     kind = owner.__name__ if isinstance(owner, (type, ModuleType)) else "self"
     if names in (["_buffers"], ["_parameters"]) and isinstance(obj, dict):
-        names = [key for key, value in obj.items() if value is tensor]
+        names = [key for key, value in dict.items(obj) if value is tensor]
         through = through[1:]
     return [Holding(f"{kind}.{name}", name, owner, None, through, tensor) for name in names]
 
@@ -196,15 +197,12 @@ def _of_instance(owner: Any, attributes: dict[str, Any], obj: Any, through: tupl
 def _is_users(owner: Any) -> bool:
     """Whether the object is of a class (or is a class or module) that the user wrote."""
     if isinstance(owner, ModuleType):
-        file = getattr(owner, "__file__", None)
+        file = attributes(owner).get("__file__")
         return file is None or USER_FILES[file]
     kind = owner if isinstance(owner, type) else type(owner)
-    for member in vars(kind).values():
-        code = getattr(
-            getattr(member, "__func__", None) or getattr(member, "fget", None) or getattr(member, "func", None) or member, "__code__", None
-        )
+    for member in class_attributes(kind).values():
+        code = code_of_member(member)
         if code is not None and not code.co_filename.startswith("<"):
             return USER_FILES[code.co_filename]
-    module = sys.modules.get(kind.__module__)
-    file = getattr(module, "__file__", None)
+    file = attributes(sys.modules.get(kind.__module__)).get("__file__")
     return kind.__module__ == "__main__" if file is None else USER_FILES[file]

@@ -7,11 +7,12 @@ there, and in every module alive (`gc`), so that nothing has to be handed to the
 from __future__ import annotations
 
 import gc
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -19,9 +20,23 @@ from torch import nn
 
 from gradguard.callsite import USER_FILES
 from gradguard.evidence.frames import FrameView
+from gradguard.safe_read import (
+    UNKNOWN,
+    attributes,
+    buffers_in,
+    elements,
+    in_class,
+    is_quiet,
+    named_modules,
+    own_dict,
+    pairs,
+    parameters_in,
+    store_of,
+)
 from gradguard.signals import internal_error
 from gradguard.torch_internals import storage_key
 
+_LITERALS = (str, int, float, bool, bytes, type(None), torch.device, torch.dtype)
 _MAX_ITEMS = 256  # of one container; names deeper in are of no use to a reader
 
 
@@ -61,19 +76,19 @@ class Names:
         found: list[tuple[str, Any]] = []
         seen_scopes: set[int] = set()
         for view in self.frames:
-            variables = [(name, value) for name, value in view.locals.items() if not name.startswith("__") and _is_quiet(value)]
-            if id(view.globals) not in seen_scopes and not view.is_module_level:
+            variables = [(name, value) for name, value in view.locals.items() if not name.startswith("__") and value is not UNKNOWN]
+            if view.scope not in seen_scopes and not view.is_module_level:
                 referenced = set(view.frame.f_code.co_names)
-                variables += [(name, view.globals[name]) for name in referenced if name in view.globals and _is_quiet(view.globals[name])]
+                variables += [(name, view.globals[name]) for name in referenced if view.globals.get(name, UNKNOWN) is not UNKNOWN]
             if view.is_module_level:
-                seen_scopes.add(id(view.globals))
+                seen_scopes.add(view.scope)
             found.extend(variables)
             for name, value in variables:
                 found.extend(_inside(name, value))
         for view in self.frames:  # the rest of the module-level names, last
-            if id(view.globals) not in seen_scopes:
-                seen_scopes.add(id(view.globals))
-                rest = [(name, value) for name, value in view.globals.items() if not name.startswith("__") and _is_quiet(value)]
+            if view.scope not in seen_scopes:
+                seen_scopes.add(view.scope)
+                rest = [(name, value) for name, value in view.globals.items() if not name.startswith("__") and value is not UNKNOWN]
                 found.extend(rest)
                 for name, value in rest:
                     found.extend(_inside(name, value))
@@ -128,7 +143,7 @@ class Names:
         for model in self.models:
             add(next((name for name, value in named if value is model), None), model)
         alive = [obj for obj in _alive(nn.Module) if "_modules" in obj.__dict__]
-        children = {id(child) for module in alive for child in module._modules.values() if child is not None}
+        children = {id(child) for module in alive for child in store_of(module, "_modules").values()}
         tops = [module for module in alive if id(module) not in children]
         for name, module in named:
             if id(module) not in children:
@@ -144,12 +159,10 @@ class Names:
         by_id: dict[int, StateName] = {}
         by_storage: dict[int, StateName] = {}
         for variable, root in self.modules:
-            for prefix, owner in root.named_modules():
-                tensors = [(name, value, False) for name, value in owner._parameters.items()]
-                tensors += [(name, value, True) for name, value in owner._buffers.items()]
+            for prefix, owner in named_modules(root):
+                tensors = [(name, value, False) for name, value in store_of(owner, "_parameters").items()]
+                tensors += [(name, value, True) for name, value in store_of(owner, "_buffers").items()]
                 for name, value, is_buffer in tensors:
-                    if value is None:
-                        continue
                     entry = StateName(f"{prefix}.{name}" if prefix else name, root, owner, variable, is_buffer)
                     by_id.setdefault(id(value), entry)
                     key = storage_key(value)
@@ -179,13 +192,13 @@ class Names:
     def states(self) -> Iterator[torch.Tensor]:
         """The parameters and buffers of every module."""
         for _, root in self.modules:
-            yield from root.parameters()
-            yield from root.buffers()
+            yield from parameters_in(root)
+            yield from buffers_in(root)
 
     def module_path(self, module: nn.Module) -> str | None:
         """Where a module sits, such as `model.blocks.0.act` or `blocks.0.act`."""
         for variable, root in self.modules:
-            for path, child in root.named_modules():
+            for path, child in named_modules(root):
                 if child is module:
                     return ".".join(part for part in (variable, path) if part) or None
         return None
@@ -199,7 +212,7 @@ class Names:
         name = self.of(optimizer)
         outer = (name or "").rpartition(".")[0]
         holder = next((value for other, value in self.bindings if other == outer), None) if outer else None
-        wraps = all(callable(getattr(type(holder), method, None)) for method in ("step", "zero_grad"))
+        wraps = all(in_class(type(holder), method) is not UNKNOWN for method in ("step", "zero_grad"))
         return outer if wraps else name
 
     def optimizers(self) -> list[Any]:
@@ -220,64 +233,55 @@ class Names:
 
 def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """The items and attributes one level in, of containers and of the user's own objects."""
-    if isinstance(value, (list, tuple)) or type(value).__name__ == "deque":
-        for i, item in enumerate(value):
-            if i >= _MAX_ITEMS:
-                break
+    if isinstance(value, (list, tuple, deque)):
+        for i, item in enumerate(elements(value, _MAX_ITEMS)):
             yield f"{name}[{i}]", item
     elif isinstance(value, dict):
-        for i, (key, item) in enumerate(value.items()):
-            if i >= _MAX_ITEMS:
-                break
+        for key, item in pairs(value, _MAX_ITEMS):
             text = _key(key)
             if text is not None:
                 yield f"{name}[{text}]", item
     elif isinstance(value, nn.Module):
         yield from _attributes(name, value)
-        for key, item in {**value._modules}.items():
-            if item is not None and name == "self":
+        for key, item in store_of(value, "_modules").items():
+            if name == "self":
                 yield f"{name}.{key}", item
     elif isinstance(value, ModuleType):  # what a library's holds is nobody's variable, and some of it warns when it is asked
-        if USER_FILES[getattr(value, "__file__", None) or "<frozen >"]:
+        if USER_FILES[attributes(value).get("__file__") or "<frozen >"]:
             yield from _attributes(name, value)
-    elif hasattr(value, "__dict__") and not isinstance(value, (type, torch.Tensor)) and not callable(value):
+    elif own_dict(value) is not None and not isinstance(value, torch.Tensor) and not callable(value):
         yield from _attributes(name, value)
 
 
 def _key(key: Any) -> str | None:
     """A dictionary's key as code; None for objects (an optimizer's state has parameters for keys), whose repr is none and may be long."""
     if isinstance(key, Enum):
-        return f"{type(key).__name__}.{key.name}"
-    if isinstance(key, (tuple, frozenset)) and len(key) <= 4:
-        return repr(key) if all(_key(each) is not None for each in key) else None
-    return repr(key) if key is None or isinstance(key, (str, int, float, bytes, torch.device, torch.dtype)) else None
+        return f"{type(key).__name__}.{attributes(key).get('_name_')}"
+    if type(key) in (tuple, frozenset) and len(key) <= 4:
+        return repr(key) if all(type(each) in _LITERALS for each in key) else None
+    return repr(key) if type(key) in _LITERALS else None
 
 
 def _attributes(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    for key, item in list(vars(value).items())[:_MAX_ITEMS]:
+    for key, item in list(attributes(value).items())[:_MAX_ITEMS]:
         if key in ("_parameters", "_buffers"):
-            for inner, tensor in item.items():
+            for inner, tensor in pairs(item):
                 yield f"{name}.{inner}", tensor
-        elif not key.startswith("__") and key != "_modules" and _is_quiet(item):
+        elif not key.startswith("__") and key != "_modules" and item is not UNKNOWN:
             yield f"{name}.{key}", item
-            if isinstance(item, (list, tuple, dict)) or type(item).__name__ == "deque":
+            if isinstance(item, (list, tuple, dict, deque)):
                 yield from _inside(f"{name}.{key}", item)
-
-
-def _is_quiet(value: Any) -> bool:
-    """Whether an object can be asked for its class: where looking at an attribute runs Python (deprecated names, proxies), it may warn."""
-    return not isinstance(getattr(type(value), "__getattribute__", None), FunctionType)
 
 
 def _alive(kind: type) -> list[Any]:
     """Every object of a class that is alive. type() instead of isinstance(): proxies and mocks may run code when asked."""
-    verdicts: dict[type, bool] = {}
+    verdicts: dict[int, bool] = {}  # by id: a metaclass may have a hash of its own
     found = []
     for obj in gc.get_objects():
         own = type(obj)
-        verdict = verdicts.get(own)
+        verdict = verdicts.get(id(own))
         if verdict is None:
-            verdict = verdicts[own] = kind in getattr(own, "__mro__", ())
+            verdict = verdicts[id(own)] = issubclass(own, kind) and is_quiet(obj)
         if verdict:
             found.append(obj)
     return found

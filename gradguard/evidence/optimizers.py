@@ -6,12 +6,19 @@ from typing import Any
 
 import torch
 
+from gradguard.safe_read import UNKNOWN, attributes, elements, item_of, peek
 from gradguard.torch_internals import storage_key
 
 
 def parameters_of(optimizer: Any) -> list[torch.Tensor]:
     """What an optimizer trains, group by group; empty for None and for optimizers without groups."""
-    return [parameter for group in getattr(optimizer, "param_groups", None) or () for parameter in group.get("params", ())]
+    groups = peek(optimizer, "param_groups")
+    if groups is UNKNOWN:  # a framework's optimizer around another, whose groups it computes
+        inner = next((held for held in attributes(optimizer).values() if isinstance(held, torch.optim.Optimizer)), None)
+        return [] if inner is None else parameters_of(inner)
+    return [
+        parameter for group in elements(groups) for parameter in elements(item_of(group, "params")) if isinstance(parameter, torch.Tensor)
+    ]
 
 
 def holds_memory(optimizer: Any, storage: int) -> bool:

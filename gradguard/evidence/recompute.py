@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from gradguard.signals import internal_error
+from gradguard.torch_internals import has_memory
 
 if TYPE_CHECKING:
     from gradguard.evidence.values import GraphValues
@@ -51,7 +52,7 @@ class Operands:
             Unknown: there is none.
         """
         value = getattr(self.node, f"_saved_{name}", None)
-        if not isinstance(value, torch.Tensor):
+        if not isinstance(value, torch.Tensor) or not has_memory(value):
             raise Unknown
         return value.detach()
 

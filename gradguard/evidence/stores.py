@@ -7,7 +7,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -23,6 +23,7 @@ from gradguard.evidence.holders import Holding
 from gradguard.evidence.locate import scope_of
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.evidence.syntax import FUNCTIONS, Source, header_range, load
+from gradguard.safe_read import class_attributes, code_of_member
 
 # "carried": left there by the turn before; "fresh": put there earlier in this very turn; "outside": before the loop;
 # "cache": only when it is not there yet; "init": in a constructor; "method": in a method that nothing on the stack shows.
@@ -271,18 +272,14 @@ def classes_of(owner: Any) -> Iterator[tuple[Source, ast.ClassDef]]:
     kinds = owner.__mro__ if isinstance(owner, type) else type(owner).__mro__
     for kind in kinds:
         files = {
-            code.co_filename for member in vars(kind).values() if (code := _code_of(member)) is not None and USER_FILES[code.co_filename]
+            code.co_filename
+            for member in class_attributes(kind).values()
+            if (code := code_of_member(member)) is not None and USER_FILES[code.co_filename]
         }
         for source in filter(None, map(load, sorted(files))):
             for scope in source.scopes:
                 if isinstance(scope, ast.ClassDef) and source.qualname(scope) == kind.__qualname__:
                     yield source, scope
-
-
-def _code_of(member: Any) -> CodeType | None:
-    function = getattr(member, "__func__", None) or getattr(member, "fget", None) or member
-    code = getattr(function, "__code__", None)
-    return code if isinstance(code, CodeType) else None
 
 
 def view_of(frame: FrameType | None, frames: Sequence[FrameView]) -> FrameView | None:

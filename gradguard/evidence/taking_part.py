@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from torch import nn
@@ -18,6 +18,7 @@ from gradguard.evidence.frames import FrameView
 from gradguard.evidence.graph import leaves
 from gradguard.evidence.names import Names
 from gradguard.evidence.syntax import Source, load
+from gradguard.safe_read import attributes, class_attributes, code_of_member, modules_in
 
 
 def roots_taking_part(names: Names, nodes: Iterable[Any]) -> list[nn.Module]:
@@ -40,7 +41,7 @@ def files_of(frames: Iterable[FrameView], roots: Iterable[nn.Module]) -> list[st
     files: dict[str, None] = {}
     for view in frames:
         files.setdefault(view.frame.f_code.co_filename)
-    kinds = dict.fromkeys(base for root in roots for module in root.modules() for base in type(module).__mro__)
+    kinds = dict.fromkeys(base for root in roots for module in modules_in(root) for base in type(module).__mro__)
     for kind in kinds:
         file = file_of_class(kind)
         if file and USER_FILES[file]:
@@ -50,11 +51,11 @@ def files_of(frames: Iterable[FrameView], roots: Iterable[nn.Module]) -> list[st
 
 def file_of_class(kind: type) -> str | None:
     """The file a class was written in: that of its methods' code (a notebook cell or exec'd code has no module file)."""
-    for value in vars(kind).values():
-        code = getattr(getattr(value, "__func__", value), "__code__", None)
-        if isinstance(code, CodeType) and str(getattr(code, "co_qualname", kind.__qualname__)).startswith(kind.__qualname__):
+    for value in class_attributes(kind).values():
+        code = code_of_member(value)
+        if code is not None and str(getattr(code, "co_qualname", kind.__qualname__)).startswith(kind.__qualname__):
             return code.co_filename
-    return getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return attributes(sys.modules.get(kind.__module__)).get("__file__")
 
 
 # Modules that are not the user's, by name: thousands in a large process, which are asked for once.

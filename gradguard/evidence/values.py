@@ -17,7 +17,7 @@ import torch
 from gradguard.evidence.graph import is_accumulate, walk
 from gradguard.evidence.recompute import Unknown, recompute
 from gradguard.signals import internal_error
-from gradguard.torch_internals import held_by_hook, node_sequence, saved_slots
+from gradguard.torch_internals import has_memory, held_by_hook, node_sequence, saved_slots
 
 MOST_NODES = 20_000
 MOST_ELEMENTS = 60_000_000  # of values computed again: a diagnosis must not exhaust the memory
@@ -215,11 +215,15 @@ def saved_values(node: Any) -> list[tuple[str, torch.Tensor]]:
                 value = slot.data
             except internal_error():
                 continue
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor) and has_memory(value):
             found.append((name, value))
     if hasattr(type(node), "_forward_cls") and not held_by_hook(node, "tensors"):
         try:
-            found += [(f"saved_tensors[{i}]", value) for i, value in enumerate(node.saved_tensors) if isinstance(value, torch.Tensor)]
+            found += [
+                (f"saved_tensors[{i}]", value)
+                for i, value in enumerate(node.saved_tensors)
+                if isinstance(value, torch.Tensor) and has_memory(value)
+            ]
         except internal_error():
             pass
     return found

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from gradguard.evidence.syntax import Range, Source, range_of
+from gradguard.diagnosis import SourceSpan
+from gradguard.evidence.syntax import Range, Source, load, range_of
 from gradguard.fixes.diff import unified
 
 Edit = tuple[Range, str]  # a range of the tree (columns in bytes, as `ast` counts them) and its new text
@@ -19,7 +20,7 @@ def patched(source: Source, changes: Sequence[Edit] = (), insert: Sequence[tuple
         insert: new lines, each with the number of the line that it is put after.
     """
     lines = [line if line.endswith("\n") else line + "\n" for line in source.lines]
-    below = [(after, text + "\n") for after, text in sorted(insert, reverse=True)]
+    below = sorted(((after, text + "\n") for after, text in insert), key=lambda item: item[0])[::-1]  # of one line, the last first
     for (first, start, last, end), text in sorted(changes, reverse=True):
         if not 0 < first <= last <= len(lines):
             return None
@@ -37,6 +38,20 @@ def replaced(source: Source, changes: Sequence[tuple[ast.AST, str]]) -> str | No
     """The diff that puts new text in place of nodes, which must not overlap."""
     edits = [edit for node, text in changes for edit in edit_of(node, text)]
     return patched(source, edits) if len(edits) == len(changes) else None
+
+
+def respelt(span: SourceSpan | None, old: str, new: str) -> str | None:
+    """The diff that replaces the one occurrence of `old` in the text of a span."""
+    source = None if span is None else load(span.file)
+    if span is None or source is None or span.text is None or span.text.count(old) != 1:
+        return None
+    before = span.text[: span.text.index(old)]
+    line = span.line + before.count("\n")
+    start = len(before) - before.rfind("\n") - 1 + (0 if "\n" in before else span.column or 0)
+    head = source.lines[line - 1]
+    if "\n" in old or head[start : start + len(old)] != old:
+        return None
+    return unified(source, [*source.lines[: line - 1], head[:start] + new + head[start + len(old) :], *source.lines[line:]])
 
 
 def edit_of(node: ast.AST, text: str) -> list[Edit]:

@@ -18,6 +18,7 @@ from typing import Any
 import torch.overrides
 
 from gradguard.errors import GradGuardWarning
+from gradguard.probes.diversions import originals
 from gradguard.probes.hub import idle_listener
 from gradguard.signals import internal_error
 from gradguard.torch_internals import call_alone
@@ -114,7 +115,7 @@ def _meant(frame: FrameType | None, message: Any) -> tuple[FrameType, FrameType]
     own = False
     while frame is not None:
         frames.append(frame)
-        own = own or frame.f_code.co_filename.startswith(_OWN_DIR)
+        own = own or _is_own(frame)
         if frame.f_code.co_filename == message.filename and frame.f_lineno == message.lineno:
             named = len(frames) - 1
             break
@@ -129,17 +130,21 @@ def _meant(frame: FrameType | None, message: Any) -> tuple[FrameType, FrameType]
     return (frames[named], without[named]) if named < len(without) else None
 
 
+def _is_own(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_OWN_DIR) or frame.f_code in originals
+
+
 def _without_own(frames: list[FrameType]) -> list[FrameType]:
     """The frames, innermost first, less what would not be there without gradguard."""
     kept: list[FrameType] = []
     i = 0
     while i < len(frames):
-        if not frames[i].f_code.co_filename.startswith(_OWN_DIR):
+        if not _is_own(frames[i]):
             kept.append(frames[i])
             i += 1
             continue
         short = False
-        while i < len(frames) and frames[i].f_code.co_filename.startswith(_OWN_DIR):
+        while i < len(frames) and _is_own(frames[i]):
             short = short or frames[i].f_code is call_alone.__code__
             i += 1
         # a torch function written in Python asks the mode through `handle_torch_function`, and the mode calls it again

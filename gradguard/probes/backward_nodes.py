@@ -16,7 +16,7 @@ from gradguard.facts import BrokenFact
 from gradguard.journal import Journal
 from gradguard.probes.finite import all_finite
 from gradguard.signals import internal_error
-from gradguard.torch_internals import ACCUMULATE_SEQ, node_sequence, quiet
+from gradguard.torch_internals import ACCUMULATE_SEQ, node_sequence, own_part, quiet
 
 # Their backwards move or add what they are given: finite gradients in, finite gradients out.
 _HARMLESS = frozenset(
@@ -74,6 +74,7 @@ def _hook(seq: int, name: str, journal: Journal, call: int) -> Callable[[Any, An
                 if not all(_finite(gradient) for gradient in given):
                     return
                 worst = next(gradient for gradient in made if not _finite(gradient)).detach()
+                worst = own_part(worst)
                 journal.broken = BrokenFact(call, seq, name, int((~torch.isfinite(worst)).sum()), worst.numel())
         except internal_error():  # gradients of odd kinds do not answer
             return
@@ -84,4 +85,4 @@ def _hook(seq: int, name: str, journal: Journal, call: int) -> Callable[[Any, An
 def _finite(gradient: Any) -> bool:
     if not isinstance(gradient, torch.Tensor) or not gradient.is_floating_point() or gradient.layout != torch.strided or gradient.is_nested:
         return True
-    return all_finite(gradient.detach())
+    return all_finite(own_part(gradient).detach())

@@ -14,6 +14,7 @@ import torch
 from gradguard.facts import Prints
 from gradguard.fingerprints import fingerprint
 from gradguard.journal import Journal
+from gradguard.tensor_refs import TensorRef
 from gradguard.torch_internals import (
     grad_fn_of,
     jit_tracing,
@@ -93,4 +94,4 @@ class Contents:
             return
         item = self.note(saved, before, after, sampled=True)
         if item is not None:
-            self._steady[key] = (weakref.ref(parameter), item.version, item)
+            self._steady[key] = (TensorRef(parameter), item.version, item)

@@ -6,6 +6,8 @@ import os
 from types import FrameType
 from typing import Any
 
+from gradguard.safe_read import variables_of
+
 _DISTRIBUTIONS = os.sep + os.path.join("torch", "distributions") + os.sep
 _PROBES = os.path.dirname(__file__) + os.sep
 
@@ -17,7 +19,7 @@ def sampled_distribution(frame: FrameType | None) -> Any:
         if frame is None or _DISTRIBUTIONS not in frame.f_code.co_filename:
             return None
         if frame.f_code.co_name == "sample":
-            return frame.f_locals.get("self")
+            return variables_of(frame).get("self")
         frame = frame.f_back
     return None
 

@@ -19,7 +19,7 @@ from gradguard.callsite import CallSite, user_frame
 from gradguard.facts import NonfiniteFact
 from gradguard.journal import Journal
 from gradguard.signals import internal_error
-from gradguard.torch_internals import jit_tracing, storage_key
+from gradguard.torch_internals import jit_tracing, own_part, storage_key
 
 _MOST = 1_024
 
@@ -44,7 +44,7 @@ def all_finite(values: torch.Tensor) -> bool:
 def _look(journal: Journal, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, out: torch.Tensor) -> None:
     if not out.is_floating_point() or out.is_nested or not out.numel() or out.layout != torch.strided:
         return
-    out = out.detach()
+    out = own_part(out).detach()
     finite = all_finite(out)
     if finite and not journal.nonfinite:
         return
@@ -72,7 +72,7 @@ def _inherited(journal: Journal, args: tuple[Any, ...], kwargs: dict[str, Any] |
     for value in pending:
         if isinstance(value, torch.Tensor):
             fact = journal.nonfinite_of(value)
-            if fact is not None and value.is_floating_point() and not bool(torch.isfinite(value.detach()).all()):
+            if fact is not None and value.is_floating_point() and not bool(torch.isfinite(own_part(value).detach()).all()):
                 found.append(fact)
         elif type(value) in (tuple, list):
             pending.extend(item for item in value[:64] if isinstance(item, torch.Tensor))

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any, Protocol
 
 from gradguard.coasting import Coast
+from gradguard.shield import Shield
 
 
 class Listener(Protocol):
@@ -31,6 +31,8 @@ class Listener(Protocol):
     def coasted_failed(self, error: BaseException, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
     def coasted_returned(self, frame: FrameType, args: tuple[Any, ...]) -> None: ...
     def catch_up(self) -> None: ...
+    def compiled_begins(self) -> None: ...
+    def compiled_ends(self) -> None: ...
     def fault(self, error: BaseException) -> None: ...
     def unwatched(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any: ...
     def before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
@@ -39,7 +41,7 @@ class Listener(Protocol):
     def wants_forwards(self) -> bool: ...
 
     guards: list[Any]
-    lookout: AbstractContextManager[Any]
+    lookout: Shield
 
     def mapped(self, frame: FrameType, given: Any, result: Any) -> None: ...
     def run_checkpoint(self, function: Any, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
@@ -53,10 +55,12 @@ class _Local(threading.local):
     Attributes:
         listener: see `listener()`.
         coast: where this thread's events are written down in calm steps; None in all others.
+        compiled: how many compiled functions are under way, one within another (`gradguard.probes.compilers`).
     """
 
     listener: Listener | None = None
     coast: Coast | None = None
+    compiled: int = 0
 
 
 local = _Local()

@@ -22,6 +22,8 @@ from gradguard.probes.arguments import call_name, is_flat, is_one_of, numbers_in
 from gradguard.probes.contents import Contents
 from gradguard.probes.distributions import is_scoring, sampled_distribution
 from gradguard.probes.op_kinds import ADDEND, ALIKE, DETACH, FRESH, GATHER, REWRAP, REWRAPS, WRITE
+from gradguard.safe_read import peek
+from gradguard.tensor_refs import TensorRef
 from gradguard.torch_internals import grad_fn_of, is_a, is_a_loss, leaves_behind, numpy_reachable, only_leaf, sequence_number, storage_key
 
 _grad_enabled = torch.is_grad_enabled
@@ -83,7 +85,7 @@ class LostPaths:
             cause = _cut_kind(kind, live)
             mode = journal.modes[-1] if cause in ("no_grad", "inference") and journal.modes else None
             drawn_from = sampled_distribution(sys._getframe(1)) if cause in ("no_grad", "nondiff") else None
-            if cause == "no_grad" and getattr(drawn_from, "has_rsample", False):
+            if cause == "no_grad" and peek(drawn_from, "has_rsample", False) is True:
                 cause = "sample"
             outer = user_frame(frame.f_back) if frame is not None else None
             cut = Cut(
@@ -184,7 +186,7 @@ class LostPaths:
                 sequence_number(),
                 (-1 if node is None else node._sequence_nr(),),
                 mode,
-                leaves=() if leaf is None else (weakref.ref(leaf),),
+                leaves=() if leaf is None else (TensorRef(leaf),),
             )
             if journal.wanted:
                 self._sever(cut, [source])
@@ -203,7 +205,7 @@ class LostPaths:
             return
         journal = self.journal
         aliases = journal.data_aliases
-        aliases[id(result)] = weakref.ref(result)
+        aliases[id(result)] = TensorRef(result)
         if len(aliases) > journal.limits.writes:
             aliases.popitem(last=False)
         if source.requires_grad:
@@ -219,7 +221,7 @@ class LostPaths:
                 sequence_number(),
                 (-1 if node is None else node._sequence_nr(),),
                 outer=None if outer is None else CallSite(outer.f_code, outer.f_lasti),
-                leaves=(weakref.ref(source),) if node is None else (),
+                leaves=(TensorRef(source),) if node is None else (),
             )
             journal.remember_cut(result, cut)
             if journal.wanted:
@@ -354,7 +356,7 @@ class LostPaths:
                 attached.append(-1 if node is None else node._sequence_nr())
                 leaf = tensor if node is None else only_leaf(node, 5)
                 if leaf is not None:
-                    leaves.append(weakref.ref(leaf))
+                    leaves.append(TensorRef(leaf))
             else:
                 cut = cut_of(tensor)
                 if cut is not None:

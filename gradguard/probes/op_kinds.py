@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from types import FunctionType
+from types import (
+    BuiltinFunctionType,
+    ClassMethodDescriptorType,
+    FunctionType,
+    GetSetDescriptorType,
+    MethodDescriptorType,
+    MethodWrapperType,
+    ModuleType,
+    WrapperDescriptorType,
+)
 from typing import Any
 
 from gradguard.collectives import GATHERING
+from gradguard.probes.loss_inputs import LOSSES
+from gradguard.probes.spread import COLUMNS, PAIRING
 
 SKIP = 0  # a query: nothing to record
 PLAIN = 1
@@ -21,6 +32,9 @@ GRAD = 512  # `.grad` is read
 SET_DATA = 2048  # `.data` is given another tensor's memory
 GATHER = 4096  # copies values between ranks
 FACTOR = 8192  # multiplies two tensors
+LOSS = 16384  # a loss function that takes what it must not: another kind of numbers, other shapes
+COLUMN = 32768  # may make a column of a row
+STRANGE = 65536  # not a function of torch's: it may capture anything, and is not kept
 FLAG = 1024  # works in place if its `inplace` argument says so
 
 _ESCAPES = {"item", "tolist", "numpy", "__float__", "__int__", "__index__", "__array__", "__complex__", "__bool__"}
@@ -150,6 +164,10 @@ def classify(func: Any) -> int:
         flags |= ADDEND
     if name in _FACTORS:
         flags |= FACTOR
+    if name in COLUMNS:
+        flags |= COLUMN
+    if name in LOSSES or name in PAIRING:
+        flags |= LOSS
     if isinstance(func, FunctionType) and func.__module__ == "torch.nn.functional":  # no other of these write their first argument
         code = func.__code__
         if "inplace" in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
@@ -182,10 +200,23 @@ def writes_by_name(name: str) -> bool:
 
 
 class Kinds(dict[Any, int]):
-    """Function -> flags. Bounded: functions made on the fly must not pile up."""
+    """Function -> flags. Bounded, and keeps only functions of torch's: others may capture anything."""
 
     def __missing__(self, func: Any) -> int:
+        if not _of_torch(func):
+            return classify(func) | STRANGE
         if len(self) > 10_000:
             self.clear()
         flags = self[func] = classify(func)
         return flags
+
+
+def _of_torch(func: Any) -> bool:
+    kind = type(func)
+    if kind is FunctionType:  # by where it was defined: a wrapper says of itself what it wraps
+        return str(func.__globals__.get("__name__")).partition(".")[0] == "torch"
+    if kind is BuiltinFunctionType:  # a method of an object is one as well, and holds the object
+        return func.__self__ is None or type(func.__self__) in (ModuleType, type)
+    if kind is MethodWrapperType:  # `Tensor.grad.__get__`
+        return type(func.__self__) is GetSetDescriptorType
+    return kind in (MethodDescriptorType, WrapperDescriptorType, ClassMethodDescriptorType)

@@ -34,30 +34,36 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from gradguard.callsite import USER_FILES, CallSite, user_frame
-from gradguard.facts import ModeFact, WriteFact
+from gradguard.facts import CallableRef, ModeFact, Region, WriteFact
 from gradguard.fingerprints import fingerprint
 from gradguard.journal import Journal
 from gradguard.probes.arguments import any_requires_grad, call_name, region_written, versions_of
 from gradguard.probes.contents import Contents
+from gradguard.probes.loss_inputs import LOSSES, LossInputs
 from gradguard.probes.lost_paths import LostPaths
 from gradguard.probes.op_kinds import (
     ADDEND,
+    COLUMN,
     DATA,
     ESCAPE,
     FACTOR,
     FLAG,
     GATHER,
     GRAD,
+    LOSS,
     MODE,
     PLAIN,
     SET_DATA,
     SKIP,
+    STRANGE,
     TOGGLE,
     WRITE,
     Kinds,
     asked_in_place,
 )
-from gradguard.probes.spread import note_spread
+from gradguard.probes.spread import PAIRING, Columns, note_spread, note_spread_loss
+from gradguard.probes.wrapped import asked_by
+from gradguard.safe_read import function_code, variables_of
 from gradguard.signals import internal_error
 from gradguard.torch_internals import (
     quiet,
@@ -96,6 +102,8 @@ class OpProbe(TorchFunctionMode):
         self.locate: Locate | None = None  # level forensic: looks at every result
         self.prints = Contents(journal)
         self.lost = LostPaths(journal, self.prints)
+        self.losses = LossInputs(journal)
+        self.columns = Columns()
         self._append = journal.ops.append
         self._tick = journal.tick
         self.live = True  # False: hands everything through, where it cannot be taken off the stack (within a call it sees)
@@ -105,13 +113,18 @@ class OpProbe(TorchFunctionMode):
         self._append = self.journal.ops.append
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        if _is_compiling() or not self.live:
-            return func(*args, **(kwargs or _NO_KWARGS))
         try:
             kind = _KINDS[func]
+            if kind & STRANGE:
+                func = asked_by(func, sys._getframe(1))
+                kind = _KINDS[func]
+                if kind & ~STRANGE in (SKIP, GRAD, SET_DATA):
+                    kind &= ~STRANGE
         except internal_error() as fault:
             self.on_fault(fault)
             kind = SKIP
+        if _is_compiling() or not self.live:
+            return func(*args, **(kwargs or _NO_KWARGS))
         if kind == SKIP:
             return func(*args, **kwargs) if kwargs else func(*args)
         if kind == GRAD:
@@ -160,6 +173,12 @@ class OpProbe(TorchFunctionMode):
     ) -> None:
         """A call has returned: notes the nodes that it made, what it wrote, and what lost its path in it."""
         after = sequence_number()
+        strange = kind & STRANGE
+        kind ^= strange
+        if kind & COLUMN:
+            kind &= ~COLUMN
+            if after == before:
+                self.columns.note(func, args, result)
         if kind & GATHER:
             self.lost.gathered(func, args, kwargs or _NO_KWARGS)
         if after != before:
@@ -168,14 +187,16 @@ class OpProbe(TorchFunctionMode):
             while frame is not None and not files[frame.f_code.co_filename]:
                 frame = frame.f_back
             if frame is not None:
-                self._append((before, after, frame.f_code, frame.f_lasti, func, self._tick()))
+                self._append((before, after, frame.f_code, frame.f_lasti, CallableRef(func) if strange else func, self._tick()))
+                if kind & LOSS:
+                    self._loss(func, args, kwargs or _NO_KWARGS, result, (before, after), frame)
             numpy_storages = self.journal.numpy_storages
             for arg in args:
                 if isinstance(arg, _Tensor):
                     if not arg.requires_grad:
                         self.lost.operand(kind, before, after, arg)
                         if kind & (ADDEND | FACTOR) and len(args) == 2:
-                            note_spread(self.journal, func, args, result, before)
+                            note_spread(self.journal, self.columns, func, args, result, before)
                     elif numpy_storages and storage_key(arg) in numpy_storages:
                         self.prints.note_quietly(arg, before, after)
                 elif kind & ADDEND and isinstance(arg, float):
@@ -194,12 +215,21 @@ class OpProbe(TorchFunctionMode):
                     self.lost.side_results(before, func, (result,), args, kwargs)
             elif isinstance(result, tuple):
                 self.lost.side_results(before, func, result, args, kwargs)
-        elif kind & ~FACTOR == PLAIN and not self.journal.has_cuts and _grad_enabled():
+        elif kind & ~(FACTOR | LOSS) == PLAIN and not self.journal.has_cuts and _grad_enabled():
             # the bulk of gradless calls (data preparation, metrics) has nothing to remember
             if any_requires_grad(args):
                 self.lost.cut(kind, func, args, kwargs, result)
         else:
             self._gradless(kind, func, args, kwargs, result, watched)
+
+    def _loss(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, nodes: tuple[int, int], frame: FrameType
+    ) -> None:
+        name = call_name(func)
+        if name in PAIRING:
+            note_spread_loss(self.journal, func, args, kwargs, result, sys._getframe(3))
+        if name in LOSSES:
+            self.losses.look(func, args, kwargs, nodes, frame.f_code, frame.f_lasti)
 
     # -- calls that made no node --------------------------------------------------------------------------------------
 
@@ -255,12 +285,11 @@ class OpProbe(TorchFunctionMode):
         via = "set_grad_enabled"
         inner = frame
         while inner is not None and not USER_FILES[inner.f_code.co_filename]:
-            owner = inner.f_locals.get("self") if inner.f_code.co_name in ("__enter__", "__exit__") else None
+            owner = variables_of(inner).get("self") if inner.f_code.co_name in ("__enter__", "__exit__") else None
             if owner is not None:
                 via = type(owner).__name__
             if inner.f_code.co_filename.endswith("_contextlib.py") and decorated is None:
-                wrapped = inner.f_locals.get("func")
-                decorated = getattr(wrapped, "__code__", None)
+                decorated = function_code(variables_of(inner).get("func"))
             inner = inner.f_back
         site = None if inner is None else CallSite(inner.f_code, inner.f_lasti)
         self.journal.modes.append(ModeFact(self._tick(), enabled, site, decorated, via))
@@ -291,7 +320,7 @@ class OpProbe(TorchFunctionMode):
             module: weakref.ref[Any] | None = None
             while frame is not None and not USER_FILES[frame.f_code.co_filename]:
                 if module is None and frame.f_code.co_name == "forward":
-                    owner = frame.f_locals.get("self")
+                    owner = variables_of(frame).get("self")
                     if isinstance(owner, torch.nn.Module):
                         module = weakref.ref(owner)
                 frame = frame.f_back
@@ -311,6 +340,7 @@ class OpProbe(TorchFunctionMode):
                     _grad_enabled(),
                     None if outer is None else CallSite(outer.f_code, outer.f_lasti),
                     region_written(func, args, tensor) if unseen else None,
+                    (Region.of(tensor), mark) if mark is not None else None,
                 )
             )
 

@@ -1,6 +1,7 @@
-"""The functions of torch that are replaced while a guard is open, all of them here.
+"""The functions of torch at which gradguard listens, all of them here.
 
-Each replacement hands the call through unchanged in threads without a session and while Dynamo is tracing.
+They are diverted, not replaced, wherever they are Python's (`gradguard.probes.diversions`). Each hands the call through unchanged in
+threads without a session and while something compiles.
 """
 
 from __future__ import annotations
@@ -10,56 +11,60 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import wraps
+from types import FunctionType
 from typing import Any
 
 import torch
 import torch.utils.checkpoint
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from gradguard.probes import attribution, protocol_patches
+from gradguard.probes import attribution, compilers, protocol_patches
+from gradguard.probes.diversions import Diversion, originals
 from gradguard.probes.hub import listener, local, tracer
 from gradguard.signals import internal_error
 from gradguard.torch_internals import functorch, is_compiling
 
 _lock = threading.Lock()
 _installed = False
-_replaced: list[tuple[Any, str, Any, Any]] = []  # owner, attribute, original, replacement
+_diverted: list[Diversion] = []
+_replaced: list[tuple[Any, str, Any, Any]] = []  # what is not Python's: owner, attribute, original, replacement
 _hooks: list[Any] = []
 _LOGGER = logging.getLogger("gradguard")
 
 
 def install(*more: Callable[[Callable[..., None]], None]) -> None:
-    """Puts the replacements in place, once a process.
+    """Diverts the functions, once a process.
 
     Args:
-        more: put in replacements of their own; each is called with a function `replace(owner, name, make)`.
+        more: divert others; each is called with a function `divert(owner, name, make)`.
 
-    They stay: putting them in and out at each `with gradguard():` would cost more than they do, and would make Dynamo
+    They stay so: putting them in and out at each `with gradguard():` would cost more than they do, and would make Dynamo
     compile again. Without a session each of them costs one look at a thread-local.
     """
     global _installed
     if _installed:
         return
     with _lock:
-        if _replaced:  # another thread was faster
+        if _diverted:  # another thread was faster
             return
-        _replace(torch.autograd, "backward", _backward("backward"))
-        _replace(torch.autograd, "grad", _backward("grad"))
+        compilers.install()
+        _divert(torch.autograd, "backward", _backward("backward"))
+        _divert(torch.autograd, "grad", _backward("grad"))
         _replace(torch.autograd, "_engine_run_backward", _engine)
-        _replace(torch.autograd.Function, "apply", _apply, as_classmethod=True)
-        _replace(torch.optim.Optimizer, "zero_grad", _zero_grad)
-        _replace(torch.nn.Module, "zero_grad", _zero_grad)
+        _divert(torch.autograd.Function, "apply", _apply)
+        _divert(torch.optim.Optimizer, "zero_grad", _zero_grad)
+        _divert(torch.nn.Module, "zero_grad", _zero_grad)
         if functorch is not None:
-            _replace(functorch, "vmap_impl", _vmap)
-        protocol_patches.install(_replace)
-        _replace(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _checkpoint)
-        _replace(torch.overrides, "has_torch_function", _has_torch_function)
+            _divert(functorch, "vmap_impl", _vmap)
+        protocol_patches.install(_divert)
+        _divert(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _checkpoint)
+        _divert(torch.export, "export", compilers.unguarded)
         _replace(torch.nn.functional, "handle_torch_function", _handle_torch_function)
         _replace(torch._tensor, "handle_torch_function", _handle_torch_function)
         for put in more:
-            put(_replace)
-        _hooks.append(register_optimizer_step_pre_hook(_before_step))
-        _hooks.append(register_optimizer_step_post_hook(_after_step))
+            put(_divert)
+        _hooks.append(register_optimizer_step_pre_hook(_hook(_before_step)))
+        _hooks.append(register_optimizer_step_post_hook(_hook(_after_step)))
         attribution.install()
         _installed = True
 
@@ -70,6 +75,9 @@ def uninstall() -> None:
     with _lock:
         while _hooks:
             _hooks.pop().remove()
+        while _diverted:
+            _diverted.pop().end()
+        compilers.remove()
         while _replaced:
             owner, name, original, replacement = _replaced.pop()
             if vars(owner).get(name) is replacement:
@@ -78,32 +86,44 @@ def uninstall() -> None:
         _installed = False
 
 
-def _replace(owner: Any, name: str, make: Callable[[Any], Any], as_classmethod: bool = False) -> None:
+def _divert(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    function = vars(owner).get(name)
+    plain = getattr(function, "__func__", function)  # of a class method
+    if not isinstance(plain, FunctionType):
+        _replace(owner, name, make)
+    elif plain.__code__ not in originals:  # it may go by several names
+        try:
+            _diverted.append(Diversion(plain, make))
+        except internal_error() as fault:
+            _unwatched(name, fault)
+
+
+def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     original = vars(owner).get(name)
     if original is None:  # this torch keeps it elsewhere: do without
         return
+    bound = hasattr(original, "__get__") and isinstance(owner, type) and not isinstance(original, FunctionType)
     try:
-        replacement = classmethod(make(_unbound(original))) if as_classmethod else make(original)
+        # in torch 2.14 and later `Function.apply` is a class method of C's
+        replacement = (
+            classmethod(make(lambda cls, *args, **kwargs: original.__get__(None, cls)(*args, **kwargs))) if bound else make(original)
+        )
         setattr(owner, name, replacement)
-    except internal_error() as fault:  # a torch that is built otherwise: what hangs on this one is not seen, and the rest is
-        _LOGGER.error("gradguard cannot watch %s in this PyTorch; what else it watches goes on (%s)", name, fault)
+    except internal_error() as fault:
+        _unwatched(name, fault)
         return
     _replaced.append((owner, name, original, replacement))
 
 
-def _unbound(method: Any) -> Callable[..., Any]:
-    """A class method as a function that is given the class; in torch 2.14 and later `Function.apply` is one of C's."""
-    plain: Callable[..., Any] | None = getattr(method, "__func__", None)
-    return plain if plain is not None else lambda cls, *args, **kwargs: method.__get__(None, cls)(*args, **kwargs)
+def _unwatched(name: str, fault: Exception) -> None:
+    """A torch that is built otherwise: what hangs on this one function is not seen, and the rest is."""
+    _LOGGER.error("gradguard cannot watch %s in this PyTorch; what else it watches goes on (%s)", name, fault)
 
 
 def _backward(kind: str) -> Callable[[Any], Any]:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(original)
         def guarded(*args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True
-            if is_compiling():
-                return original(*args, **kwargs)
             coast = local.coast
             if coast is None or kind != "backward" or not coast.backward(sys._getframe(1), args):
                 session = listener()
@@ -137,10 +157,7 @@ def _engine(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
     def guarded(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling():
-            return original(cls, *args, **kwargs)
         session = tracer()
         if session is None:
             return original(cls, *args, **kwargs)
@@ -150,58 +167,38 @@ def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
     def guarded(fn: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_compiling():
-            session = tracer()
-            if session is not None:
-                session.run_checkpoint(fn, sys._getframe(1), args, kwargs)
+        session = tracer()
+        if session is not None:
+            session.run_checkpoint(fn, sys._getframe(1), args, kwargs)
         return original(fn, *args, **kwargs)
 
     return guarded
 
 
 def _vmap(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
     def guarded(func: Any, in_dims: Any, out_dims: Any, randomness: Any, chunk_size: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(func, in_dims, out_dims, randomness, chunk_size, *args, **kwargs)
-        if not is_compiling():
-            session = tracer()
-            if session is not None:
-                session.mapped(sys._getframe(1), (args, kwargs), result)
+        session = tracer()
+        if session is not None:
+            session.mapped(sys._getframe(1), (args, kwargs), result)
         return result
 
     return guarded
 
 
 def _zero_grad(original: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(original)
     def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_compiling():
-            coast = local.coast
-            if coast is not None and not coast.inside:
-                return original(self, *args, **kwargs)
-            session = listener()
-            if session is not None:
-                # its own torch calls, two a parameter, are no clue to anything
-                result = session.unwatched(original, self, *args, **kwargs) if session.tracing else original(self, *args, **kwargs)
-                session.protocol("zeroed", sys._getframe(1), self)
-                return result
-        return original(self, *args, **kwargs)
-
-    return guarded
-
-
-def _has_torch_function(original: Callable[..., Any]) -> Callable[..., Any]:
-    def guarded(relevant_args: Any) -> bool:
-        """nn.TransformerEncoder and nn.MultiheadAttention ask this before they take their native fast path, whose numbers
-        differ in the last bits (TORCH_FACTS 28): a mode that only watches must not turn it off."""
-        if is_compiling():
-            return bool(original(relevant_args))
-        session = tracer()
+        coast = local.coast
+        if coast is not None and not coast.inside:
+            return original(self, *args, **kwargs)
+        session = listener()
         if session is None:
-            return bool(original(relevant_args))
-        return bool(session.unwatched(original, relevant_args))
+            return original(self, *args, **kwargs)
+        # its own torch calls, two a parameter, are no clue to anything
+        result = session.unwatched(original, self, *args, **kwargs) if session.tracing else original(self, *args, **kwargs)
+        session.protocol("zeroed", sys._getframe(1), self)
+        return result
 
     return guarded
 
@@ -223,6 +220,15 @@ def _handle_torch_function(original: Callable[..., Any]) -> Callable[..., Any]:
         return session.run_python(original, public_api, relevant_args, args, kwargs)
 
     return guarded
+
+
+def _hook(target: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook on optimizers that Dynamo, which traces them together with the step, takes for one of torch's that does nothing."""
+    home = register_optimizer_step_pre_hook
+    code = compile("def hook(optimizer, args, kwargs): pass", home.__code__.co_filename, "exec").co_consts[0]
+    hook = FunctionType(code, home.__globals__)
+    _diverted.append(Diversion(hook, lambda original: target))
+    return hook
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:

@@ -6,10 +6,8 @@ guard is open.
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Callable, Iterator
-from functools import wraps
 from types import FrameType
 from typing import Any
 
@@ -19,6 +17,7 @@ from torch.nn.modules import module as _module
 from gradguard.callsite import USER_FILES
 from gradguard.coasting import Coast
 from gradguard.probes.hub import idle_listener, listener, local
+from gradguard.safe_read import parameters_in
 from gradguard.torch_internals import dynamo_in_use, is_compiling
 
 Original = Callable[..., Any]
@@ -26,57 +25,59 @@ _LOW_PRECISION = (torch.bfloat16, torch.float16)
 _state: dict[str, Any] = {"depth": 0, "hook": None}
 
 
-def install(replace: Callable[..., None]) -> None:
-    """Puts the replacements in place; `replace(owner, name, make)` keeps book of them."""
+def install(divert: Callable[..., None]) -> None:
+    """Diverts the functions; `divert(owner, name, make)` keeps book of them."""
     schedulers = torch.optim.lr_scheduler
-    replace(torch.optim.Optimizer, "__init__", _after("made", lambda args, kwargs: (args[0],)))
-    replace(torch.optim.Optimizer, "load_state_dict", _after("loaded_optimizer", lambda args, kwargs: (args[0],)))
-    replace(schedulers.LRScheduler, "__init__", _after("scheduler_made", lambda args, kwargs: (args[0],)))
+    divert(torch.optim.Optimizer, "__init__", _after("made", lambda args, kwargs: (args[0],)))
+    divert(torch.optim.Optimizer, "load_state_dict", _after("loaded_optimizer", lambda args, kwargs: (args[0],)))
+    divert(schedulers.LRScheduler, "__init__", _after("scheduler_made", lambda args, kwargs: (args[0],)))
     for name in ("LRScheduler", "ReduceLROnPlateau", "CosineAnnealingWarmRestarts", "SequentialLR", "ChainedScheduler"):
-        replace(getattr(schedulers, name, object), "step", _after("scheduler_stepped", lambda args, kwargs: (args[0],), user_only=True))
-    for owner in (torch.nn.utils, torch.nn.utils.clip_grad):
-        replace(owner, "clip_grad_norm_", _clip)
-        replace(owner, "clip_grad_value_", _clip)
+        divert(getattr(schedulers, name, object), "step", _after("scheduler_stepped", lambda args, kwargs: (args[0],), user_only=True))
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
+        divert(torch.nn.utils, name, _clip)
     scaler = torch.amp.GradScaler
-    replace(scaler, "scale", _after("scaled", lambda args, kwargs: (args[0],)))
-    replace(scaler, "update", _after("scaler_updated", lambda args, kwargs: (args[0],)))
-    replace(torch.nn.Module, "train", _train)
-    replace(
+    divert(scaler, "scale", _after("scaled", lambda args, kwargs: (args[0],)))
+    divert(scaler, "update", _after("scaler_updated", lambda args, kwargs: (args[0],)))
+    divert(torch.nn.Module, "train", _train)
+    divert(
         torch.nn.Module,
         "load_state_dict",
-        _after("loaded_state", lambda args, kwargs: (args[0], bool(kwargs.get("assign") or (args[3:] and args[3])))),
+        _after("loaded_state", _loaded),
     )
     for name in ("to", "half", "bfloat16", "type"):
-        replace(torch.nn.Module, name, _after("cast", _cast))
-    replace(torch.no_grad, "__enter__", _enter)
-    replace(torch.no_grad, "__exit__", _exit)
-    replace(torch.inference_mode, "__enter__", _enter)
-    replace(torch.inference_mode, "__exit__", _exit)
+        divert(torch.nn.Module, name, _after("cast", _cast))
+    divert(torch.no_grad, "__enter__", _enter)
+    divert(torch.no_grad, "__exit__", _exit)
+    divert(torch.inference_mode, "__enter__", _enter)
+    divert(torch.inference_mode, "__exit__", _exit)
 
 
 def _after(happening: str, facts: Callable[[Any, Any], tuple[Any, ...] | None], user_only: bool = False) -> Callable[[Original], Original]:
     """Reports a call after it has returned."""
 
     def make(original: Original) -> Original:
-        @wraps(original)
         def guarded(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            if not is_compiling():
-                if user_only and (coast := local.coast) is not None and _turned(coast, args[0], sys._getframe(1)):
-                    return result
-                session = listener()
-                if session is not None:
-                    with session.lookout:
-                        frame = sys._getframe(1)
-                        if not user_only or not _of_torch(frame):
-                            said = facts(args, kwargs)
-                            if said is not None:
-                                session.protocol(happening, frame, *said)
+            if user_only and (coast := local.coast) is not None and _turned(coast, args[0], _caller()):
+                return result
+            session = listener()
+            if session is not None:
+                frame = _caller()
+                with session.lookout:
+                    if not user_only or not _of_torch(frame):
+                        said = facts(args, kwargs)
+                        if said is not None:
+                            session.protocol(happening, frame, *said)
             return result
 
         return guarded
 
     return make
+
+
+def _caller() -> FrameType:
+    """The frame that called the diverted function which asks this."""
+    return sys._getframe(3)  # this one, the function's new code, and what that calls
 
 
 _TORCH_OPTIM = torch.optim.__file__.rpartition("__init__")[0]
@@ -92,28 +93,31 @@ def _turned(coast: Coast, scheduler: Any, frame: FrameType) -> bool:
     return _of_torch(frame) or coast.turn(scheduler, frame)
 
 
+def _loaded(args: Any, kwargs: Any) -> tuple[Any, ...]:
+    return args[0], bool(kwargs.get("assign") or (args[3:] and args[3])), args[1] if len(args) > 1 else kwargs.get("state_dict")
+
+
 def _cast(args: Any, kwargs: Any) -> tuple[Any, ...] | None:
     module = args[0]
-    first = next(iter(module.parameters()), None)
+    first = next(iter(parameters_in(module)), None)
     return (module,) if first is not None and first.dtype in _LOW_PRECISION else None
 
 
 def _clip(original: Original) -> Original:
-    @wraps(original)
     def guarded(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_compiling():
-            coast = local.coast
-            if coast is not None and not coast.inside:
-                return original(parameters, *args, **kwargs)
-            session = listener()
-            if session is not None:
-                if isinstance(parameters, Iterator):
-                    parameters = list(parameters)
-                with session.lookout:
-                    listed = [parameters] if isinstance(parameters, torch.Tensor) else parameters
-                    limit = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value", 1.0))
-                    if isinstance(limit, (int, float)):
-                        session.protocol("clipping", sys._getframe(1), list(listed), float(limit))
+        coast = local.coast
+        if coast is not None and not coast.inside:
+            return original(parameters, *args, **kwargs)
+        session = listener()
+        if session is not None:
+            if isinstance(parameters, Iterator):
+                parameters = list(parameters)
+            frame = _caller()
+            with session.lookout:
+                listed = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+                limit = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value", 1.0))
+                if isinstance(limit, (int, float)):
+                    session.protocol("clipping", frame, list(listed), float(limit))
         return original(parameters, *args, **kwargs)
 
     return guarded
@@ -122,10 +126,9 @@ def _clip(original: Original) -> Original:
 def _train(original: Original) -> Original:
     code = original.__code__
 
-    @wraps(original)
     def guarded(self: Any, mode: bool = True) -> Any:
-        frame = sys._getframe(1)
-        if frame.f_code is code or is_compiling():  # a child, in the course of its parent's
+        frame = _caller()
+        if frame.f_code is code:  # a child, in the course of its parent's
             return original(self, mode)
         was = self.training
         result = original(self, mode)
@@ -140,12 +143,7 @@ def _train(original: Original) -> Original:
 
 
 def take_census(report: Callable[[Any, FrameType], None]) -> Any:
-    """Reports every module call until the handle returned is removed; None where modules are compiled.
-
-    A compiled module warns of global hooks and runs them once more: then no census is taken.
-    """
-    if _compiled():
-        return None
+    """Reports every module call until the handle returned is removed."""
 
     def called(module: Any, arguments: Any) -> None:
         if not is_compiling() and listener() is not None:
@@ -154,42 +152,51 @@ def take_census(report: Callable[[Any, FrameType], None]) -> Any:
     return _module.register_module_forward_pre_hook(called)
 
 
-def _compiled() -> bool:
-    """Whether any module of this process is wrapped by torch.compile."""
-    eval_frame = sys.modules.get("torch._dynamo.eval_frame")
-    kind = getattr(eval_frame, "OptimizedModule", None)
-    return kind is not None and any(type(item) is kind for item in gc.get_objects())
+def watch_registrations(report: Callable[[Any, str, Any, FrameType], None]) -> Any:
+    """Reports every parameter that a module gets until the handle returned is removed; None where that cannot be seen."""
+    register = getattr(_module, "register_module_parameter_registration_hook", None)
+    if register is None:
+        return None
+
+    def registered(module: Any, name: str, parameter: Any) -> None:
+        if not is_compiling() and listener() is not None:
+            report(module, name, parameter, sys._getframe(1))
+
+    return register(registered)
 
 
 def _enter(original: Original) -> Original:
-    @wraps(original)
     def guarded(self: Any) -> Any:
         result = original(self)
-        if not is_compiling():
-            session = idle_listener()
-            if session is not None and _is_users(sys._getframe(1)) and session.wants_forwards() and not dynamo_in_use():
-                _state["depth"] += 1
-                self._gradguard = True
-                if _state["hook"] is None:
-                    _state["hook"] = _module.register_module_forward_pre_hook(_forward)
+        session = idle_listener()
+        if session is not None and _is_users(_caller()) and session.wants_forwards() and not dynamo_in_use():
+            _state["depth"] += 1
+            self._gradguard = True
+            if _state["hook"] is None:
+                _state["hook"] = _module.register_module_forward_pre_hook(_forward)
         return result
 
     return guarded
 
 
 def _exit(original: Original) -> Original:
-    @wraps(original)
     def guarded(self: Any, *args: Any) -> Any:
-        if not is_compiling() and getattr(self, "_gradguard", False):
+        if getattr(self, "_gradguard", False):
             self._gradguard = False
             _state["depth"] -= 1
-            if _state["depth"] <= 0 and _state["hook"] is not None:
+            if _state["depth"] <= 0:
                 _state["depth"] = 0
-                _state["hook"].remove()
-                _state["hook"] = None
+                forget_forwards()
         return original(self, *args)
 
     return guarded
+
+
+def forget_forwards() -> None:
+    """Forwards without grad are reported no more."""
+    if _state["hook"] is not None:
+        _state["hook"].remove()
+        _state["hook"] = None
 
 
 def _is_users(frame: FrameType) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
+from unicodedata import category, east_asian_width
 
 TAB = 4
 
@@ -57,8 +58,12 @@ UNICODE = Glyphs(bar="│", dots="…", under="─", corner="╰", open="╭", f
 # A word, or words held together by backticks: an expression such as `a + b` is not taken apart. What is longer than the
 # bound is prose with a stray backtick.
 _WORD = re.compile(r"(?:[^\s`]|`[^`\n]{1,60}`|`)+")
-# What would move the cursor, change colours or reorder the line.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+# What moves the cursor, changes colours, reorders the line, or takes part in it unseen (Unicode's Default_Ignorable_Code_Point, without
+# the variation selectors, which only choose between forms of the character before them), and half pairs, which cannot be encoded.
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff"
+    "\uffa0\ufff0-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e00ff\U000e01f0-\U000e0fff\ud800-\udfff]"
+)
 _ESCAPE = re.compile("\x1b\\[[0-9;?]*[ -/]*[@-~]")
 
 
@@ -66,21 +71,19 @@ def cells(text: str) -> int:
     """Width of `text` in terminal cells (a CJK character or an emoji takes two)."""
     if text.isascii():
         return len(text)
-    from rich.cells import cell_len
-
-    return cell_len(text)
+    return sum(0 if category(char) in ("Mn", "Me") else 1 + (east_asian_width(char) in "WF") for char in text)
 
 
 def clean(text: str) -> str:
     """Text without terminal escapes and control characters; newlines and tabs stay."""
-    if text.isprintable():
+    if text.isascii() and text.isprintable():
         return text
     return _CONTROL.sub("?", _ESCAPE.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
 
 
 def visible(text: str) -> str:
     """A source line with every control character replaced by one character, so that columns stay true."""
-    return text if text.isprintable() else _CONTROL.sub("?", text)
+    return text if text.isascii() and text.isprintable() else _CONTROL.sub("?", text)
 
 
 def one_line(text: str) -> str:

@@ -21,6 +21,7 @@ from gradguard.evidence.taking_part import files_of, roots_taking_part, sources_
 from gradguard.facts import BackwardFact
 from gradguard.journal import Journal
 from gradguard.rules.base import Moment, Rule, options_of
+from gradguard.safe_read import message_of, unless_loud
 
 _NOTHING: dict[str, Any] = {
     "frame_source": tuple,
@@ -72,6 +73,10 @@ class Incident:
     memory: dict[str, Any] = field(default_factory=dict)
     suspicion: Any = None
 
+    def __post_init__(self) -> None:
+        self.args = tuple(map(unless_loud, self.args))
+        self.kwargs = {name: unless_loud(value) for name, value in self.kwargs.items()}
+
     def dispose(self) -> None:
         """Lets go of everything: what rules built around it may stand in reference cycles, and must not keep a step's tensors."""
         views = self.__dict__.get("frames", ())
@@ -93,7 +98,7 @@ class Incident:
     @cached_property
     def message(self) -> str:
         """PyTorch's own words."""
-        return "" if self.error is None else str(self.error)
+        return "" if self.error is None else message_of(self.error)
 
     @cached_property
     def names(self) -> Names:

@@ -28,6 +28,7 @@ class Case:
     path: Path
     meta: dict[str, Any]
     culprits: set[int] = field(default_factory=set)
+    source: str | None = None  # stands in for the file's text
 
     @property
     def id(self) -> str:
@@ -44,6 +45,8 @@ class Case:
     @property
     def plain(self) -> str:
         """The program as its author would have it: no block, no markers, every line where it was."""
+        if self.source is not None:
+            return self.source
         text = _BLOCK.sub(lambda block: "\n" * block[0].count("\n"), self.path.read_text())
         return _MARKER.sub("", text)
 

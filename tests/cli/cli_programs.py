@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,3 +43,10 @@ def assert_same(*arguments: str, cwd: Path, text: str | None = None, flags: tupl
     under_guard = guarded(*arguments, cwd=cwd, text=text, flags=flags, **env)
     assert under_guard == plain
     return plain
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(textwrap.dedent(text))
+    return path

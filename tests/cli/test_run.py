@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from cli_programs import assert_same, environment, guarded, python
+from cli_programs import assert_same, environment, guarded, python, write
 
 DESCRIBE = """
 import os, sys, json
@@ -27,13 +27,6 @@ print(json.dumps({
     "names": sorted(name for name in globals() if name.startswith("__")),
 }))
 """
-
-
-def write(folder: Path, name: str, text: str) -> Path:
-    path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(textwrap.dedent(text))
-    return path
 
 
 # Where the program finds itself
@@ -430,9 +423,41 @@ def test_mistakes_stop_before_the_program_starts(tmp_path: Path, arguments: list
     assert "ran" not in ended.out and "Traceback" not in ended.err
 
 
+EARLIER = '{"code":"GG101","message":"of an earlier run"}\n'
+
+
+def test_report_never_costs_another_file(tmp_path: Path) -> None:
+    source = "print('ran')\n"
+    write(tmp_path, "train.py", source)
+    (tmp_path / "report.jsonl").write_text(EARLIER)
+    for arguments in (["--report", "train.py", "out.jsonl"], ["--report", "train.py", "train.py"], ["--report", ".", "train.py"]):
+        ended = guarded(*arguments, cwd=tmp_path)
+        assert ended.status == 2 and "ran" not in ended.out and "Traceback" not in ended.err
+        assert (tmp_path / "train.py").read_text().strip() == source.strip()
+    (tmp_path / "gradguard.yaml").write_text("report: train.py\n")  # stated in a file, the same holds
+    ended = guarded("train.py", cwd=tmp_path)
+    assert ended.status == 2 and "no report of gradguard" in ended.err and "ran" not in ended.out
+    (tmp_path / "gradguard.yaml").unlink()
+    assert guarded("--report", "report.jsonl", "misspelt.py", cwd=tmp_path).status == 2
+    assert (tmp_path / "report.jsonl").read_text() == EARLIER  # nothing ran: the earlier report is still the newest
+
+
+def test_report_of_several_ranks(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", "print('ran')")
+    kept = tmp_path / "kept.jsonl"
+    kept.write_text(EARLIER)
+    os.link(kept, tmp_path / "report.jsonl")
+    for env in ({"RANK": "1"}, {"RANK": "0", "TORCHELASTIC_RESTART_COUNT": "1"}):  # the first rank may have written by now
+        assert guarded("--report", "report.jsonl", "train.py", cwd=tmp_path, **env).status == 0
+        assert (tmp_path / "report.jsonl").read_text() == EARLIER
+    assert guarded("--report", "report.jsonl", "train.py", cwd=tmp_path, RANK="0").status == 0
+    assert (tmp_path / "report.jsonl").read_text() == "" and kept.read_text() == EARLIER
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept.jsonl", "report.jsonl", "train.py"]
+
+
 def test_report_path_survives_a_change_of_folder(tmp_path: Path) -> None:
     write(tmp_path, "elsewhere.py", "import os; os.mkdir('sub'); os.chdir('sub'); print(os.getcwd())")
-    (tmp_path / "report.jsonl").write_text("of an earlier run\n")
+    (tmp_path / "report.jsonl").write_text(EARLIER)
     assert guarded("--report", "report.jsonl", "elsewhere.py", cwd=tmp_path).status == 0
     assert (tmp_path / "report.jsonl").read_text() == ""
     assert os.listdir(tmp_path / "sub") == []

@@ -181,6 +181,26 @@ def test_backward_that_spoils_the_other_branch(tmp_path: Path, value: str) -> No
 
 
 @pytest.mark.parametrize(
+    ("write", "culprit"),
+    [
+        ("out = torch.mul(grad, 2.0, out=grad)", "torch.mul(grad, 2.0, out=grad)"),
+        ("torch.mul(grad, 0.5, out=grad)\n        out = grad", "torch.mul(grad, 0.5, out=grad)"),
+        ("if x.numel():\n            grad *= 2\n        out = grad", "grad *= 2"),
+        ("out = [row.clamp_(-1e-3, 1e-3) for row in grad.unbind(0)] and grad", "row.clamp_(-1e-3, 1e-3)"),
+        ("out = halved(grad)", "gradient.data.div_(2)"),
+        ("out = nn.functional.relu(grad, inplace=True)", "nn.functional.relu(grad, inplace=True)"),
+    ],
+    ids=["out", "out alone", "branch", "rows", "helper", "flag"],
+)
+def test_however_the_write_is_written(tmp_path: Path, write: str, culprit: str) -> None:
+    helper = "def halved(gradient):\n    gradient.data.div_(2)\n    return gradient\n"
+    source = helper + STE.format(write=write, value="Sign.apply(h) + h")
+    diagnosis = first(tmp_path, source, "GG407", culprit)
+    assert "writes into `grad` in place" in diagnosis.headline
+    assert said(tmp_path, repaired(source, diagnosis)) == []
+
+
+@pytest.mark.parametrize(
     ("write", "value"),
     [
         (WRITE, "Sign.apply(h)"),  # nobody else has this gradient
@@ -188,8 +208,12 @@ def test_backward_that_spoils_the_other_branch(tmp_path: Path, value: str) -> No
         (WRITE, "torch.cat([Sign.apply(h), h], 1)[:, :6]"),
         ("out = grad.clone()\n        out[x.abs() > 1] = 0", "Sign.apply(h) + h"),
         ("out = grad * (x.abs() <= 1)\n        out *= 1.0", "Sign.apply(h) + h"),
+        (WRITE, "Sign.apply(h) * h"),  # each has its own gradient
+        (WRITE, "Sign.apply(h) + h.detach()"),
+        ("out = torch.mul(grad, 2.0, out=torch.empty_like(grad))", "Sign.apply(h) + h"),
+        ("out = grad\n        if not x.numel():\n            grad *= 2", "Sign.apply(h) + h"),
     ],
-    ids=["alone", "newer", "pieces", "clone", "product"],
+    ids=["alone", "newer", "pieces", "clone", "product", "factors", "detached", "out of its own", "not taken"],
 )
 def test_backward_that_writes_what_is_its_own(tmp_path: Path, write: str, value: str) -> None:
     assert said(tmp_path, STE.format(write=write, value=value)) == []

@@ -10,8 +10,10 @@ import threading
 
 import pytest
 
+from gradguard import gradguard
 from gradguard.diagnosis import Diagnosis, SourceSpan
-from gradguard.reporters.jsonl import JsonlReport, to_record
+from gradguard.errors import ConfigError
+from gradguard.reporters.jsonl import JsonlReport, begin_anew, to_record
 
 MESSAGE = "error[GG101]: `重み` was changed\n\n" + "x" * 20_000
 
@@ -62,8 +64,8 @@ def test_a_path_that_cannot_be_written_says_so(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError):
         JsonlReport(tmp_path / "file" / "report.jsonl").write(diagnosis(), "")
-    with pytest.raises(OSError):
-        JsonlReport(tmp_path).write(diagnosis(), "")
+    with pytest.raises(ConfigError, match="is a folder"):
+        JsonlReport(tmp_path)
 
 
 def write_many(report, worker, count):
@@ -111,3 +113,26 @@ def test_a_line_outlives_a_killed_process(tmp_path):
         os._exit(9)  # no buffers are flushed
     os.waitpid(child, 0)
     assert records(report.path)[0]["message"] == "last words"
+
+
+@pytest.mark.parametrize("text", ["print('months of work')\n", '{"loss": 0.1}\n', "\n"])
+def test_what_is_no_report_is_refused_and_left_alone(tmp_path, text):
+    path = tmp_path / "train.py"
+    path.write_text(text)
+    for make in (JsonlReport, begin_anew, lambda path: gradguard(report=path)):
+        with pytest.raises(ConfigError, match=r"train\.py exists and is no report"):
+            make(path)
+    assert path.read_text() == text
+
+
+def test_a_report_is_appended_to_or_begun_anew(tmp_path):
+    path = tmp_path / "report.jsonl"
+    path.touch()
+    JsonlReport(path).write(diagnosis(), "first run")
+    JsonlReport(path).write(diagnosis(), "second run")
+    assert [record["message"] for record in records(path)] == ["first run", "second run"]
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(path)
+    begin_anew(link)
+    assert link.is_symlink() and path.read_text() == ""
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["link.jsonl", "report.jsonl"]

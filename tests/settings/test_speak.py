@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 import textwrap
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -50,7 +52,7 @@ def test_each_cause_is_said_once_and_repeats_are_counted() -> None:
         said = [speaker.emit_warning(diagnosis(line=line), "text") for line in (1, 1, 2, 1, 1, 3)]
     assert said == [True, False, True, False, False, True]
     assert [warning.lineno for warning in caught] == [1, 2, 3]
-    assert speaker.summary_lines() == ["GG601 stale-gradients at train.py:1: said once, met 4 times in the steps that were looked at"]
+    assert speaker.summary_lines() == ["GG601 stale-gradients at train.py:1: reported once; seen 4 times in the steps checked"]
     assert [found.repeats for found in speaker.said()] == [3, 0, 0]
 
 
@@ -141,12 +143,11 @@ def run(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 def test_in_a_plain_program_it_is_seen_once_and_a_log_line_is_seen_too(tmp_path: Path) -> None:
     done = run(tmp_path)
-    assert done.stderr.splitlines() == [
-        f"{tmp_path}/program.py:11: GradGuardWarning: the diagnosis",
-        '  speaker.emit_warning(found(11), "the diagnosis")',
-        f"GG601 stale-gradients at {tmp_path}/program.py:12: Old gradients.",
-    ]
-    assert done.stdout == f"GG601 stale-gradients at {tmp_path}/program.py:11: said once, met 3 times in the steps that were looked at\n"
+    lines = done.stderr.splitlines()
+    assert lines[0] == f"{tmp_path}/program.py:11: GradGuardWarning: error[GG601]: Old gradients."
+    assert lines[-1] == f"GG601 stale-gradients at {tmp_path}/program.py:12: Old gradients."
+    assert done.stderr.count("GG601]") == 1 and "speaker.emit_warning(found(11)" in done.stderr
+    assert done.stdout == f"GG601 stale-gradients at {tmp_path}/program.py:11: reported once; seen 3 times in the steps checked\n"
 
 
 @pytest.mark.parametrize("option", ["error::UserWarning", "error:::__main__:11"])
@@ -154,3 +155,56 @@ def test_dash_w_error_stops_the_program(option: str, tmp_path: Path) -> None:
     done = run(tmp_path, "-W", option)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "gradguard.errors.GradGuardWarning: the diagnosis"
+
+
+def test_a_warning_is_drawn_like_an_error_and_its_text_stays_plain(tmp_path: Path) -> None:
+    program = """
+        import warnings
+        from gradguard.diagnosis import Diagnosis, SourceSpan
+        from gradguard.speak import Speaker
+
+        span = SourceSpan(file=__file__, line=1, end_line=1, role="culprit")
+        found = Diagnosis(code="GG601", name="stale-gradients", severity="warning", headline="Old gradients.", culprit=span)
+        Speaker(color=True).emit_warning(found, "plain")
+        Speaker(color=False).emit_warning(found, "plain")
+        warnings.warn("another", stacklevel=1)
+        assert warnings.formatwarning is warnings._formatwarning_orig
+        warnings.formatwarning = lambda message, *rest: f"own way: {message}\\n"
+        Speaker(color=True).emit_warning(found, "plain")
+    """
+    path = tmp_path / "program.py"
+    path.write_text(textwrap.dedent(program).lstrip("\n"))
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, env={**os.environ, "PYTHONIOENCODING": "utf-8"})
+    assert "GradGuardWarning: \x1b[1;33mwarning[GG601]\x1b[0m" in done.stderr and "GradGuardWarning: warning[GG601]: Old" in done.stderr
+    assert (
+        done.stderr.count(" 1 │ import warnings") == 1
+        and "UserWarning: another" in done.stderr
+        and done.stderr.endswith("own way: plain\n")
+    )
+
+
+@pytest.mark.parametrize(
+    ("hide", "hidden"),
+    [
+        (lambda: warnings.filterwarnings("ignore"), True),
+        (lambda: warnings.simplefilter("ignore", UserWarning), True),
+        (lambda: warnings.filterwarnings("ignore", module="train"), True),
+        (lambda: warnings.filterwarnings("ignore", module="other"), False),
+        (lambda: warnings.filterwarnings("ignore", category=DeprecationWarning), False),
+        (lambda: warnings.filterwarnings("ignore", category=GradGuardWarning), False),  # meant
+        (lambda: warnings.filterwarnings("ignore", message=".*GG601"), False),  # meant
+        (lambda: warnings.simplefilter("always"), False),
+    ],
+)
+def test_what_a_filter_for_noise_hides_is_counted_in_one_line(hide: Callable[[], None], hidden: bool) -> None:
+    speaker = Speaker()
+    with warnings.catch_warnings(record=True):
+        warnings.resetwarnings()
+        hide()
+        speaker.emit_warning(diagnosis(), "warning[GG601]: plain")
+        speaker.emit_warning(diagnosis(line=2), "warning[GG601]: plain")
+    line = speaker.hidden_line()
+    assert (line is not None) is hidden
+    if line is not None:
+        assert "hid 2 findings: GG601 stale-gradients at train.py:1, GG601 stale-gradients at train.py:2;" in line
+    assert speaker.hidden_line() is None

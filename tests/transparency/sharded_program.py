@@ -1,6 +1,8 @@
-"""Run in two processes by `test_sharded.py`: FSDP2 with activation checkpointing and autocast, and DTensor parameters.
+"""Run in two processes by `test_sharded.py`: FSDP2 with activation checkpointing and autocast, FSDP2 of a model that was made on
+the meta device, and DTensor parameters.
 
-Writes, from each rank, a JSON file with checksums of the parameters per level and what was said.
+Writes, from each rank, a JSON file with checksums of the parameters per level, what was said, and how many collectives each step made.
+All gradients are looked at after each backward call, which otherwise happens as time allows.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import json
 import sys
 import zlib
 from contextlib import nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 from gradguard import gradguard
+from gradguard.rules.numerics import watching
 
 LEVELS = ("watch", "standard", "strict", "forensic")
 
@@ -30,9 +34,10 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.widen, self.narrow = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.scale = nn.Parameter(torch.ones(8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + self.narrow(torch.tanh(self.widen(x)))
+        return x + self.narrow(torch.tanh(self.widen(x))) / self.scale  # saved, and freed before backward gathers it again
 
 
 class Net(nn.Module):
@@ -51,6 +56,12 @@ class Net(nn.Module):
         return chance
 
 
+def collectives() -> int:
+    """How many this rank has made so far."""
+    assert dist.group.WORLD is not None
+    return int(dist.group.WORLD._get_sequence_number_for_group())
+
+
 def train_sharded(level: str | None, broken: bool = False) -> dict[str, Any]:
     torch.manual_seed(0)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
@@ -62,9 +73,11 @@ def train_sharded(level: str | None, broken: bool = False) -> dict[str, Any]:
     torch.manual_seed(1 + dist.get_rank())
     guard = gradguard(net, optimizer, level=level) if level else None
     said: list[dict[str, Any]] = []
+    made = []
     try:
         with guard or nullcontext():
             for _ in range(6):
+                made.append(collectives())
                 optimizer.zero_grad()
                 with torch.autocast("cpu", dtype=torch.bfloat16):
                     loss = net(torch.randn(4, 8)).pow(2).mean()
@@ -75,7 +88,39 @@ def train_sharded(level: str | None, broken: bool = False) -> dict[str, Any]:
     if guard is not None:
         said = [json.loads(diagnosis.model_dump_json()) for diagnosis in guard.diagnoses]
     parameters = [] if broken else [checksum(p.to_local()) for p in net.parameters()]  # left unsharded by a failure
-    return {"parameters": parameters, "said": said}
+    return {"parameters": parameters, "said": said, "collectives": differences(made)}
+
+
+def train_meta(level: str | None) -> dict[str, Any]:
+    """As PyTorch's own FSDP2 example does it: `to_empty` swaps each parameter, and so do `to` and `load_state_dict` of DTensors."""
+    guard = gradguard(level=level) if level else None
+    said: list[str] = []
+    made = []
+    with guard or nullcontext():
+        with torch.device("meta"):
+            net = nn.Sequential(Block(), nn.Linear(8, 1))
+        fully_shard(net[0])
+        fully_shard(net)
+        net.to_empty(device="cpu")
+        for i, parameter in enumerate(net.parameters()):
+            nn.init.constant_(parameter, 0.05 * (i + 1))
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+        for step in range(12):
+            made.append(collectives())
+            optimizer.zero_grad()
+            net(torch.full((4, 8), 0.1 * step)).pow(2).mean().backward()
+            optimizer.step()
+            if step == 5:
+                optimizer.zero_grad()
+                net.load_state_dict(net.state_dict())
+            elif step == 8:
+                optimizer.zero_grad()
+                net.double().float()
+        optimizer.zero_grad()
+    if guard is not None:
+        said = [diagnosis.code for diagnosis in guard.diagnoses]
+    net.double()  # after the guard is left
+    return {"parameters": [checksum(p.to_local()) for p in net.parameters()], "said": said, "collectives": differences(made)}
 
 
 def train_dtensor(level: str | None) -> dict[str, Any]:
@@ -84,13 +129,21 @@ def train_dtensor(level: str | None) -> dict[str, Any]:
     weight = nn.Parameter(distribute_tensor(torch.randn(4, 4), mesh, [Shard(0)]))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     guard = gradguard(level=level) if level else None
+    made = []
     with guard or nullcontext():
-        for _ in range(5):
+        for _ in range(30):
+            made.append(collectives())
             optimizer.zero_grad()
             x = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])
             (x @ weight).pow(2).sum().backward()
             optimizer.step()
-    return {"parameters": [checksum(weight.to_local())], "said": [] if guard is None else [d.code for d in guard.diagnoses]}
+    said = [] if guard is None else [d.code for d in guard.diagnoses]
+    return {"parameters": [checksum(weight.to_local())], "said": said, "collectives": differences(made)}
+
+
+def differences(counts: list[int]) -> list[int]:
+    """From one to the next."""
+    return [after - before for before, after in pairwise(counts)]
 
 
 def checksum(tensor: torch.Tensor) -> int:
@@ -99,9 +152,11 @@ def checksum(tensor: torch.Tensor) -> int:
 
 def main(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    watching._FULL_SHARE = watching._FULL_SHARE_TRACED = 0
     result = {
         "sharded": {str(level): train_sharded(level) for level in (None, *LEVELS)},
         "broken": {level: train_sharded(level, broken=True) for level in ("watch", "strict")},
+        "meta": {str(level): train_meta(level) for level in (None, *LEVELS)},
         "dtensor": {str(level): train_dtensor(level) for level in (None, *LEVELS)},
     }
     Path(folder, f"rank{rank}.json").write_text(json.dumps(result))

@@ -89,7 +89,7 @@ def _train(level: str | None) -> list[Any]:
         (backward_calls, "BackwardFact"),
         (session_module.step_protocol, "site_of"),
         (session_module.step_protocol, "tell"),
-        (session_module.step_protocol, "end_census"),
+        (session_module.step_protocol, "pause_census"),
         (Ledger, "opened"),
         (Ledger, "before_step"),
         (Depth, "next_step"),

@@ -27,13 +27,14 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
-@pytest.mark.parametrize("kind", ["sharded", "dtensor"])
+@pytest.mark.parametrize("kind", ["sharded", "meta", "dtensor"])
 @pytest.mark.parametrize("level", ["watch", "standard", "strict", "forensic"])
-def test_same_parameters_and_nothing_said(ranks: list[dict[str, Any]], kind: str, level: str) -> None:
+def test_same_parameters_and_collectives_and_nothing_said(ranks: list[dict[str, Any]], kind: str, level: str) -> None:
     for rank in ranks:
         bare, guarded = rank[kind]["None"], rank[kind][level]
         assert guarded["parameters"] == bare["parameters"]
         assert guarded["said"] == []
+        assert guarded["collectives"] == bare["collectives"] and sum(bare["collectives"]) > 10
 
 
 @pytest.mark.parametrize("level", ["watch", "strict"])

@@ -17,7 +17,8 @@ from gradguard.diagnosis import Role, SourceSpan
 from gradguard.evidence.source import assignments_to, dotted
 from gradguard.evidence.syntax import FUNCTIONS, range_of
 from gradguard.rules.contract.definitions import ANY, Path, bound_value, definition, returns_of
-from gradguard.rules.contract.scopes import UNKNOWN, Scope, callee_scope, class_scopes, code_of, function_scope, loading_scope, peek
+from gradguard.rules.contract.scopes import Scope, callee_scope, class_scopes, code_of, function_scope, loading_scope
+from gradguard.safe_read import UNKNOWN, in_class, peek
 
 Judge = Callable[[Any], "bool | None"]  # of a live value: is it (part of) what is looked for?
 Maker = Callable[[ast.expr, Scope], "bool | None"]  # of an expression: does it make such a thing by itself?
@@ -303,7 +304,7 @@ def _is_data(scope: Scope, node: ast.expr) -> bool:
     value = scope.evaluate(node)
     if value is UNKNOWN:
         return name not in ("self", "cls", "ctx")
-    return isinstance(value, torch.Tensor) or hasattr(value, "dtype")
+    return in_class(type(value), "dtype") is not UNKNOWN
 
 
 def stores_of(owner: Any, attribute: str) -> list[Spot]:

@@ -45,9 +45,10 @@ from gradguard.rules.contract.dataflow import Spot, stores_of
 from gradguard.rules.contract.definitions import bound_value
 from gradguard.rules.contract.hooks import all_frames
 from gradguard.rules.contract.records import children_of, continues, is_data
-from gradguard.rules.contract.scopes import UNKNOWN, Scope, class_scopes, frame_scopes, peek
+from gradguard.rules.contract.scopes import Scope, class_scopes, frame_scopes
 from gradguard.rules.contract.search import called_name
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import UNKNOWN, peek
 from gradguard.signals import internal_error
 
 _GROWING = {"append", "add", "insert", "extend", "appendleft", "update", "setdefault"}

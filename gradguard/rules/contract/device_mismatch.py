@@ -39,6 +39,7 @@ from gradguard.rules.contract.dataflow import Judge, Maker
 from gradguard.rules.contract.operands import Operand, odd_operand, scope_at, tensors_at_hand, way_spans
 from gradguard.rules.contract.scopes import Scope
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import parameters_in
 
 _FACTORIES = {
     "zeros",
@@ -79,10 +80,10 @@ def recognise(incident: Incident) -> Diagnosis | None:
     owned = [t.device for t in tensors if isinstance(t, nn.Parameter)]
     if not owned and scope is not None and isinstance(node, ast.Call):
         module = scope.evaluate(node.func)
-        owned = [p.device for p in module.parameters()][:1] if isinstance(module, nn.Module) else []
+        owned = [p.device for p in parameters_in(module)][:1] if isinstance(module, nn.Module) else []
     seen = [*devices, *owned]
     accelerated = next((d for d in seen if d.type != "cpu"), None)
-    homes = {p.device for root in incident.modules for p in root.parameters()}
+    homes = {p.device for root in incident.modules for p in parameters_in(root)}
     if len({d.type for d in homes}) > 1 and any(d.type == "meta" for d in owned):
         return meta.told(incident, place, tensors)  # a part of the model was left without memory
     home = homes.pop() if len(homes) == 1 else None  # where the model is, the operands belong

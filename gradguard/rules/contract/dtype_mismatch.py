@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -42,11 +42,13 @@ from gradguard.rules.contract import float_wanted
 from gradguard.rules.contract.dataflow import Judge, Spot
 from gradguard.rules.contract.dtypes import CONVERTERS, FLOATS, INTEGERS, dtype_maker, dtype_named, dtype_of, dtypes_in
 from gradguard.rules.contract.held_operands import held_operand
+from gradguard.rules.contract.index_roles import index_operand, wants_integers
 from gradguard.rules.contract.operands import Operand, model_gate, odd_operand, scope_at, tensors_at_hand, way_spans
 from gradguard.rules.contract.scopes import Scope
 from gradguard.rules.contract.search import called_name, calls_in_use
 from gradguard.rules.contract.words import untraced_note
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import named_modules
 from gradguard.torch_internals import saved_data, saved_slots
 
 Dtypes = frozenset[torch.dtype]
@@ -71,10 +73,14 @@ def recognise(incident: Incident) -> Diagnosis | None:
         return None  # devices
     if incident.says("assign a gradient with dtype"):
         return float_wanted.assigned(incident)
-    told = float_wanted.whole_numbers(incident) if incident.says("only tensors of floating point") else None
+    told = float_wanted.whole_numbers(incident) if incident.says("only tensors of floating point") else float_wanted.drawn(incident)
+    told = told or float_wanted.whole_scores(incident)
     if told is not None:
         return told
     wrong, expected = _read(incident)
+    floats = wants_integers(incident)
+    if floats is not None:  # "expected scalar type Long but found Float" and the like name both, and not which argument is at fault
+        wrong, expected = frozenset({floats.dtype}), torch.int64
     if not wrong:
         return None
     place, node_name = _failing_place(incident, wrong)
@@ -96,7 +102,12 @@ def _read(incident: Incident) -> tuple[Dtypes, torch.dtype | None]:
         if bad is None:
             return frozenset(), None
         return frozenset({bad}), torch.int64 if bad in (torch.float32, torch.float64) else torch.get_default_dtype()
-    if incident.says("tensors used as indices must be", "expected dtype int32/int64 for index", "only applicable to index tensor"):
+    if incident.says(
+        "tensors used as indices must be",
+        "expected dtype int32/int64 for index",
+        "expected dtype int32 or int64 for index",
+        "only applicable to index tensor",
+    ):
         return FLOATS | {torch.int32, torch.int16} if incident.says("only applicable") else FLOATS, torch.int64
     if incident.says("integral inputs not supported", "only tensors of floating point"):
         return INTEGERS | {torch.bool}, torch.get_default_dtype()
@@ -152,7 +163,8 @@ def _told(incident: Incident, wrong: Dtypes, expected: torch.dtype | None, place
         scope = scope_at(incident, place)
         node = place.node or place.statement
         if scope is not None and node is not None:
-            operand = odd_operand(scope, node, judge, maker)
+            role = index_operand(incident, place, scope, judge, maker) if expected is torch.int64 else None
+            operand = role or odd_operand(scope, node, judge, maker)
             held = held_operand(incident, place, scope, judge, maker) if operand is None or operand.value is None else None
             operand = held or operand
         call_span = place.span(_met(op or (called_name(place.call) if place.call is not None else None), wrong, expected))
@@ -185,6 +197,9 @@ def _told(incident: Incident, wrong: Dtypes, expected: torch.dtype | None, place
                 made.model_copy(update={"role": "made", "label": f"what {shown} is a part of is made in {bad or 'floats'} here"})
             )
             call_span = None
+        elif operand.cast is not None:
+            culprit = operand.cast.span(f"the array behind {shown} is cast to floats here", "culprit")
+            related.append(made.model_copy(update={"role": "made"}))
         else:
             culprit = made
         related += way_spans(operand, f"still in {bad}" if bad else "handed on")
@@ -239,7 +254,7 @@ def _module_note(incident: Incident, place: ResolvedSite | None, scope: Scope | 
         return []
     module = scope.evaluate(place.call.func)
     roots = [root for _, root in incident.names.modules] if isinstance(module, nn.Module) else []
-    paths = [(path, root) for root in roots for path, child in root.named_modules() if child is module and path]
+    paths = [(path, root) for root in roots for path, child in named_modules(root) if child is module and path]
     path, root = max(paths, key=lambda found: found[0].count("."), default=("", None))
     return [f"`{place.callee}` is `{path}` of the `{type(root).__name__}`"] if "." in path else []
 
@@ -247,6 +262,16 @@ def _module_note(incident: Incident, place: ResolvedSite | None, scope: Scope | 
 def _is_made_there(operand: Operand) -> bool:
     """Whether what is made at the origin is the operand itself, handed on by name only."""
     return all(isinstance(spot.node, (ast.Name, ast.Attribute, ast.Tuple)) for spot in operand.way.spots[:-1])
+
+
+def _converts(node: ast.expr) -> TypeGuard[ast.Call]:
+    """`x.float()`: the conversion that another one takes the place of."""
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and not node.args
+        and node.func.attr in (*CONVERTERS.values(), "to")
+    )
 
 
 def _shown(dtypes: list[Any]) -> str:
@@ -290,6 +315,8 @@ def _fixes(operand: Operand | None, name: str | None, expected: torch.dtype | No
         keyword = next((k for k in origin.node.keywords if k.arg == "dtype"), None) if isinstance(origin.node, ast.Call) else None
         if keyword is not None:
             patch = replaced(origin.scope.source, [(keyword.value, str(expected))])
+        elif _converts(origin.node) and isinstance(origin.node.func, ast.Attribute):
+            patch = replaced(origin.scope.source, [(origin.node, f"{origin.scope.source.segment(origin.node.func.value)}.{method}()")])
         elif isinstance(origin.node, (ast.Call, ast.Name, ast.Attribute, ast.Subscript)):
             patch = replaced(origin.scope.source, [(origin.node, f"{text}.{method}()")])
         else:
@@ -333,6 +360,7 @@ RULE = Rule(
         "following scalar types",
         "tensors used as indices must be",
         "expected dtype int32/int64 for index",
+        "expected dtype int32 or int64 for index",
         "integral inputs not supported",
         "could not infer output dtype",
         "only tensors of floating point",

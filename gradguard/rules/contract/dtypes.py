@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from typing import Any
 
 import torch
 
 from gradguard.evidence.source import dotted
 from gradguard.rules.contract.dataflow import Maker
-from gradguard.rules.contract.scopes import UNKNOWN, Scope
+from gradguard.rules.contract.scopes import Scope
+from gradguard.safe_read import UNKNOWN, elements
 
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
@@ -156,8 +158,11 @@ def dtype_of(value: Any) -> torch.dtype | None:
     """The dtype of a tensor or an array; None for anything else."""
     if isinstance(value, torch.Tensor):
         return value.dtype
-    name = getattr(getattr(value, "dtype", None), "name", None)
-    return _NAMES.get(name) if isinstance(name, str) and hasattr(value, "shape") else None
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None or not issubclass(type(value), (numpy.ndarray, numpy.generic)):
+        return None
+    kind = numpy.ndarray if issubclass(type(value), numpy.ndarray) else numpy.generic
+    return _NAMES.get(kind.dtype.__get__(value).name)
 
 
 def dtype_maker(wrong: frozenset[torch.dtype]) -> Maker:
@@ -243,11 +248,12 @@ def _of_data(name: str, expr: ast.Call, scope: Scope) -> torch.dtype | str | Non
 
 def _leaf(value: Any) -> Any:
     for _ in range(8):
-        if not isinstance(value, (list, tuple)) or not value:
+        held = elements(value, 10_000) if isinstance(value, (list, tuple)) else []
+        if not held:
             return value
-        if any(isinstance(item, float) for item in value):
+        if any(isinstance(item, float) for item in held):
             return 0.5
-        value = value[0]
+        value = held[0]
     return value
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import ast
 import re
+from typing import Any
 
 import torch
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
-from gradguard.evidence.source import dotted
+from gradguard.evidence.source import ResolvedSite, dotted
 from gradguard.evidence.syntax import range_of
 from gradguard.fixes.edits import replaced
-from gradguard.rules.contract.dataflow import Spot, trace
-from gradguard.rules.contract.dtypes import INTEGERS, dtype_maker, dtype_named, dtype_of
+from gradguard.rules.contract.dataflow import Judge, Spot, trace
+from gradguard.rules.contract.dtypes import INTEGERS, dtype_maker, dtype_named, dtype_of, made_dtype, written_dtype
 from gradguard.rules.contract.scopes import Scope, frame_scopes
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import UNKNOWN
 
 ASSIGNED = re.compile(r"assign a gradient with dtype '([\w ]+)' to a tensor with grad_dtype '([\w ]+)'")
 _WHY = "A tensor and its gradient have the same dtype, and `.grad` is not converted when it is assigned."
@@ -79,29 +81,38 @@ def _word(name: str) -> str:
 def whole_numbers(incident: Incident) -> Diagnosis | None:
     """Integers that are made a parameter, or told to require grad."""
     place = incident.place
-    call = None if place is None else place.call
-    if place is None or place.source is None or call is None:
-        return None
     scopes = frame_scopes(incident.user_frames[:2])
-    name = place.callee or "this"
-    data = _data(call)
-    if data is None or not scopes or not name.endswith(("Parameter", "requires_grad_")):
+    if place is None or place.source is None or not scopes:
+        return None
+    call = place.call
+    flag = next((k for k in call.keywords if k.arg == "requires_grad"), None) if call is not None else None
+    if call is not None and flag is not None and not (place.callee or "").endswith("Parameter"):
+        return _made_whole(place, call, scopes[0], "that requires grad", "Only floating-point and complex tensors can require grad.")
+    data = _data(call, place.statement)
+    name = "requires_grad" if call is None or (place.callee or "") == "setattr" else place.callee or "this"
+    if data is None:
         return None
     wrong = frozenset(INTEGERS | {torch.bool})
     way = trace(scopes[0], data, lambda item: None if dtype_of(item) is None else dtype_of(item) in wrong, dtype_maker(wrong))
     value = scopes[0].evaluate(data)
-    kind = f"{str(value.dtype).removeprefix('torch.')}" if isinstance(value, torch.Tensor) and value.dtype in wrong else "integer"
+    made_as = made_dtype(data, scopes[0]) if value is UNKNOWN else dtype_of(value)
+    kind = str(made_as).removeprefix("torch.") if made_as in wrong else "integer"
     made = way.origin if way.origin is not None and way.certain and isinstance(way.origin.node, ast.expr) else None
-    target = place.targets[0] if place.targets else None
+    target = place.targets[0] if place.targets and call is not None else None
     what = f"`{target}`" if target else f"`{place.source.flat(data)}`"
     becomes = "a parameter" if name.endswith("Parameter") else "a tensor that requires grad"
     spot = made or Spot(scopes[0], data)
     related = [place.span(f"is to become {becomes} here", "context")] if spot.line != place.line else []
+    article = "an" if kind.startswith("int") else "a"
+    headline = (
+        f"{what} is {article} {kind} tensor, and only floating-point (or complex) tensors can require grad"
+        if name.startswith("requires_grad") or ("." in name and name.endswith("requires_grad_"))
+        else f"{what} is made of {article} {kind} tensor, and `{name}` needs floating-point (or complex) numbers."
+    )
     return Diagnosis(
         code="GG404",
         name="dtype-mismatch",
-        headline=f"{what} is made of {'an' if kind.startswith('int') else 'a'} {kind} tensor, and `{name}` needs floating-point "
-        "(or complex) numbers.",
+        headline=headline,
         culprit=spot.span("whole numbers", "culprit"),
         related=related,
         explanation="A gradient step moves a value by fractions, so only floating-point and complex tensors can require grad; "
@@ -111,8 +122,88 @@ def whole_numbers(incident: Incident) -> Diagnosis | None:
     )
 
 
-def _data(call: ast.Call) -> ast.expr | None:
-    """What is to require grad: `nn.Parameter`'s argument, or what `requires_grad_` is called on."""
+def drawn(incident: Incident) -> Diagnosis | None:
+    """`torch.randn(..., dtype=torch.long)`: a distribution of real numbers, asked for in integers."""
+    place, name = incident.place, str(getattr(incident.func, "__name__", ""))
+    scopes = frame_scopes(incident.user_frames[:1])
+    if name not in ("randn", "rand", "randn_like", "rand_like", "normal") or place is None or place.call is None or not scopes:
+        return None
+    return _made_whole(
+        place, place.call, scopes[0], "of real numbers", f"`{name}` draws real numbers; whole ones come from `torch.randint`."
+    )
+
+
+def _made_whole(place: ResolvedSite, call: ast.Call, scope: Scope, what: str, why: str) -> Diagnosis | None:
+    """A call that is asked for an integer tensor and for what only floats can be."""
+    keyword = next((k for k in call.keywords if k.arg == "dtype"), None)
+    kind = made_dtype(call, scope) if keyword is None else written_dtype(keyword.value, scope)
+    source = place.source
+    if source is None or (kind is not None and kind not in INTEGERS | {torch.bool}):
+        return None
+    shown = str(kind).removeprefix("torch.") if kind is not None else "integer"
+    edits: list[tuple[ast.AST, str]] = [(keyword.value, "torch.float32")] if keyword is not None else []
+    return Diagnosis(
+        code="GG404",
+        name="dtype-mismatch",
+        headline=f"`{place.callee or 'the call'}` is asked for {'an' if shown.startswith('int') else 'a'} {shown} tensor {what}",
+        culprit=place.span(f"{shown}, and floating point at the same time", "culprit"),
+        explanation=f"{why} A gradient step moves a value by fractions, and integers have none."
+        if "require" in what
+        else f"{why} Integers have no fractions.",
+        fixes=[
+            Fix(
+                title="make it in floating point: `dtype=torch.float32`",
+                safety="unsafe",
+                patch=replaced(source, edits) if edits and source.imports.get("torch") == "torch" else None,
+            )
+        ],
+        confidence="certain",
+    )
+
+
+def whole_scores(incident: Incident) -> Diagnosis | None:
+    """`cross_entropy` of predicted class numbers in place of the scores of all classes."""
+    place, args = incident.place, incident.args
+    scores = args[0] if args and getattr(incident.func, "__name__", "") == "cross_entropy" else None
+    scopes = frame_scopes(incident.user_frames[:1])
+    call = None if place is None else place.call
+    if not isinstance(scores, torch.Tensor) or scores.is_floating_point() or scores.is_complex() or place is None or not scopes:
+        return None
+    given = call.args[0] if call is not None and call.args else None
+    text = scopes[0].source.flat(given) if given is not None else "its input"
+    way = None if given is None else trace(scopes[0], given, _of_dtype(scores.dtype), dtype_maker(frozenset({scores.dtype})))
+    origin = way.origin if way is not None and way.certain else None
+    return Diagnosis(
+        code="GG404",
+        name="dtype-mismatch",
+        headline=f"`{text}` holds whole numbers, and `cross_entropy` takes the scores of all classes",
+        culprit=place.span("takes scores (logits), one for each class", "culprit")
+        if origin is None
+        else origin.span("class numbers are made here, which have no derivative", "culprit"),
+        related=[] if origin is None else [place.span("takes scores (logits), one for each class", "context")],
+        explanation="The loss compares the scores of all classes with the number of the right one. Predicted class numbers, as `argmax` "
+        "gives them, are neither scores nor differentiable.",
+        fixes=[Fix(title="give it the model's scores, before `argmax`; class numbers are for the accuracy")],
+        confidence="certain",
+    )
+
+
+def _of_dtype(wanted: torch.dtype) -> Judge:
+    def judge(value: Any) -> bool | None:
+        found = dtype_of(value)
+        return None if found is None else found is wanted
+
+    return judge
+
+
+def _data(call: ast.Call | None, statement: ast.stmt | None) -> ast.expr | None:
+    """What is to require grad: `nn.Parameter`'s argument, what `requires_grad_` is called on, or whose `requires_grad` is set."""
+    if call is None:
+        targets = statement.targets if isinstance(statement, ast.Assign) else []
+        return next((t.value for t in targets if isinstance(t, ast.Attribute) and t.attr == "requires_grad"), None)
+    name = call.func.id if isinstance(call.func, ast.Name) else call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    if name not in ("Parameter", "requires_grad_", "setattr"):
+        return None
     if isinstance(call.func, ast.Attribute) and call.func.attr == "requires_grad_":
         return call.func.value
     return call.args[0] if call.args else next((k.value for k in call.keywords if k.arg == "data"), None)

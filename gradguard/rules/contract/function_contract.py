@@ -50,6 +50,7 @@ from typing import Any
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.source import dotted
+from gradguard.facts import CallableRef
 from gradguard.fixes.edits import inserted
 from gradguard.rules.base import Rule
 from gradguard.rules.contract import function_methods, kept_on_ctx, misplaced_gradient, written_gradient
@@ -64,13 +65,15 @@ _GOT = re.compile(r"expected Variable or None \(got ([\w.]+)\)")
 
 
 def _screen(memory: dict[str, Any], moment: str, facts: dict[str, Any], traced: bool) -> bool:
-    return written_gradient.screen(memory, moment, traced) or kept_on_ctx.screen(memory, moment, facts, traced)
+    return written_gradient.wanted(memory, moment, traced) or kept_on_ctx.screen(memory, moment, facts, traced)
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
     if incident.moment != "error":
         kept = kept_on_ctx.watch(incident)
-        return kept or (written_gradient.look(incident) if incident.moment == "before_backward" and incident.traced else None)
+        return kept or (
+            written_gradient.look(incident) if written_gradient.wanted(incident.memory, incident.moment, incident.traced) else None
+        )
     view_error = _VIEW.search(incident.message)
     if view_error is not None:
         view = None if view_error[2] == "BackwardHookFunction" else find_function(incident, view_error[2])
@@ -265,7 +268,7 @@ def _handed_back(view: FunctionView, value: ast.expr) -> list[str]:
 
 def _apply_of(incident: Incident, view: FunctionView) -> list[SourceSpan]:
     for fact in reversed(incident.journal.ops):
-        if fact[4] is view.cls:
+        if type(fact[4]) is CallableRef and fact[4]() is view.cls:
             place = incident.place_of_node(fact[0])
             return [] if place is None else [place.span(f"made by `{view.name}` here", "made")]
     return []

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ast
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -18,8 +18,9 @@ from gradguard.evidence.source import assignments_to, dotted
 from gradguard.evidence.syntax import header_range
 from gradguard.rules.contract.dataflow import Spot
 from gradguard.rules.contract.definitions import returns_of
-from gradguard.rules.contract.scopes import Scope, code_of, function_scope, peek
+from gradguard.rules.contract.scopes import Scope, code_of, function_scope
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import class_attributes, is_quiet, peek, unwrapped
 from gradguard.torch_internals import grad_fn_of
 
 
@@ -126,10 +127,16 @@ def find_function(incident: Incident, name: str) -> FunctionView | None:
     if not found:
         known = [cls for cls in user_functions() if cls.__name__ == name]
         visible = [
-            cls for cls in known if any(cls in view.globals.values() or cls in _values(view.locals) for view in incident.user_frames)
+            cls
+            for cls in known
+            if any(_named(cls, view.globals.values()) or _named(cls, _values(view.locals)) for view in incident.user_frames)
         ]
         found = visible or known
     return view_of(found[-1]) if found else None
+
+
+def _named(cls: type, values: Iterable[Any]) -> bool:
+    return any(value is cls for value in values)
 
 
 def _values(names: dict[str, Any]) -> list[Any]:
@@ -153,26 +160,36 @@ def classes_in_graph(incident: Incident) -> list[type]:
 def user_functions() -> Iterator[type[Any]]:
     """Every custom Function of the user's that exists in this process."""
     stack: list[type[Any]] = [torch.autograd.Function]
-    seen: set[type[Any]] = set()
+    seen: set[int] = set()
     while stack:
         for cls in type.__subclasses__(stack.pop()):
-            if cls in seen:
+            if id(cls) in seen:
                 continue
-            seen.add(cls)
+            seen.add(id(cls))
             stack.append(cls)
-            if any(_is_users(value) for value in vars(cls).values()):
+            if any(_is_users(value) for value in class_attributes(cls).values()):
                 yield cls
 
 
 def _is_users(value: Any) -> bool:
-    value = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
-    value = getattr(value, "__wrapped__", value)
+    value = unwrapped(value.__func__ if isinstance(value, (staticmethod, classmethod)) else value)
     return isinstance(value, FunctionType) and USER_FILES[value.__code__.co_filename]
 
 
-def element_spot(view: FunctionView, index: int, count: int | None = None) -> tuple[Spot | None, Spot | None]:
-    """What backward returned at an index: (the expression that made it, the return's element)."""
-    value = view.returned(count)
+def element_spot(
+    view: FunctionView,
+    index: int,
+    count: int | None = None,
+    value: ast.expr | None = None,
+    maker: Callable[[str], ast.expr | ast.stmt | None] = lambda name: None,
+) -> tuple[Spot | None, Spot | None]:
+    """What backward returned at an index: (the expression that made it, the return's element).
+
+    Args:
+        value: the expression of the return that ran, where that is known.
+        maker: what gave a variable its value, where that is known.
+    """
+    value = value or view.returned(count)
     if view.backward is None or value is None:
         return None, None
     element: ast.expr = value
@@ -191,7 +208,9 @@ def element_spot(view: FunctionView, index: int, count: int | None = None) -> tu
         element = value.elts[index]
     returned = Spot(view.backward, element, element.id if isinstance(element, ast.Name) else None)
     made = returned
-    if isinstance(element, ast.Name):
+    if isinstance(element, ast.Name) and (node := maker(element.id)) is not None:
+        made = Spot(view.backward, cast(ast.expr, node), element.id)
+    elif isinstance(element, ast.Name):
         for statement in assignments_to(view.backward.tree, element.id)[::-1]:
             single = isinstance(statement, ast.Assign) and any(isinstance(t, ast.Name) and t.id == element.id for t in statement.targets)
             if isinstance(statement, ast.Assign) and single and not isinstance(statement.value, ast.Constant):
@@ -231,4 +250,4 @@ def _target(node: ast.Assign | ast.AugAssign) -> ast.expr:
 
 def alive(kind: type) -> list[Any]:
     """Every object of this very kind or a subclass that the garbage collector knows."""
-    return [obj for obj in gc.get_objects() if isinstance(type(obj), type) and kind in type(obj).__mro__]
+    return [obj for obj in gc.get_objects() if issubclass(type(obj), kind) and is_quiet(obj)]

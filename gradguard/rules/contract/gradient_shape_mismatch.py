@@ -2,7 +2,8 @@
 
 ## What it is
 A gradient does not have the shape of the thing it is the gradient of: a custom Function's backward returned one of another
-shape than forward's input, or `backward(gradient=...)` was given one of another shape than the output.
+shape than forward's input, `backward(gradient=...)` was given one of another shape than the output, or a parameter was given
+another shape through `.data` while a graph still has the old one.
 
 ## Why it is wrong
 The gradient of a number with respect to a tensor has one entry for each entry of the tensor. PyTorch sums a gradient over
@@ -23,7 +24,9 @@ Manual: whether to reshape, to sum over a broadcast dimension or to correct the 
 
 ## When it speaks, what silences it
 When PyTorch rejects the gradient. The culprit is the expression in backward that was returned at the index PyTorch names, or
-the place where the `gradient=` argument was made; the return itself where the gradient has the shape of another input.
+the place where the `gradient=` argument was made; the return itself where the gradient has the shape of another input. Of
+several returns it is the one that ran, as far as what the node has saved decides that. For a parameter of another shape it is
+the assignment to `.data`.
 """
 
 from __future__ import annotations
@@ -37,13 +40,15 @@ from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.evidence.bindings import assignments_to
 from gradguard.evidence.source import ResolvedSite, dotted
 from gradguard.evidence.syntax import range_of
-from gradguard.fixes.edits import replaced
+from gradguard.fixes.edits import before, edit_of, patched, replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.dataflow import Spot, operands_of, trace
 from gradguard.rules.contract.functions import FunctionView, element_spot, find_function
 from gradguard.rules.contract.gradient_order import exchanged_with, returned_in_order
+from gradguard.rules.contract.reshaped_parameter import reshaped
 from gradguard.rules.contract.scopes import Scope, frame_scopes
 from gradguard.rules.contract.search import called_name
+from gradguard.rules.contract.taken_path import Returned, returns_taken
 from gradguard.rules.incident import Incident
 
 _INVALID = re.compile(
@@ -74,6 +79,9 @@ _ASSIGN = re.compile(r"assign a gradient of size '(\[[^\]]*\])' to a tensor of s
 def recognise(incident: Incident) -> Diagnosis | None:
     found = _INVALID.search(incident.message)
     if found is not None:
+        told = reshaped(incident, int(found[2]), _sizes(found[3]), _sizes(found[4]))
+        if told is not None:
+            return told
         view = find_function(incident, found[1])
         return None if view is None else _from_function(incident, view, int(found[2]), found[3], found[4])
     mismatch = _MISMATCH.search(incident.message)
@@ -87,9 +95,13 @@ def _from_function(incident: Incident, view: FunctionView, index: int, got: str 
     inputs = view.inputs
     argument = inputs[index] if index < len(inputs) else None
     of = f"`{argument}`" if argument else f"input {index}"
-    made, returned = element_spot(view, index, len(inputs) or None)
+    sizes, wanted = _sizes(got), _sizes(expected)
+    ran = returns_taken(incident, view, index, sizes, wanted)
+    made, returned = element_spot(view, index, len(inputs) or None, ran[0].value, ran[0].made) if len(ran) == 1 else (None, None)
     related = []
     culprit = None
+    if len(ran) > 1 and view.backward is not None:
+        related += [Spot(view.backward, item.value).span(f"one of these returned it for {of}", "context") for item in ran]
     what = f"`{made.name}`" if made is not None and made.name else "this"
     if made is not None:
         culprit = made.span(
@@ -111,7 +123,6 @@ def _from_function(incident: Incident, view: FunctionView, index: int, got: str 
     fixes = []
     title = f"give {what} the shape of {of} before it is returned"
     detail = "Reshape it where forward flattened the input, or sum it over the dimensions that were broadcast."
-    sizes, wanted = _sizes(got), _sizes(expected)
     if sizes and wanted and len(sizes) > 1 and sizes == wanted[::-1]:
         title = f"compute {what} the other way round: it is the transpose of what {of} needs"
         detail = "Exchange the operands of its product (`g.t() @ x` for `x.t() @ g`), or return `.t()` of it; a view would mix up elements."
@@ -121,6 +132,15 @@ def _from_function(incident: Incident, view: FunctionView, index: int, got: str 
             f"Both have the same number of elements; keep {of}'s shape on ctx in forward (`ctx.shape = {argument or 'x'}.shape`) "
             "or take it from the saved tensor."
         )
+    elif sizes and wanted and _is_part(sizes, wanted):
+        part = _whole_inputs(view, ran[0], index, wanted) if len(ran) == 1 else None
+        if part is not None:
+            fixes.append(part)
+        title = (
+            f"return a gradient of the whole of {of}: `full = torch.zeros_like({argument or 'x'})`, with what was computed written into"
+            " its rows"
+        )
+        detail = f"{what.capitalize()} has entries for a part of {of} only; the gradient of the rest is 0."
     elif got and expected:
         title = f"sum {what} over the broadcast dimensions, or correct its product, so that it has shape {expected}"
     other = exchanged_with(incident, view, index, sizes, wanted) if sizes and wanted else None
@@ -130,7 +150,8 @@ def _from_function(incident: Incident, view: FunctionView, index: int, got: str 
         related = [span.model_copy(update={"role": "context"}) for span in (culprit,) if span is not None] + related
         culprit = order[0].span(f"what has the shape of `{inputs[other]}` stands in the place of {of}", "culprit")
         fixes.append(order[1])
-    fixes.append(Fix(title=title, safety="manual", detail=detail))
+    patch = _viewed_back(view, returned, argument) if title.startswith("view ") else None
+    fixes.append(Fix(title=title, safety="safe" if patch else "manual", detail=detail, patch=patch))
     return Diagnosis(
         code="GG402",
         name="gradient-shape-mismatch",
@@ -146,10 +167,38 @@ def _from_function(incident: Incident, view: FunctionView, index: int, got: str 
         explanation=f"The gradients that backward returns belong, in order, to forward's inputs `{view.signature()}`, and each "
         "has the shape of its input. "
         "PyTorch sums over broadcast dimensions by itself, and refuses every other difference.",
-        notes=[] if made is not None else ["The source of this backward is not to be had, so the returned expression is not named."],
+        notes=[] if ran else ["The source of this backward is not to be had, so the returned expression is not named."],
         fixes=fixes,
         confidence="certain",
     )
+
+
+def _is_part(sizes: list[int], wanted: list[int]) -> bool:
+    """Whether it is the gradient of some rows only: fewer along a dimension, as many along all others."""
+    return len(sizes) == len(wanted) and sizes != wanted and all(a == b or (a < b and a != 1) for a, b in zip(sizes, wanted, strict=True))
+
+
+def _whole_inputs(view: FunctionView, ran: Returned, index: int, wanted: list[int]) -> Fix | None:
+    """Zeros in the shapes of the inputs, where the gradients that are returned have no element at all."""
+    value, inputs = ran.value, view.inputs
+    elements = value.elts if isinstance(value, ast.Tuple) and len(value.elts) == len(inputs) else [value] if len(inputs) == 1 else []
+    if view.backward is None or 0 not in (ran.shape(index) or ()):
+        return None
+    changes = []
+    for i, (name, element, shape) in enumerate(zip(inputs, elements, ran.shapes, strict=False)):
+        like = [name, *(part.id for part in ast.walk(element) if isinstance(part, ast.Name) and i == index)]
+        whole = next((other for other in like if _has_shape(ran.values.get(other), None if other == name else wanted)), None)
+        if shape is not None and 0 in shape and whole is not None and tuple(ran.values[whole].shape) != shape:
+            changes.append((element, f"torch.zeros_like({whole})"))
+    patch = replaced(view.backward.source, changes) if changes and "torch" in view.backward.source.imports else None
+    if patch is None:
+        return None
+    texts = ", ".join(f"`{text}`" for _, text in changes)
+    return Fix(title=f"return zeros in the inputs' own shapes there: {texts}", safety="unsafe", patch=patch)
+
+
+def _has_shape(value: object, sizes: list[int] | None) -> bool:
+    return isinstance(value, torch.Tensor) and (sizes is None or list(value.shape) == sizes)
 
 
 def _reshapes(view: FunctionView, argument: str | None) -> list[SourceSpan]:
@@ -161,6 +210,23 @@ def _reshapes(view: FunctionView, argument: str | None) -> list[SourceSpan]:
         if isinstance(node, ast.Call) and reshapes and any(dotted(part) == argument for part in operands_of(node, view.forward)):
             return [Spot(view.forward, node).span(f"forward changes the shape of `{argument}` here", "context")]
     return []
+
+
+def _viewed_back(view: FunctionView, returned: Spot | None, argument: str | None) -> str | None:
+    """The diff that keeps an input's shape on ctx, and gives the returned gradient that shape."""
+    forward, backward = view.forward, view.backward
+    if forward is None or forward.function is None or backward is None or returned is None or argument is None:
+        return None
+    source, ctx = forward.source, view.context
+    names = backward.parameters()
+    if view.setup is not None or ctx is None or not names or returned.scope.source is not source or not isinstance(returned.node, ast.expr):
+        return None
+    first = forward.function.body[0]
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and len(forward.function.body) > 1:
+        first = forward.function.body[1]
+    text = returned.text if isinstance(returned.node, (ast.Name, ast.Attribute, ast.Call)) else f"({returned.text})"
+    edits = edit_of(returned.node, f"{text}.view({names[0]}.{argument}_shape)")
+    return patched(source, edits, [before(source, first, f"{ctx}.{argument}_shape = {argument}.shape")])
 
 
 def _from_argument(incident: Incident, index: int, got: str, expected: str) -> Diagnosis | None:

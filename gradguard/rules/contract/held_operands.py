@@ -18,6 +18,7 @@ from gradguard.rules.contract.operands import Operand
 from gradguard.rules.contract.scopes import Scope, frame_scopes
 from gradguard.rules.contract.search import called_name
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import own_dict
 
 
 def held_operand(incident: Incident, place: ResolvedSite, scope: Scope, judge: Judge, maker: Maker) -> Operand | None:
@@ -44,7 +45,7 @@ def _made(scope: Scope, called: ast.expr) -> list[Spot]:
     """Where the called module was made, as far as the source of its owner, of the function or of the file tells."""
     if isinstance(called, ast.Attribute):
         owner = scope.evaluate(called.value)
-        return stores_of(owner, called.attr) if isinstance(owner, nn.Module) or hasattr(owner, "__dict__") else []
+        return stores_of(owner, called.attr) if own_dict(owner) is not None else []
     if not isinstance(called, ast.Name) or scope.source.tree is None:
         return []
     around = scope if assignments_to(scope.tree, called.id) else Scope(scope.source, scope.source.tree, scope.globals, scope.globals)

@@ -8,6 +8,7 @@ from gradguard.diagnosis import Fix
 from gradguard.evidence.names import short_list
 from gradguard.fixes.edits import replaced
 from gradguard.rules.contract.definitions import returns_of
+from gradguard.rules.contract.hooks import hooks_of
 from gradguard.rules.contract.scopes import Scope, code_of, function_scope
 from gradguard.rules.contract.search import live_modules, module_name
 from gradguard.rules.incident import Incident
@@ -43,7 +44,7 @@ def holders(incident: Incident, scope: Scope) -> list[str]:
     """A note on the modules that have this hook."""
     found = []
     for module in live_modules(incident):
-        for hook in (*module._backward_hooks.values(), *getattr(module, "_backward_pre_hooks", {}).values()):
+        for hook in hooks_of(module):
             code, bound, names = code_of(hook)
             inner = None if code is None else function_scope(code, bound, names)
             if inner is not None and inner.tree is scope.tree:

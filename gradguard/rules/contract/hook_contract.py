@@ -44,11 +44,12 @@ from gradguard.rules.contract import hook_arguments, hooked_writes
 from gradguard.rules.contract.dataflow import Spot
 from gradguard.rules.contract.definitions import returns_of
 from gradguard.rules.contract.functions import def_span
-from gradguard.rules.contract.hooks import HOOK_CALLS, all_frames, registrations
-from gradguard.rules.contract.scopes import UNKNOWN, Scope, code_of, frame_scopes, function_scope
+from gradguard.rules.contract.hooks import HOOK_CALLS, all_frames, hooks_of, registrations
+from gradguard.rules.contract.scopes import Scope, code_of, frame_scopes, function_scope
 from gradguard.rules.contract.search import called_name, live_modules, module_name
 from gradguard.rules.contract.unnamed_hooks import UNNAMED, functions_given
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import UNKNOWN, elements, function_code, name_of, peek
 
 _CHANGED = re.compile(r"hook '(.+?)' has changed the (size|type) of value(?: \(was (\S+) got (\S+)\))?")
 _RETURNED = re.compile(r"expected (Variable|tuple), but hook returned '([\w.]+)'")
@@ -85,7 +86,7 @@ def _bare_tensor(incident: Incident, found: re.Match[str]) -> Diagnosis:
         code, bound, names = code_of(hook)
         scope = None if code is None else function_scope(code, bound, names)
     what = "grad_output" if pre else "grad_input"
-    name = getattr(hook, "__name__", None) or "the hook"
+    name = name_of(hook) or "the hook"
     owner = f" of `{module_name(incident, module)}`" if module is not None else ""
     values = returns_of(scope) if scope is not None else []
     value = values[-1] if values else None
@@ -129,15 +130,16 @@ def _failing_module_hook(incident: Incident) -> tuple[Any, nn.Module | None]:
             continue
         names = view.locals
         holder = names.get("self")
-        module = getattr(holder, "module", None)
+        module = peek(holder, "module", None)
         hook = names.get("user_hook") or names.get("hook") or names.get("user_pre_hook")
         if hook is None and holder is not None:
-            hooks = getattr(holder, "user_hooks", None) or getattr(holder, "user_pre_hooks", None) or []
+            hooks = elements(peek(holder, "user_hooks")) or elements(peek(holder, "user_pre_hooks"))
             hook = hooks[-1] if len(hooks) else None
         if hook is not None or module is not None:
-            hook = hook if hook is not None and USER_FILES[getattr(getattr(hook, "__code__", None), "co_filename", __file__)] else None
+            code = function_code(hook)
+            hook = hook if code is not None and USER_FILES[code.co_filename] else None
             if hook is None and isinstance(module, nn.Module):
-                known = [*module._backward_hooks.values(), *getattr(module, "_backward_pre_hooks", {}).values()]
+                known = hooks_of(module)
                 hook = known[-1] if known else None
             return hook, module if isinstance(module, nn.Module) else None
     return None, None
@@ -210,7 +212,7 @@ def _changed(incident: Incident, found: re.Match[str]) -> Diagnosis | None:
     name, what = found[1], found[2]
     scopes = _hook_named(incident, name)
     if not scopes and name == "hook":  # torch's own wrapper of a module's hooks
-        hooks = [h for m in live_modules(incident) for h in (*m._backward_hooks.values(), *getattr(m, "_backward_pre_hooks", {}).values())]
+        hooks = [h for m in live_modules(incident) for h in hooks_of(m)]
         for hook in dict.fromkeys(hooks):
             code, bound, names = code_of(hook)
             scope = None if code is None else function_scope(code, bound, names)

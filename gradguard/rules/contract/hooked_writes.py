@@ -16,6 +16,7 @@ from gradguard.rules.contract.hooks import all_frames, module_of_output, registr
 from gradguard.rules.contract.scopes import Scope, frame_scopes
 from gradguard.rules.contract.search import called_name, module_name
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import peek
 
 
 def written_in_place(incident: Incident) -> Diagnosis | None:
@@ -87,7 +88,7 @@ def _inner_module(incident: Incident) -> nn.Module | None:
         if USER_FILES[view.frame.f_code.co_filename]:
             return None
         owner = view.locals.get("self") if view.code_name == "forward" else None
-        if isinstance(owner, nn.Module) and getattr(owner, "inplace", False):
+        if isinstance(owner, nn.Module) and peek(owner, "inplace", False) is True:
             return owner
     return None
 

@@ -13,6 +13,7 @@ from gradguard.rules.contract.definitions import returns_of
 from gradguard.rules.contract.scopes import Scope, callee_scope, code_of
 from gradguard.rules.contract.search import called_name
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import elements, name_of, pairs, peek
 
 HOOK_CALLS = {
     "register_full_backward_hook",
@@ -42,7 +43,7 @@ def registrations(incident: Incident, full: bool = False, hook: Any = None) -> l
             if isinstance(node, ast.Call) and called_name(node) in HOOK_CALLS and (not full or "full_backward" in called_name(node)):
                 found.append(Spot(Scope(source, source.tree or ast.Module([], [])), node))
     if hook is not None:
-        name = getattr(hook, "__name__", "")
+        name = name_of(hook)
         found.sort(key=lambda spot: not (isinstance(spot.node, ast.Call) and spot.node.args and name in ast.unparse(spot.node.args[0])))
     return found
 
@@ -55,14 +56,18 @@ def all_frames(incident: Incident) -> list[FrameView]:
 
 def has_full_hooks(module: nn.Module) -> bool:
     """Whether a module passes its tensors through the Function of full backward hooks."""
-    full = getattr(module, "_is_full_backward_hook", None)
-    return bool(getattr(module, "_backward_pre_hooks", None)) or (bool(module._backward_hooks) and full is not False)
+    full = peek(module, "_is_full_backward_hook", None)
+    return bool(pairs(peek(module, "_backward_pre_hooks"))) or (bool(pairs(peek(module, "_backward_hooks"))) and full is not False)
 
 
 def user_hooks(module: nn.Module) -> list[str]:
     """The names of a module's backward hooks."""
-    hooks = [*module._backward_hooks.values(), *getattr(module, "_backward_pre_hooks", {}).values()]
-    return list(dict.fromkeys(getattr(hook, "__qualname__", type(hook).__name__).rpartition(".")[2] for hook in hooks))
+    return list(dict.fromkeys(name_of(hook) or type(hook).__name__ for hook in hooks_of(module)))
+
+
+def hooks_of(module: nn.Module) -> list[Any]:
+    """A module's backward hooks, those before its backward last."""
+    return [*elements(peek(module, "_backward_hooks")), *elements(peek(module, "_backward_pre_hooks"))]
 
 
 def module_of_output(scope: Scope, value: ast.expr) -> nn.Module | None:

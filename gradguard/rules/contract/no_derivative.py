@@ -35,14 +35,16 @@ import torch
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.graph import walk
 from gradguard.evidence.source import ResolvedSite
-from gradguard.evidence.syntax import Source, range_of
+from gradguard.evidence.syntax import Source, load, range_of
+from gradguard.facts import CallableRef
 from gradguard.fixes.edits import removed
+from gradguard.fixes.statements import wrapped
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.functions import FunctionView, classes_in_graph, user_functions, view_of
-from gradguard.rules.contract.scopes import peek
 from gradguard.rules.contract.search import calls_in_use
 from gradguard.rules.contract.words import untraced_note
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import peek
 from gradguard.torch_internals import grad_fn_of
 
 _ATEN = re.compile(r"derivative for (?:aten::|')([\w: ]+?)'? is not implemented")
@@ -73,11 +75,11 @@ def is_once_differentiable(cls: type) -> bool:
 
 
 def _once(incident: Incident) -> Diagnosis | None:
-    used = {fact[4] for fact in incident.journal.ops if isinstance(fact[4], type)}
+    used = {fact[4]() for fact in incident.journal.ops if type(fact[4]) is CallableRef}
     candidates = [cls for cls in (*classes_in_graph(incident), *user_functions()) if is_once_differentiable(cls)]
     traced = [cls for cls in candidates if cls in used]
     chosen = list(dict.fromkeys(traced or candidates))
-    visible = [cls for cls in chosen if any(cls in view.globals.values() for view in incident.user_frames)]
+    visible = [cls for cls in chosen if any(value is cls for view in incident.user_frames for value in view.globals.values())]
     chosen = visible or chosen
     related = _grad_spans(incident)
     if not chosen:
@@ -204,7 +206,6 @@ def _op(incident: Incident, aten: str) -> Diagnosis | None:
     place, traced = _forward_place(incident, aten, name)
     culprit = None
     notes = []
-    patch = None
     if place is not None:
         verb = "can be differentiated once only" if second else "has no derivative"
         culprit = place.span(f"`{name}` {verb}", "culprit")
@@ -217,6 +218,7 @@ def _op(incident: Incident, aten: str) -> Diagnosis | None:
             if len(found) > 1:
                 notes.append("It is called in other places too: " + ", ".join(f"line {other.line}" for other in found[1:4]) + ".")
     attention = name == "scaled_dot_product_attention"
+    patch = _under_math_backend(culprit) if attention else None
     if attention:
         fixes = [
             Fix(
@@ -258,6 +260,17 @@ def _op(incident: Incident, aten: str) -> Diagnosis | None:
         avoid=["`create_graph=False`: the penalty would then be a constant without effect."] if second else [],
         confidence="certain" if traced else "likely",
     )
+
+
+def _under_math_backend(culprit: SourceSpan | None) -> str | None:
+    """The diff that runs the statement with attention's math backend."""
+    source = None if culprit is None else load(culprit.file)
+    statement = None if source is None or culprit is None else source.statement_at(culprit.line)
+    if source is None or not isinstance(statement, (ast.Assign, ast.AnnAssign, ast.Expr, ast.Return)):
+        return None
+    known = source.imports.get("sdpa_kernel") and source.imports.get("SDPBackend")
+    imports = None if known else "from torch.nn.attention import SDPBackend, sdpa_kernel"
+    return wrapped(source, [statement], "with sdpa_kernel(SDPBackend.MATH):", imports)
 
 
 def _forward_place(incident: Incident, aten: str, name: str) -> tuple[ResolvedSite | None, bool]:
@@ -373,7 +386,7 @@ def _assigned_by_grad(incident: Incident) -> str | None:
 
 def _apply_spans(incident: Incident, view: FunctionView) -> list[SourceSpan]:
     for fact in reversed(incident.journal.ops):
-        if fact[4] is view.cls:
+        if type(fact[4]) is CallableRef and fact[4]() is view.cls:
             place = incident.place_of_node(fact[0])
             return [] if place is None else [place.span(f"`{view.name}` is used here", "made")]
     for source in incident.sources:

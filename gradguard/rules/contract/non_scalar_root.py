@@ -38,10 +38,11 @@ from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.dataflow import Spot, Trace, operands_of, trace
 from gradguard.rules.contract.definitions import bound_value, definition, returns_of
-from gradguard.rules.contract.scopes import UNKNOWN, Scope, callee_scope, frame_scopes
+from gradguard.rules.contract.scopes import Scope, callee_scope, frame_scopes
 from gradguard.rules.contract.weights import argument, each_elements_own, fixes_for_each
 from gradguard.rules.contract.words import a_shape, shape_of, untraced_note
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import UNKNOWN
 from gradguard.signals import internal_error
 
 _REDUCERS = {"mean", "sum", "item", "prod", "norm", "max", "min", "logsumexp", "nanmean", "dot", "trace"}
@@ -61,6 +62,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     place = incident.place
     expression = _root_expression(place, len(incident.roots) > 1, incident, root)
     name = (_plain(expression, place) if expression is not None else None) or incident.names.tensor(root)
+    made = incident.place_of_node(_seq(_vector_node(root.grad_fn))) if root.grad_fn is not None and expression is None else None
+    name = name or (made.targets[0] if made is not None and made.targets else None)
     call = "autograd.grad" if incident.where == "grad" else "backward()"
     shape = shape_of(root)
     culprit, related, spots = _culprit(incident, root, scopes, expression)
@@ -72,7 +75,9 @@ def recognise(incident: Incident) -> Diagnosis | None:
     elif place is not None:
         related.append(place.span(f"{call} needs one number, and gets {a_shape(shape)}", "backward"))
     shown = f"`{name}`" if name else "The tensor that backward starts from"
-    what = "a complex tensor" if complex_root and root.numel() == 1 else f"a tensor of shape {shape} ({root.numel()} elements)"
+    if complex_root and root.numel() == 1:
+        return _of_complex(incident, root, shown, name, culprit, related, expression)
+    what = f"a tensor of shape {shape} ({root.numel()} elements)"
     notes = [] if culprit is not None and spots is None else [untraced_note("the operation that made it")]
     if root.numel() == 0:
         notes.append("It has no element at all: a selection or a batch was empty.")
@@ -90,11 +95,46 @@ def recognise(incident: Incident) -> Diagnosis | None:
         "against each other, "
         "so it makes the starting gradient by itself only for a tensor with one element.",
         notes=notes,
-        fixes=fixes_for_each(incident, root, name) if each and name is not None else _fixes(incident, expression, name),
+        fixes=fixes_for_each(incident, root, name) if each and name is not None else _fixes(incident, expression, name, made),
         confidence="certain" if culprit is not None and spots is None else "likely",
         avoid=[f"`{name}.mean()`: each derivative would come out {root.numel()} times too small, silently."]
         if each and root.numel() > 1
         else ["`loss[0].backward()` or `loss.max().backward()`: the other elements would not be trained on."],
+    )
+
+
+def _of_complex(
+    incident: Incident,
+    root: torch.Tensor,
+    shown: str,
+    name: str | None,
+    culprit: SourceSpan | None,
+    related: list[SourceSpan],
+    expression: ast.expr | None,
+) -> Diagnosis:
+    """A single complex number: nothing is to be reduced, a real number is to be made of it."""
+    place = incident.place
+    related = [span.model_copy(update={"label": "starts from a real number"}) if span.role == "backward" else span for span in related]
+    patch = None
+    if expression is not None and place is not None and place.source is not None and isinstance(expression, (ast.Name, ast.Attribute)):
+        patch = replaced(place.source, [(expression, f"{place.source.segment(expression)}.real")])
+    text = name or "loss"
+    return Diagnosis(
+        code="GG401",
+        name="non-scalar-root",
+        headline=f"{shown} is a complex number, but backward() starts from a real one: take its real part or its magnitude.",
+        culprit=(None if place is None else place.span("starts from a complex number", "culprit"))
+        if culprit is None
+        else culprit.model_copy(update={"label": "a complex number"}),
+        related=[] if culprit is None else related,
+        tensors=[TensorFacts(name=name, shape=list(root.shape), dtype=str(root.dtype), requires_grad=root.requires_grad)],
+        explanation="Only of a real number is it clear what smaller means, and so in which direction a step goes. A loss of complex values "
+        "is made real first.",
+        fixes=[
+            Fix(title=f"take the real part: `{text}.real`", safety="unsafe", patch=patch),
+            Fix(title=f"take the magnitude: `{text}.abs()` (of complex differences: `.abs().pow(2)`, before the mean)", safety="unsafe"),
+        ],
+        confidence="certain",
     )
 
 
@@ -120,7 +160,10 @@ def _root_expression(place: ResolvedSite | None, several: bool, incident: Incide
     if isinstance(found, (ast.Tuple, ast.List)):
         index = next((i for i, t in enumerate(incident.roots) if t is root), 0)
         found = found.elts[index] if index < len(found.elts) else None
-    return found
+    scopes = frame_scopes(incident.user_frames[:1])
+    value = scopes[0].evaluate(found) if found is not None and scopes else UNKNOWN
+    # a framework's line (`trainer.fit(model)`) starts backward of something else than what it is given
+    return found if value is UNKNOWN or issubclass(type(value), torch.Tensor) else None
 
 
 def _is_forwarder(incident: Incident, call: ast.Call) -> bool:
@@ -290,9 +333,11 @@ def _is_none(keyword: ast.keyword) -> bool:
     return isinstance(keyword.value, ast.Constant) and (keyword.arg, keyword.value.value) in (("reduction", "none"), ("reduce", False))
 
 
-def _fixes(incident: Incident, expression: ast.expr | None, name: str | None) -> list[Fix]:
+def _fixes(incident: Incident, expression: ast.expr | None, name: str | None, made: ResolvedSite | None) -> list[Fix]:
     patch, place = None, incident.place
-    if (
+    if made is not None and made.source is not None and isinstance(made.node, ast.expr):  # backward is called by a framework
+        patch = replaced(made.source, [(made.node, f"({made.source.segment(made.node)}).mean()")])
+    elif (
         expression is not None
         and place is not None
         and place.source is not None

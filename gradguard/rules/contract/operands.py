@@ -15,6 +15,7 @@ from gradguard.evidence.source import ResolvedSite, assignments_to, dotted
 from gradguard.rules.contract.dataflow import Judge, Maker, Spot, Trace, operands_of, trace
 from gradguard.rules.contract.scopes import Scope, callee_scope, frame_scopes
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import elements, parameters_in, store_of
 
 
 @dataclass
@@ -26,6 +27,7 @@ class Operand:
     way: Trace
     name: str | None
     value: torch.Tensor | None
+    cast: Spot | None = None  # the line that cast the array which the tensor was made from
 
     @property
     def origin(self) -> Spot | None:
@@ -43,7 +45,7 @@ def tensors_at_hand(incident: Incident) -> list[torch.Tensor]:
             break
         for value in view.locals.values():
             if isinstance(value, nn.Module):
-                found += [p for p in value._parameters.values() if p is not None]
+                found += store_of(value, "_parameters").values()
             found += [item for item in _flat((value,)) if isinstance(item, torch.Tensor)]
     return found
 
@@ -52,7 +54,7 @@ def _flat(values: Any, depth: int = 0) -> list[Any]:
     found = []
     for value in values:
         if isinstance(value, (list, tuple)) and depth < 2:
-            found += _flat(value[:64], depth + 1)
+            found += _flat(elements(value, 64), depth + 1)
         else:
             found.append(value)
     return found
@@ -104,7 +106,7 @@ def odd_operand(scope: Scope, node: ast.AST, judge: Judge, maker: Maker) -> Oper
         way = trace(scope, expression, judge, maker)
         if expression in sure or way.certain:
             value = scope.evaluate(expression)
-            return Operand(expression, scope, way, _name(scope, expression, way), value if isinstance(value, torch.Tensor) else None)
+            return Operand(expression, scope, way, named(scope, expression, way), value if isinstance(value, torch.Tensor) else None)
     return None
 
 
@@ -128,7 +130,8 @@ def _operands(scope: Scope, node: ast.AST) -> list[ast.expr]:
     return found
 
 
-def _name(scope: Scope, expression: ast.expr, way: Trace) -> str | None:
+def named(scope: Scope, expression: ast.expr, way: Trace) -> str | None:
+    """What an operand is called: as written, else the first name that it had on its way."""
     plain = dotted(expression)
     if plain is not None:
         return plain
@@ -146,7 +149,7 @@ def model_gate(operand: Operand, expected: torch.dtype | None) -> Operand | None
             break
         module = scope.values.get("self")
         if isinstance(module, nn.Module) and scope.function is not None and scope.function.name == "forward":
-            floating = {p.dtype for p in module.parameters() if p.dtype.is_floating_point}
+            floating = {p.dtype for p in parameters_in(module) if p.dtype.is_floating_point}
             if floating == {expected}:
                 gate = Operand(given[1], given[0], Trace(), dotted(given[1]) or operand.name, operand.value)
         scope, expression = given

@@ -10,26 +10,28 @@ import torch
 from torch import nn
 
 from gradguard.rules.contract.dataflow import Spot
+from gradguard.safe_read import attributes, elements, own_dict, pairs
 
 
 def children_of(item: Any) -> list[tuple[Any, str, str | None]]:
     """(child, how it is written after the parent, the attribute's name where it is one)."""
     if isinstance(item, dict):
-        return [(value, f"[{key!r}]", None) for key, value in list(item.items())[:10_000]]
+        named = ((key if type(key) in (str, int, bool, type(None)) else ..., value) for key, value in pairs(item, 10_000))
+        return [(value, f"[{key!r}]", None) for key, value in named]
     if isinstance(item, (list, tuple, set, frozenset, deque)):
-        return [(value, f"[{i}]", None) for i, value in enumerate(list(item)[:10_000])]
-    attributes = dict(getattr(item, "__dict__", {}))
+        return [(value, f"[{i}]", None) for i, value in enumerate(elements(item, 10_000))]
+    held = attributes(item)
     found: list[tuple[Any, str, str | None]] = []
     if isinstance(item, nn.Module):
         for store in ("_modules", "_parameters", "_buffers"):
-            for key, value in attributes.pop(store, {}).items():
+            for key, value in pairs(held.pop(store, {})):
                 found.append((value, f"[{key}]" if key.isdigit() else f".{key}", key))
-    return [(value, f".{key}", key) for key, value in attributes.items()] + found
+    return [(value, f".{key}", key) for key, value in held.items()] + found
 
 
 def is_data(copied: Any) -> bool:
     """Whether the copied object is a record of values: no module, nor one that holds modules or optimizers (an agent, a trainer)."""
-    if isinstance(copied, nn.Module) or not isinstance(getattr(copied, "__dict__", None), dict):
+    if isinstance(copied, nn.Module) or own_dict(copied) is None:
         return False
     queue, seen = deque([copied]), set[int]()
     while queue and len(seen) < 1000:

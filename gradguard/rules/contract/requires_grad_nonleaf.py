@@ -37,9 +37,10 @@ from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.dataflow import Spot, stores_of, trace
 from gradguard.rules.contract.definitions import Path, bound_value
-from gradguard.rules.contract.scopes import UNKNOWN, Scope, frame_scopes
+from gradguard.rules.contract.scopes import Scope, frame_scopes
 from gradguard.rules.contract.words import untraced_note
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import UNKNOWN
 
 
 def recognise(incident: Incident) -> Diagnosis | None:

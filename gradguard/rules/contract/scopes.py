@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import ast
 import functools
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -23,8 +22,7 @@ from gradguard.evidence.frames import FrameView
 from gradguard.evidence.locate import scope_of
 from gradguard.evidence.source import assignments_to, resolve
 from gradguard.evidence.syntax import FUNCTIONS, Source, load
-
-UNKNOWN: Any = type("Unknown", (), {"__repr__": lambda self: "<unknown>", "__bool__": lambda self: False})()
+from gradguard.safe_read import UNKNOWN, attributes, class_attributes, in_class, item_of, namespace, peek, unless_loud
 
 
 @dataclass(eq=False)
@@ -84,48 +82,10 @@ class Scope:
             return self.globals.get(node.id, UNKNOWN)
         if isinstance(node, ast.Attribute):
             owner = self.evaluate(node.value)
-            return UNKNOWN if owner is UNKNOWN else peek(owner, node.attr)
+            return UNKNOWN if isinstance(owner, torch.Tensor) else peek(owner, node.attr)
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-            owner = self.evaluate(node.value)
-            if type(owner) in (list, tuple, dict) or isinstance(owner, (nn.ModuleList, nn.Sequential)):
-                try:
-                    return owner[node.slice.value]
-                except (LookupError, TypeError):
-                    return UNKNOWN
+            return item_of(self.evaluate(node.value), node.slice.value)
         return UNKNOWN
-
-
-def peek(owner: Any, name: str) -> Any:
-    """An attribute, read without running properties or `__getattr__`."""
-    if isinstance(owner, torch.Tensor):
-        return UNKNOWN
-    if isinstance(owner, ModuleType):
-        return vars(owner).get(name, UNKNOWN)
-    if isinstance(owner, nn.Module):
-        for store in ("_parameters", "_buffers", "_modules"):
-            if name in owner.__dict__.get(store, {}):
-                return owner.__dict__[store][name]
-    if isinstance(owner, tuple) and name in (fields := getattr(type(owner), "_fields", ())):
-        return tuple.__getitem__(owner, fields.index(name)) if len(owner) == len(fields) else UNKNOWN
-    own = getattr(owner, "__dict__", {})
-    if name in own and not isinstance(owner, type):
-        return own[name]
-    try:
-        found = inspect.getattr_static(owner if isinstance(owner, type) else type(owner), name)
-    except AttributeError:
-        return UNKNOWN
-    if isinstance(found, staticmethod):
-        return found.__func__
-    if isinstance(found, classmethod):
-        return MethodType(found.__func__, owner if isinstance(owner, type) else type(owner))
-    if isinstance(found, FunctionType):
-        return found if isinstance(owner, type) else MethodType(found, owner)
-    if isinstance(found, MemberDescriptorType) and not isinstance(owner, type):  # a slot
-        try:
-            return found.__get__(owner)
-        except AttributeError:
-            return UNKNOWN
-    return UNKNOWN if hasattr(type(found), "__get__") else found
 
 
 def frame_scopes(frames: Sequence[FrameView]) -> list[Scope]:
@@ -152,25 +112,25 @@ def code_of(value: Any) -> tuple[CodeType | None, Any, Mapping[str, Any]]:
     bound: Any = UNKNOWN
     for _ in range(8):
         if isinstance(value, functools.partial):
-            value = value.func
+            value = unless_loud(value.func)
         elif isinstance(value, MethodType):
-            bound, value = value.__self__, value.__func__
+            bound, value = unless_loud(value.__self__), unless_loud(value.__func__)
         elif isinstance(value, FunctionType):
             if USER_FILES[value.__code__.co_filename]:
-                return value.__code__, bound, value.__globals__
-            inner = getattr(value, "__wrapped__", None)
+                return value.__code__, bound, namespace(value.__globals__)
+            inner = attributes(value).get("__wrapped__")
             if inner is None:
                 break
             value = inner
         elif isinstance(value, nn.Module):
-            forward = inspect.getattr_static(type(value), "forward", None)
+            forward = in_class(type(value), "forward")
             if not isinstance(forward, FunctionType):
                 break
             value = MethodType(forward, value)
         elif value is UNKNOWN or isinstance(value, type):
             break
         else:
-            called = inspect.getattr_static(type(value), "__call__", None)
+            called = in_class(type(value), "__call__")
             if not isinstance(called, FunctionType):
                 break
             value = MethodType(called, value)
@@ -226,7 +186,7 @@ def class_scopes(owner: Any, methods: Sequence[str] = ()) -> list[Scope]:
     """The methods of an object's class and its bases (the user's ones), `__init__` first."""
     found: list[Scope] = []
     for cls in type(owner).__mro__:
-        for name, value in sorted(vars(cls).items(), key=lambda item: item[0] != "__init__"):
+        for name, value in sorted(class_attributes(cls).items(), key=lambda item: item[0] != "__init__"):
             code, _, names = code_of(value.__func__ if isinstance(value, (staticmethod, classmethod)) else value)
             if isinstance(value, FunctionType) and code is not None and (not methods or name in methods):
                 scope = function_scope(code, owner, names)
@@ -238,12 +198,12 @@ def class_scopes(owner: Any, methods: Sequence[str] = ()) -> list[Scope]:
 def loading_scope(value: Any) -> Scope | None:
     """The method of the user's that makes the items of a live loader or dataset: its collate function, `__getitem__` or `__iter__`."""
     if isinstance(value, DataLoader):
-        code, bound, names = code_of(value.collate_fn)
+        code, bound, names = code_of(peek(value, "collate_fn"))
         if code is not None:
             return function_scope(code, bound, names)
-        value = value.dataset
+        value = peek(value, "dataset")
     while isinstance(value, Subset):
-        value = value.dataset
+        value = peek(value, "dataset")
     if value is UNKNOWN or isinstance(value, (type, ModuleType, torch.Tensor, nn.Module)):
         return None
     for name in ("__getitem__", "__iter__"):

@@ -11,13 +11,14 @@ from gradguard.callsite import USER_FILES
 from gradguard.rules.contract.dataflow import Spot
 from gradguard.rules.contract.scopes import Scope, callee_scope, class_scopes, frame_scopes
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import modules_in
 
 
 def live_modules(incident: Incident) -> Iterator[nn.Module]:
     """Every module that takes part, those of the frames first, each once."""
     seen: set[int] = set()
     for root in incident.modules:
-        for module in root.modules():
+        for module in modules_in(root):
             if id(module) not in seen:
                 seen.add(id(module))
                 yield module

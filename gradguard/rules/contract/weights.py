@@ -10,8 +10,9 @@ from gradguard.diagnosis import Fix
 from gradguard.evidence.graph import walk
 from gradguard.evidence.source import ResolvedSite, dotted
 from gradguard.fixes.edits import Edit, edit_of, patched
-from gradguard.rules.contract.scopes import UNKNOWN, frame_scopes
+from gradguard.rules.contract.scopes import frame_scopes
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import UNKNOWN
 
 _LOSSES = ("CrossEntropy", "NllLoss", "MseLoss", "L1Loss", "HuberLoss", "KlDiv", "MarginLoss", "CtcLoss")
 

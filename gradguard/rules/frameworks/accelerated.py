@@ -12,6 +12,7 @@ from gradguard.evidence.source import ResolvedSite
 from gradguard.fixes.diff import unified
 from gradguard.fixes.edits import indent_of
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import peek
 
 
 def wrapper_of(incident: Incident, optimizer: Any) -> str | None:
@@ -22,7 +23,7 @@ def wrapper_of(incident: Incident, optimizer: Any) -> str | None:
         (
             name
             for name, value in incident.names.bindings
-            if type(value).__name__ == "AcceleratedOptimizer" and getattr(value, "optimizer", None) is optimizer
+            if type(value).__name__ == "AcceleratedOptimizer" and peek(value, "optimizer", None) is optimizer
         ),
         None,
     )
@@ -37,7 +38,7 @@ def trains_prepared(incident: Incident) -> bool:
     """Whether accelerate has prepared a module or an optimizer that the loss trains: its state outlives the training that set it."""
     found = leaves(incident.root_nodes)
     roots = (state.root for leaf in found if (state := incident.names.state(leaf)) is not None)
-    if any(getattr(module, "_is_accelerate_prepared", False) for module in roots):
+    if any(peek(module, "_is_accelerate_prepared", False) is True for module in roots):
         return True
     held = {id(leaf) for leaf in found}
     return any(

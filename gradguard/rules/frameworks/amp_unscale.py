@@ -94,20 +94,40 @@ def _clipped(incident: Incident) -> Diagnosis | None:
     place, scaled = resolve(suspicion.data.get("site")), resolve(suspicion.data.get("scaled"))
     if place is None:
         return None
-    scaler = (scaled.callee or "scaler.scale").rpartition(".")[0] if scaled is not None else "scaler"
+    theirs, scaler = (scaled.callee or "").rpartition(".")[0] if scaled is not None else "", suspicion.data.get("scaler")
+    here = _named_here(incident, None if scaler is None else scaler())
+    optimizer = None if suspicion.book is None else _named_here(incident, suspicion.book.ref())
+    shown = f"`{here or theirs}`" if here or theirs else "the scaler"
+    unscale = f"`{here}.unscale_({optimizer or 'optimizer'})`" if here else f"`unscale_` of {shown}, with the optimizer,"
     call = (place.callee or "clip_grad_norm_").rpartition(".")[2]
     scale = suspicion.data.get("scale")
     return Diagnosis(
         code=CODE,
         name=NAME,
         severity="warning",
-        headline=f"`{call}` clips gradients that `{scaler or 'scaler'}` has scaled by {scale:g} and not unscaled yet",
+        headline=f"`{call}` clips gradients that {shown} has scaled by {scale:g} and not unscaled yet",
         culprit=place.span("clips scaled gradients", "culprit"),
         related=[scaled.span("scales the loss, and with it every gradient", "backward")] if scaled is not None else [],
         explanation=f"At this call the gradients are {scale:g} times too large. Compared with them the limit is {scale:g} times too small, "
         "so that nearly every step is clipped to almost nothing.",
-        fixes=[Fix(title=f"Call `{scaler or 'scaler'}.unscale_(optimizer)` before `{call}`", safety="unsafe")],
+        fixes=[Fix(title=f"Call {unscale} before `{call}`", safety="unsafe")],
     )
+
+
+def _named_here(incident: Incident, wanted: object) -> str | None:
+    """What an object is called where the incident is: a name of an outer frame's would not be known there."""
+    view = incident.user_frames[0] if incident.user_frames and wanted is not None else None
+    if view is None:
+        return None
+    for names in (view.locals, view.globals):
+        found = next((name for name, value in names.items() if value is wanted and name.isidentifier()), None)
+        if found is not None:
+            return found
+    try:
+        attributes = object.__getattribute__(view.locals.get("self"), "__dict__")  # no `__getattr__` of the user's
+    except AttributeError:
+        return None
+    return next((f"self.{name}" for name, value in attributes.items() if value is wanted), None)
 
 
 RULE = Rule(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -20,6 +21,16 @@ from gradguard.evidence.bindings import assignments_to
 from gradguard.evidence.source import dotted, function_def, module_ast, parent_of, resolve, segment, span_of
 from gradguard.rules.frameworks.calls import calls, last_part, only, user_files
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import (
+    attributes,
+    class_attributes,
+    function_code,
+    named_children,
+    named_modules,
+    named_parameters,
+    parameters_in,
+    peek,
+)
 
 _LEAVES = (ast.Return, ast.Continue, ast.Break)
 
@@ -68,7 +79,7 @@ def at_indices(incident: Incident, ddp: Any) -> list[str]:
 
 def facts(ddp: Any, names: list[str]) -> list[TensorFacts]:
     """A handful of parameters as a diagnosis lists them."""
-    held = dict(ddp.module.named_parameters())
+    held = dict(named_parameters(ddp.module))
     return [
         TensorFacts(name=name, kind="parameter", shape=list(held[name].shape), dtype=str(held[name].dtype).removeprefix("torch."))
         for name in names[:5]
@@ -81,13 +92,13 @@ def blamed(root: nn.Module, names: set[str]) -> list[str]:
     found: list[str] = []
 
     def visit(module: nn.Module, path: str) -> None:
-        held = [(f"{path}{name}", p) for name, p in module.named_parameters()]
+        held = [(f"{path}{name}", p) for name, p in named_parameters(module)]
         own = [name for name, p in held if p.requires_grad or name in names]
         if path and own and all(name in names for name in own):
             found.append(path[:-1])
             return
-        found.extend(f"{path}{name}" for name, _ in module.named_parameters(recurse=False) if f"{path}{name}" in names)
-        for name, child in module.named_children():
+        found.extend(f"{path}{name}" for name, _ in named_parameters(module, recurse=False) if f"{path}{name}" in names)
+        for name, child in named_children(module):
             visit(child, f"{path}{name}.")
 
     visit(root, "")
@@ -149,8 +160,8 @@ def uses(root: nn.Module, path: str) -> list[Use]:
 def conditional_uses(root: nn.Module) -> list[Use]:
     """Every conditional use of a submodule with parameters."""
     found: list[Use] = []
-    for path, module in root.named_modules():
-        if path and any(p.requires_grad for p in module.parameters()):
+    for path, module in named_modules(root):
+        if path and any(p.requires_grad for p in parameters_in(module)):
             parent = root.get_submodule(path.rpartition(".")[0])
             if _methods(parent):
                 found += [use for use in uses(root, path) if use.condition is not None]
@@ -160,8 +171,8 @@ def conditional_uses(root: nn.Module) -> list[Use]:
 def _methods(module: nn.Module) -> list[tuple[str, dict[str, ast.FunctionDef]]]:
     found = []
     for cls in type(module).__mro__:
-        file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-        own = getattr(vars(cls).get("forward"), "__code__", None)
+        file = attributes(sys.modules.get(cls.__module__)).get("__file__")
+        own = function_code(class_attributes(cls).get("forward"))
         file = own.co_filename if own is not None else file
         if file is None or not USER_FILES[file]:
             continue
@@ -277,11 +288,7 @@ def evaluated(incident: Incident, file: str, node: ast.expr) -> Any:
         seen = first == "self" or running in around or not around
         value = view.locals.get(first, view.globals.get(first)) if seen else view.globals.get(first)
         for part in rest:
-            held = getattr(value, "__dict__", {})
-            value = held.get(part)
-            for table in ("_modules", "_parameters"):
-                if value is None:
-                    value = (held.get(table) or {}).get(part)
+            value = None if isinstance(value, torch.Tensor) else peek(value, part, None)
         if value is not None:
             return value
     return None

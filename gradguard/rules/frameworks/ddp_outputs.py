@@ -15,6 +15,7 @@ from gradguard.evidence.syntax import FUNCTIONS
 from gradguard.rules.contract.search import called_name
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol.places import class_node
+from gradguard.safe_read import attributes, peek
 from gradguard.torch_internals import ddp_finds_tensors
 
 _PLAIN = (torch.Tensor, nn.Module, torch.optim.Optimizer, str, bytes, int, float, list, tuple, dict, set, type)
@@ -36,7 +37,7 @@ class Hidden(NamedTuple):
 
 def hidden(incident: Incident, ddp: Any) -> Hidden | None:
     """The object around the failing call that holds tensors with a graph and that DDP's search passes over."""
-    if not getattr(ddp, "find_unused_parameters", False):
+    if not peek(ddp, "find_unused_parameters", False):
         return None
     kinds = {type(module) for module in (ddp, ddp.module)}
     for view in incident.user_frames[:6]:
@@ -50,8 +51,7 @@ def hidden(incident: Incident, ddp: Any) -> Hidden | None:
 
 
 def _holds_graph(value: Any) -> bool:
-    held = getattr(value, "__dict__", None)
-    return isinstance(held, dict) and any(isinstance(item, torch.Tensor) and item.grad_fn is not None for item in held.values())
+    return any(isinstance(item, torch.Tensor) and item.grad_fn is not None for item in attributes(value).values())
 
 
 def _comes_from(view: Any, name: str, ddp: Any) -> bool:
@@ -65,7 +65,7 @@ def _comes_from(view: Any, name: str, ddp: Any) -> bool:
                 return True
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name):
                 owner = view.locals.get(call.func.value.id)
-                if getattr(owner, call.func.attr, None) is ddp:
+                if peek(owner, call.func.attr, None) is ddp:
                     return True
     return False
 

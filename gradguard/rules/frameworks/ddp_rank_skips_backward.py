@@ -32,9 +32,14 @@ from __future__ import annotations
 
 import ast
 
+import torch
+
 from gradguard import ranks
 from gradguard.diagnosis import Confidence, Diagnosis, Fix
+from gradguard.evidence.bindings import statement_names
 from gradguard.evidence.source import ResolvedSite, dotted, resolve, segment, span_of
+from gradguard.fixes.edits import indent_of
+from gradguard.fixes.statements import Layout, siblings
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import ddp as shared
 from gradguard.rules.frameworks.calls import last_part
@@ -105,6 +110,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
                 title=f"Take part in every backward: in place of `{word}` use a loss of zero that depends on the model's output",
                 detail="For instance `loss = 0.0 * output.sum()`: its gradients are zero, and the rank takes part in the averaging.",
                 safety="unsafe",
+                patch=None if backward is None else _loss_of_zero(incident, backward, file, node),
             ),
             Fix(title=f"Decide together: all-reduce `{condition}` over the ranks before the branch", safety="unsafe"),
         ],
@@ -112,6 +118,36 @@ def recognise(incident: Incident) -> Diagnosis | None:
         related=related,
         confidence=confidence,
     )
+
+
+def _loss_of_zero(incident: Incident, backward: ResolvedSite, file: str, node: ast.stmt) -> str | None:
+    """The diff that gives the loss a value of zero where `continue` stands, and the one that follows it an `else`."""
+    source, call = backward.source, backward.call
+    branch = None if source is None or source.filename != file else source.parents.get(node)
+    if (
+        source is None
+        or not isinstance(branch, ast.If)
+        or branch.orelse
+        or branch.body[-1:] != [node]
+        or not isinstance(node, ast.Continue)
+    ):
+        return None
+    loss = dotted(call.func.value) if call is not None and isinstance(call.func, ast.Attribute) else None
+    block = siblings(source, branch)
+    computed = next(iter(block[block.index(branch) + 1 :]), None)
+    if loss is None or not isinstance(computed, ast.Assign) or [dotted(target) for target in computed.targets] != [loss]:
+        return None
+    outputs = [
+        name for name in statement_names(source, computed) for view in incident.user_frames[:1]
+        if isinstance(value := view.locals.get(name), torch.Tensor) and value.requires_grad
+    ]  # fmt: skip
+    if not outputs:
+        return None
+    layout, indent = Layout(source), indent_of(source, branch.lineno)
+    layout.drop(node)
+    layout.put(node.lineno, [f"{indent_of(source, node.lineno)}{loss} = 0.0 * {outputs[0]}.sum()\n", f"{indent}else:\n"])
+    layout.reindent(computed, indent_of(source, node.lineno))
+    return layout.diff()
 
 
 def _text(file: str, test: ast.expr) -> str:

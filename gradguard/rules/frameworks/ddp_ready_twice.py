@@ -44,6 +44,7 @@ from gradguard.rules.frameworks import ddp as shared
 from gradguard.rules.frameworks import ddp_outputs
 from gradguard.rules.frameworks.calls import keyword, last_part, user_files
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import modules_in, named_parameters, parameters_in
 
 CODE, NAME = "GG702", "ddp-ready-twice"
 _CHECKPOINTS = ("checkpoint", "checkpoint_sequential")
@@ -150,8 +151,8 @@ def _is_checkpoints(frame: FrameType) -> bool:
 def _outside(incident: Incident, ddp: Any) -> list[tuple[str, ast.AST, str]]:
     """Expressions in the functions around the failure that read parameters or layers of the wrapped module."""
     found: list[tuple[str, ast.AST, str]] = []
-    parameters = {id(p) for p in ddp.module.parameters()}
-    layers = {id(m) for m in ddp.module.modules()} - {id(ddp.module)}
+    parameters = {id(p) for p in parameters_in(ddp.module)}
+    layers = {id(m) for m in modules_in(ddp.module)} - {id(ddp.module)}
     for file in user_files(incident):
         tree = module_ast(file)
         for node in ast.walk(tree) if tree is not None else ():
@@ -170,9 +171,9 @@ def _outside(incident: Incident, ddp: Any) -> list[tuple[str, ast.AST, str]]:
 
 
 def _shared(module: nn.Module, names: list[str]) -> list[str]:
-    held = dict(module.named_parameters())
+    held = dict(named_parameters(module))
     wanted = {id(held[name]) for name in names if name in held}
-    return [name for name, p in module.named_parameters(remove_duplicate=False) if id(p) in wanted]
+    return [name for name, p in named_parameters(module, remove_duplicate=False) if id(p) in wanted]
 
 
 RULE = Rule(

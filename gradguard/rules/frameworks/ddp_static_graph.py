@@ -32,9 +32,11 @@ from typing import Any
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.names import short_list
+from gradguard.fixes.edits import respelt
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import ddp as shared
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import parameters_in
 
 CODE, NAME = "GG704", "ddp-static-graph"
 
@@ -72,8 +74,9 @@ def recognise(incident: Incident) -> Diagnosis | None:
         fixes=[
             Fix(
                 title="Make the DistributedDataParallel module with `find_unused_parameters=True` in place of `static_graph=True`",
-                safety="manual",
+                safety="safe",
                 detail="It looks in each step which parameters take part.",
+                patch=respelt(made, "static_graph=True", "find_unused_parameters=True"),
             ),
             Fix(
                 title=f"Run {what} in every step, and multiply its part by zero until it counts"
@@ -94,7 +97,7 @@ def _changed(incident: Incident, ddp: Any) -> list[shared.Use]:
         return uses if len({use.path for use in uses}) == 1 else []
 
     def inside(use: shared.Use) -> bool:
-        own = [id(p) for p in ddp.module.get_submodule(use.path).parameters() if p.requires_grad]
+        own = [id(p) for p in parameters_in(ddp.module.get_submodule(use.path)) if p.requires_grad]
         return any(each in present for each in own)
 
     now = [use for use in uses if inside(use)]
@@ -102,7 +105,7 @@ def _changed(incident: Incident, ddp: Any) -> list[shared.Use]:
     stepped = {id(p) for state in states for p in state}
 
     def fresh(use: shared.Use) -> bool:
-        return not any(id(p) in stepped for p in ddp.module.get_submodule(use.path).parameters())
+        return not any(id(p) in stepped for p in parameters_in(ddp.module.get_submodule(use.path)))
 
     return [use for use in now if fresh(use)] or now
 

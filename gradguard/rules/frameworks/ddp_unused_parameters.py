@@ -37,6 +37,7 @@ from gradguard.evidence.names import short_list
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import ddp as shared
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import named_parameters
 
 CODE, NAME = "GG701", "ddp-unused-parameters"
 
@@ -47,7 +48,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if ddp is None or "training graph has changed" in incident.message:
         return None
     unused = shared.at_indices(incident, ddp)
-    held = dict(ddp.module.named_parameters())
+    held = dict(named_parameters(ddp.module))
     frozen = [name for name in unused if name in held and not held[name].requires_grad]
     if frozen:
         return _frozen(incident, ddp, unused, frozen)

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
-from typing import Any
+import random
+import sys
+from collections.abc import Callable, Iterator
+from types import BuiltinMethodType, FunctionType, MethodType
+from typing import Any, cast
 
+import torch
 from torch import nn
 
 from gradguard.callsite import USER_FILES
-from gradguard.evidence.bindings import dotted, full_name, targets_of
+from gradguard.evidence.bindings import targets_of
 from gradguard.evidence.frames import traceback_frames
 from gradguard.evidence.source import ResolvedSite, function_def
 from gradguard.evidence.syntax import FUNCTIONS, Source, load
 from gradguard.rules.gradient_path.places import site_at
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol.places import class_node
+from gradguard.safe_read import modules_in, unless_loud
 from gradguard.torch_internals import checkpointed_function
 
-_DRAWS = (
-    "random", "randint", "randrange", "choice", "choices", "sample", "shuffle", "uniform", "triangular", "gauss", "normalvariate",
-    "betavariate", "expovariate", "getrandbits", "rand", "randn", "normal", "permutation", "binomial", "beta", "gamma", "random_sample",
-    "standard_normal", "exponential", "poisson", "geometric", "multinomial", "dirichlet", "laplace",
-)  # fmt: skip
+_STATE = ("seed", "getstate", "setstate", "get_state", "set_state", "manual_seed", "initial_seed", "spawn")  # methods that draw nothing
+_DEPTH = 2  # calls into functions of the user's
+Lookup = Callable[[str], list[Any]]  # the objects that a name may stand for, where the code runs
 
 
 def function_run_again(incident: Incident) -> Any:
@@ -37,57 +40,119 @@ def function_run_again(incident: Incident) -> Any:
 
 
 def draws_in(function: Any) -> list[ResolvedSite]:
-    """Where such a generator decides what a checkpointed function, or a module that it runs, does: by its source."""
+    """Where such a generator decides what a checkpointed function, or what it calls, does: the source says where, live objects what."""
     found: dict[tuple[str, int, int | None], ResolvedSite] = {}
-    for source, tree in _bodies(function):
+    seen: set[ast.AST] = set()
+    pending = [(source, tree, lookup, 0) for source, tree, lookup in _bodies(function)]
+    for source, tree, lookup, depth in pending:  # grows while it is read
+        if tree in seen:
+            continue
+        seen.add(tree)
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and _draws(source, node) and _decides(source, node):
-                place = site_at(source, node)
-                found.setdefault((place.file, place.line, place.column), place)
+            if not isinstance(node, ast.Call):
+                continue
+            called = _objects(node.func, lookup)
+            if _draws(node, called, lookup):
+                if _decides(source, node):
+                    place = site_at(source, node)
+                    found.setdefault((place.file, place.line, place.column), place)
+            elif depth < _DEPTH:
+                pending += [(*body, depth + 1) for each in called if type(each) is FunctionType for body in _bodies(each)]
     return [found[key] for key in sorted(found, key=lambda key: (key[0], key[1], key[2] or 0))]
 
 
-def _bodies(function: Any) -> Iterator[tuple[Source, ast.AST]]:
+def _bodies(function: Any) -> Iterator[tuple[Source, ast.AST, Lookup]]:
     """The source of a function, and of the classes of the user's modules that it is, belongs to or closes over."""
     while isinstance(function, functools.partial):
         function = function.func
-    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    plain = function.__func__ if type(function) is MethodType else function
+    code = plain.__code__ if type(plain) is FunctionType else None
     if code is not None:
         tree, source = function_def(code), load(code.co_filename)
         if tree is not None and source is not None and USER_FILES[code.co_filename]:
-            yield source, tree
-    for kind in dict.fromkeys(base for module in modules_of(function) for base in type(module).__mro__):
+            bound = function.__self__ if plain is not function else None
+            yield source, tree, _lookup(plain.__globals__, _closed_over(cast(FunctionType, plain)), [bound])
+    modules = modules_of(function)
+    for kind in dict.fromkeys(base for module in modules for base in type(module).__mro__):
         found = None if kind.__module__.partition(".")[0] == "torch" or not issubclass(kind, nn.Module) else class_node(kind)
         if found is not None:
-            yield found
+            outside = getattr(sys.modules.get(kind.__module__), "__dict__", {})
+            yield (*found, _lookup(outside, {}, [module for module in modules if isinstance(module, kind)]))
+
+
+def _lookup(outside: dict[str, Any], closed: dict[str, Any], owners: list[Any]) -> Lookup:
+    def lookup(name: str) -> list[Any]:
+        if name == "self":
+            return [owner for owner in owners if owner is not None]
+        return [closed[name]] if name in closed else [outside[name]] if name in outside else []
+
+    return lookup
+
+
+def _closed_over(function: FunctionType) -> dict[str, Any]:
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:
+            continue
+    return found
+
+
+def _objects(node: ast.expr, lookup: Lookup) -> list[Any]:
+    """What an expression of names and attributes may stand for; only what objects and modules keep in their dicts is looked at, and
+    the methods of generators."""
+    if isinstance(node, ast.Name):
+        return lookup(node.id)
+    found = []
+    for owner in _objects(node.value, lookup) if isinstance(node, ast.Attribute) else ():
+        value = _kept(owner, node.attr)  # type: ignore[attr-defined]
+        if value is None and _is_generator(owner):
+            value = getattr(owner, node.attr, None)  # type: ignore[attr-defined]
+        if value is not None:
+            found.append(value)
+    return found
+
+
+def _kept(owner: Any, name: str) -> Any:
+    try:
+        kept = object.__getattribute__(owner, "__dict__")
+    except AttributeError:
+        return None
+    return kept.get(name) if type(kept) is dict else None
+
+
+def _is_generator(value: Any) -> bool:
+    """Whether checkpointing leaves a random generator as it is: Python's and numpy's, and those of torch that were made for a purpose."""
+    numpy = sys.modules.get("numpy.random")
+    kinds = () if numpy is None else (numpy.Generator, numpy.RandomState)
+    if type(value) in (random.Random, random.SystemRandom, *kinds):
+        return True
+    return type(value) is torch.Generator and value is not torch.default_generator
 
 
 def modules_of(function: Any) -> list[nn.Module]:
     """The modules that a function is, belongs to or closes over, with all their parts."""
     while isinstance(function, functools.partial):
-        function = function.func
-    owners = [function, getattr(function, "__self__", None)]
-    plain = getattr(function, "__func__", function)
-    if getattr(plain, "__code__", None) is not None:
-        for cell in getattr(plain, "__closure__", None) or ():
+        function = unless_loud(function.func)
+    owners = [function]
+    if isinstance(function, MethodType):
+        owners, function = [unless_loud(function.__self__)], unless_loud(function.__func__)
+    if isinstance(function, FunctionType):
+        for cell in function.__closure__ or ():
             try:
-                owners.append(cell.cell_contents)
+                owners.append(unless_loud(cell.cell_contents))
             except ValueError:
                 continue
-    return [module for owner in owners if isinstance(owner, nn.Module) for module in owner.modules()]
+    return [module for owner in owners if isinstance(owner, nn.Module) for module in modules_in(owner)]
 
 
-def _draws(source: Source, node: ast.Call) -> bool:
-    name = dotted(node.func)
-    full = None if name is None else full_name(source, name)
-    if full is None:
-        return False
-    module, _, last = full.rpartition(".")
-    if module in ("random", "numpy.random"):
-        return last in _DRAWS
-    # torch's own functions, from a generator that was made for the purpose
-    given = next((word.value for word in node.keywords if word.arg == "generator"), None)
-    return module == "torch" and given is not None and not (isinstance(given, ast.Constant) and given.value is None)
+def _draws(node: ast.Call, called: list[Any], lookup: Lookup) -> bool:
+    """Whether a call is a generator's method (`random.random` is one), or a function of torch's that is given a generator."""
+    for each in called:
+        if type(each) in (MethodType, BuiltinMethodType) and _is_generator(each.__self__):
+            return each.__name__ not in _STATE
+    return any(word.arg == "generator" and any(map(_is_generator, _objects(word.value, lookup))) for word in node.keywords)
 
 
 def _decides(source: Source, draw: ast.AST) -> bool:

@@ -12,6 +12,7 @@ from gradguard.evidence.frames import FrameView
 from gradguard.evidence.source import dotted, function_def
 from gradguard.rules.frameworks import ddp as shared
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import peek
 
 _FRAMES = 8
 
@@ -40,10 +41,7 @@ def _stands_for(view: FrameView, node: ast.expr) -> Any:
     first, *rest = name.split(".")
     value = view.locals.get(first, view.globals.get(first))
     for part in rest:
-        held = getattr(value, "__dict__", {})
-        bound = next((vars(cls)[part] for cls in type(value).__mro__ if part in vars(cls)), None)
-        found = held.get(part, (held.get("_modules") or {}).get(part))
-        value = MethodType(bound, value) if found is None and isinstance(bound, FunctionType) else found
+        value = peek(value, part, None)
     return value
 
 

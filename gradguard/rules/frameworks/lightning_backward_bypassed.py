@@ -90,7 +90,7 @@ def _unscaled(incident: Incident) -> Diagnosis | None:
 
 def _by_hand(module: Any) -> bool:
     """Whether this is a LightningModule under manual optimization."""
-    return lightning_manual.is_module(module) and getattr(module, "automatic_optimization", True) is False
+    return lightning_manual.is_module(module) and not lightning_manual.automatic(module)
 
 
 def _direct(incident: Incident) -> ResolvedSite | None:

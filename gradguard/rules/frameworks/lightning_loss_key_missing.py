@@ -28,8 +28,12 @@ from typing import Any
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.source import function_def, module_ast, segment, span_of
+from gradguard.evidence.syntax import load
+from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
+from gradguard.rules.frameworks import lightning_manual
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import UNKNOWN, function_code, in_class
 
 CODE, NAME = "GG742", "lightning-loss-key-missing"
 
@@ -37,8 +41,7 @@ CODE, NAME = "GG742", "lightning-loss-key-missing"
 def recognise(incident: Incident) -> Diagnosis | None:
     """The dict that training_step returned, and where it is written."""
     module = _module(incident)
-    step = getattr(type(module), "training_step", None) if module is not None else None
-    code = getattr(step, "__code__", None)
+    code = None if module is None else function_code(in_class(type(module), "training_step"))
     if code is None:
         return Diagnosis(
             code=CODE, name=NAME, headline=("`training_step` returns a dict without the key `loss`"), explanation=_WHY, fixes=[_FIX]
@@ -51,7 +54,10 @@ def recognise(incident: Incident) -> Diagnosis | None:
         file, node, _ = returned[0]
         culprit = span_of(file, node, label="this dict has no key `loss`", role="culprit")
     said = f" (its keys: {', '.join(f'`{key}`' for key in keys)})" if keys else ""
-    fix = Fix(title=f'Return the loss as `"loss"`, in place of `"{like}"`', safety="safe") if like is not None else _FIX
+    fix = _FIX
+    if like is not None:
+        patch = None if not returned else _renamed(returned[0][0], returned[0][1], keys, like)
+        fix = Fix(title=f'Return the loss as `"loss"`, in place of `"{like}"`', safety="safe", patch=patch)
     return Diagnosis(
         code=CODE,
         name=NAME,
@@ -69,14 +75,29 @@ _WHY = (
 _FIX = Fix(title='Return the loss itself, or a dict with the key `"loss"`', safety="safe")
 
 
+def _renamed(file: str, node: ast.AST, keys: list[str], like: str) -> str | None:
+    """The diff that gives the key of the loss its right name: the key as written, or the one that is computed (an f-string)."""
+    source = load(file)
+    if source is None or not isinstance(node, ast.Dict):
+        return None
+    written = [key for key in node.keys if isinstance(key, ast.Constant) and key.value == like]
+    computed = [key for key in node.keys if key is not None and not isinstance(key, ast.Constant)]
+    others = {key.value for key in node.keys if isinstance(key, ast.Constant)}
+    found = written or (computed if set(keys) - others == {like} else [])
+    return replaced(source, [(found[0], '"loss"')]) if len(found) == 1 else None
+
+
 def _module(incident: Incident) -> Any:
     for view in incident.frames:
         for value in list(view.locals.values()):
-            candidates = [value, getattr(value, "lightning_module", None)] if hasattr(type(value), "lightning_module") else [value]
-            for candidate in candidates:
-                if callable(getattr(type(candidate), "training_step", None)) and hasattr(type(candidate), "configure_optimizers"):
+            for candidate in (value, lightning_manual.module_of(value)):
+                if _steps(candidate) and in_class(type(candidate), "configure_optimizers") is not UNKNOWN:
                     return candidate
-    return next((module for module in incident.models if hasattr(type(module), "training_step")), None)
+    return next((module for module in incident.models if _steps(module)), None)
+
+
+def _steps(value: Any) -> bool:
+    return in_class(type(value), "training_step") is not UNKNOWN
 
 
 def _actual_keys(incident: Incident) -> list[str]:
@@ -106,7 +127,7 @@ def _returned_dicts(file: str, function: ast.AST | None, owner: type, depth: int
         elif isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "dict":
             found.append((file, value, [item.arg for item in value.keywords if item.arg]))
         elif isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
-            code = getattr(getattr(owner, value.func.attr, None), "__code__", None)
+            code = function_code(in_class(owner, value.func.attr))
             if code is not None:
                 found += _returned_dicts(code.co_filename, function_def(code), owner, depth + 1)
     return found

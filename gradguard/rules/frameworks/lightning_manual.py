@@ -15,6 +15,7 @@ from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.source import ResolvedSite, dotted, function_def, resolve, span_of
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol.survey import Stranger, leaves
+from gradguard.safe_read import UNKNOWN, follow, function_code, in_class, peek, unwrapped, variables_of
 from gradguard.torch_internals import quiet
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Fit:
     def __init__(self, module: Any, ledger: Ledger) -> None:
         self.module: weakref.ref[Any] = weakref.ref(module)
         self.kind: type = type(module)
-        self.progress = module.trainer.fit_loop.epoch_loop.batch_progress  # numbers, and nothing else
+        self.progress = peek(module, "_trainer").fit_loop.epoch_loop.batch_progress  # numbers, and nothing else
         self._before = (ledger.backwards, ledger.steps)
         self._looks = 0
         self._trained: list[Stranger] = []  # what the losses returned lead to
@@ -79,12 +80,12 @@ def begun(ledger: Ledger) -> Fit | None:
         if frame.f_back is None:
             return None
         frame = frame.f_back
-    module = frame.f_locals.get("model")
-    if module is None or getattr(module, "automatic_optimization", True):
+    module = variables_of(frame).get("model")
+    if module is None or automatic(module):
         return None
     known = next((book.fit for book in ledger.books.values() if book.fit is not None and book.fit.module() is module), None)
     try:
-        strategy = module.trainer.strategy
+        strategy = follow(peek(module, "_trainer"), "_accelerator_connector.strategy")
         if known is not None or "training_step" in vars(strategy):
             return known
         fit = Fit(module, ledger)
@@ -166,11 +167,7 @@ def idle_fit(fit: Fit, code: str, name: str) -> Diagnosis:
 
 def step_code(kind: type) -> CodeType | None:
     """The code of a class's own training_step, decorators aside."""
-    step: Any = getattr(kind, "training_step", None)
-    while hasattr(step, "__wrapped__"):
-        step = step.__wrapped__
-    code = getattr(step, "__code__", None)
-    return code if isinstance(code, CodeType) else None
+    return function_code(unwrapped(in_class(kind, "training_step")))
 
 
 def _flag(kind: type) -> SourceSpan | None:
@@ -182,6 +179,11 @@ def _flag(kind: type) -> SourceSpan | None:
         if place is not None:
             return place.statement_span("", "context")
     return None
+
+
+def automatic(module: Any) -> bool:
+    """Whether a LightningModule is under automatic optimization."""
+    return peek(module, "automatic_optimization", True) is not False
 
 
 def toggled_off(incident: Incident, parameters: list[torch.Tensor]) -> ResolvedSite | None:
@@ -196,11 +198,17 @@ def toggled_off(incident: Incident, parameters: list[torch.Tensor]) -> ResolvedS
 def toggled_twice(incident: Incident) -> bool:
     """Whether an optimizer was toggled while another one still was: then it is off itself, by the flags of the first toggle."""
     for view in incident.frames:
-        state = getattr(view.locals.get("self"), "_param_requires_grad_state", None)
+        state = peek(view.locals.get("self"), "_param_requires_grad_state", None)
         if type(state) is dict and state:
             books = incident.memory["ledger"].books.values()
             return not any(p.requires_grad for p in state) and not any(book.frozen for book in books)
     return False
+
+
+def module_of(value: Any) -> Any:
+    """The LightningModule that a trainer or a strategy of Lightning's is at work on; UNKNOWN for other objects."""
+    strategy = follow(value, "_accelerator_connector.strategy")
+    return peek(value if strategy is UNKNOWN else strategy, "_lightning_module")
 
 
 def is_module(value: Any) -> bool:

@@ -36,8 +36,10 @@ from types import CodeType
 from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.source import function_def, span_of
 from gradguard.rules.base import Rule
+from gradguard.rules.frameworks import lightning_manual
 from gradguard.rules.frameworks.lightning_manual import idle_fit, step_code
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import peek
 
 CODE, NAME = "GG741", "lightning-no-loss-returned"
 
@@ -94,7 +96,7 @@ def automatic_step(incident: Incident) -> tuple[str, CodeType] | None:
     for view in incident.frames:
         if not view.frame.f_globals.get("__name__", "").endswith("loops.optimization.automatic"):
             continue
-        module = getattr(getattr(view.locals.get("self"), "trainer", None), "lightning_module", None)
+        module = lightning_manual.module_of(peek(view.locals.get("self"), "trainer"))
         code = step_code(type(module))
         if code is not None:
             return type(module).__name__, code

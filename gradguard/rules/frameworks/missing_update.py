@@ -12,8 +12,9 @@ from gradguard.evidence.syntax import load
 from gradguard.facts import StepFact
 from gradguard.rules.frameworks import calls
 from gradguard.rules.gradient_path.follow import Follower
-from gradguard.rules.gradient_path.scopes import UNKNOWN, evaluate
+from gradguard.rules.gradient_path.scopes import evaluate
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import UNKNOWN, peek
 
 _STEPS_SEARCHED = 64
 
@@ -24,7 +25,7 @@ def step_before(incident: Incident, place: ResolvedSite) -> StepFact | None:
     Without a backward in between the refused call has the gradients of that very step, and it is the call that is out of order.
     """
     optimizer, scaler = _optimizer(incident, place), _scaler(incident, place)
-    state = None if optimizer is None else getattr(scaler, "_per_optimizer_states", {}).get(id(optimizer))
+    state = None if optimizer is None else peek(scaler, "_per_optimizer_states", {}).get(id(optimizer))
     if state is None or any(float(inf) for inf in state.get("found_inf_per_device", {}).values()):  # then that step was left out
         return None
     fact = next((fact for fact in islice(reversed(incident.journal.steps), _STEPS_SEARCHED) if fact.optimizer() is optimizer), None)

@@ -18,6 +18,7 @@ from gradguard.rules.frameworks.drawn_anew import modules_of
 from gradguard.rules.gradient_path.places import site_at
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.places import class_node
+from gradguard.safe_read import attributes
 
 
 class Filled(NamedTuple):
@@ -33,7 +34,7 @@ def filled_in(function: Any) -> Filled | None:
     found: dict[tuple[str, int], Filled] = {}
     for module in modules_of(function):
         for each in _fills(module):
-            held = vars(module).get(each.attribute)
+            held = attributes(module).get(each.attribute)
             if any(isinstance(item, torch.Tensor) and item.requires_grad for item in _items(held)):
                 found.setdefault((each.place.file, each.place.line), each)
     return next(iter(found.values())) if len(found) == 1 else None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradguard.callsite import CallSite
 from gradguard.rules.protocol.books import Suspicion
+from gradguard.safe_read import UNKNOWN, peek
 from gradguard.shield import barred
 from gradguard.signals import internal_error
 
@@ -83,10 +84,10 @@ class Scaling:
         used = book.last_used
         if used is not None and used.call.index in self._bare:
             self._never_scaled(ledger, book, optimizer, used, written)
-        if scaler is None or used is None or used.call.index not in self._calls or not scaler.is_enabled():
+        if scaler is None or used is None or used.call.index not in self._calls or not peek(scaler, "_enabled", False):
             return
-        states, scale = getattr(scaler, "_per_optimizer_states", None), getattr(scaler, "_scale", None)
-        if states is None or scale is None or hasattr(optimizer, "grad_scale"):
+        states, scale = peek(scaler, "_per_optimizer_states", None), peek(scaler, "_scale", None)
+        if states is None or scale is None or peek(optimizer, "grad_scale") is not UNKNOWN:
             return
         state = states.get(id(optimizer)) if id(optimizer) in states else None
         by_hand = written or used.reads != ledger.journal.grad_reads  # divided by the scale, perhaps
@@ -100,8 +101,8 @@ class Scaling:
     def _never_scaled(self, ledger: Ledger, book: Book, optimizer: Any, used: Part, written: bool) -> None:
         """A scaler has divided gradients by its scale that come from a loss it has not multiplied."""
         for scaler in list(self._known):
-            states, scale = getattr(scaler, "_per_optimizer_states", None), getattr(scaler, "_scale", None)
-            if states is None or scale is None or id(optimizer) not in states or not scaler.is_enabled():
+            states, scale = peek(scaler, "_per_optimizer_states", None), peek(scaler, "_scale", None)
+            if states is None or scale is None or id(optimizer) not in states or not peek(scaler, "_enabled", False):
                 continue
             if getattr(states[id(optimizer)].get("stage"), "name", "READY") != "UNSCALED":
                 continue
@@ -125,9 +126,9 @@ class Scaling:
         scaler = None if self._scaler is None else self._scaler()
         if scaler is None or not parameters:
             return
-        states = getattr(scaler, "_per_optimizer_states", None)
-        scale = getattr(scaler, "_scale", None)
-        if states is None or scale is None or not scaler.is_enabled():
+        states = peek(scaler, "_per_optimizer_states", None)
+        scale = peek(scaler, "_scale", None)
+        if states is None or scale is None or not peek(scaler, "_enabled", False):
             return
         wanted = {id(parameter) for parameter in parameters}
         for key, book in list(ledger.books.items()):
@@ -145,7 +146,8 @@ class Scaling:
             if len(self._clips) > 64:
                 self._clips.clear()
             if count == _TIMES and float(scale) != 1.0:
-                ledger.found.append(Suspicion("GG721", ledger.books[key], {"site": site, "scaled": self._site, "scale": float(scale)}))
+                data = {"site": site, "scaled": self._site, "scale": float(scale), "scaler": self._scaler}
+                ledger.found.append(Suspicion("GG721", ledger.books[key], data))
             return
 
 

@@ -28,14 +28,19 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections import UserDict
 from typing import Any
+
+import torch
 
 from gradguard.callsite import USER_FILES
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.source import function_def, module_ast, span_of
+from gradguard.fixes.edits import respelt
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks.calls import user_files
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import UNKNOWN, function_code, in_class, namespace, peek
 
 CODE, NAME = "GG751", "transformers-no-loss"
 
@@ -67,7 +72,13 @@ def recognise(incident: Incident) -> Diagnosis | None:
             "A transformers model computes its loss only when it is given "
             "`labels`. Without them `loss` is None and only the logits are there."
         ),
-        fixes=[Fix(title=f'Name the key `"labels"`, in place of `"{key}"`' if key else "Pass `labels=` to the model", safety="unsafe")],
+        fixes=[
+            Fix(
+                title=f'Name the key `"labels"`, in place of `"{key}"`' if key else "Pass `labels=` to the model",
+                safety="unsafe",
+                patch=_renamed(written, key),
+            )
+        ],
         notes=[] if value is None else [f"`{key}` holds {value}"],
     )
 
@@ -98,10 +109,9 @@ def _dropped(incident: Incident) -> Diagnosis:
 
 def _unknown_keys(incident: Incident) -> dict[str, SourceSpan]:
     """The keys that the dataset's own `__getitem__` writes into its samples and that are no arguments of the model, with their places."""
-    trainer = next((value for view in incident.frames if hasattr(value := view.locals.get("self"), "train_dataset")), None)
-    getter = getattr(type(getattr(trainer, "train_dataset", None)), "__getitem__", None)
-    forward = getattr(type(getattr(trainer, "model", None)), "forward", None)
-    code = getattr(getter, "__code__", None)
+    trainer = next((value for view in incident.frames if peek(value := view.locals.get("self"), "train_dataset") is not UNKNOWN), None)
+    code = function_code(in_class(type(peek(trainer, "train_dataset")), "__getitem__"))
+    forward = in_class(type(peek(trainer, "model")), "forward")
     tree = function_def(code) if code is not None and USER_FILES[code.co_filename] else None
     if code is None or tree is None or not callable(forward):
         return {}
@@ -119,8 +129,8 @@ def _lossless(incident: Incident) -> str | None:
     for name, value in incident.names.bindings:
         if (
             any(base.__name__ == "ModelOutput" for base in type(value).__mro__)
-            and getattr(value, "loss", 0) is None
-            and hasattr(value, "logits")
+            and peek(value, "loss", 0) is None
+            and peek(value, "logits") is not UNKNOWN
         ):
             return name
     return None
@@ -130,17 +140,19 @@ def _label_key(incident: Incident) -> tuple[str | None, str | None]:
     """A batch's key that looks like the labels and is not called so."""
     for view in incident.user_frames:
         for value in view.locals.values():
-            if not _is_batch(value) or "labels" in value:
+            batch = _batch(value)
+            if "labels" in batch:
                 continue
-            for key in value:
-                if isinstance(key, str) and key.rstrip("s").lower() in ("label", "target", "y", "gold", "answer", "class", "tag"):
-                    tensor = value[key]
-                    return key, f"{list(getattr(tensor, 'shape', []))} {getattr(tensor, 'dtype', '')}".strip()
+            for key, tensor in batch.items():
+                if key.rstrip("s").lower() in ("label", "target", "y", "gold", "answer", "class", "tag"):
+                    return key, f"{list(tensor.shape)} {tensor.dtype}" if isinstance(tensor, torch.Tensor) else ""
     return None, None
 
 
-def _is_batch(value: Any) -> bool:
-    return hasattr(value, "keys") and hasattr(value, "__getitem__") and any(hasattr(item, "dtype") for item in list(value.values())[:8])
+def _batch(value: Any) -> dict[str, Any]:
+    """What a dictionary, or transformers' own, holds by name; nothing where there is no tensor among the first."""
+    held = namespace(peek(value, "data") if isinstance(value, UserDict) else value)
+    return held if any(isinstance(item, torch.Tensor) for item in list(held.values())[:8]) else {}
 
 
 def _written(incident: Incident, key: str) -> SourceSpan | None:
@@ -156,6 +168,12 @@ def _written(incident: Incident, key: str) -> SourceSpan | None:
                 displays.append((file, node))
     found = stores or displays
     return span_of(found[-1][0], found[-1][1], label=f'the model does not know the key "{key}"', role="culprit") if found else None
+
+
+def _renamed(written: SourceSpan | None, key: str | None) -> str | None:
+    """The diff that writes `labels` for the key where it is stored, or where the dict is displayed."""
+    spelt = [f'["{key}"] =', f"['{key}'] =", f'"{key}":', f"'{key}':"]
+    return next((patch for old in spelt if key and (patch := respelt(written, old, old.replace(key, "labels")))), None)
 
 
 def _subscript(target: ast.expr) -> object:

@@ -50,6 +50,7 @@ from gradguard.rules.frameworks import lightning_manual
 from gradguard.rules.gradient_path import frozen, frozen_in_play, lost_path, never_put_in, roots
 from gradguard.rules.gradient_path.places import bare, in_words, short
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import attributes, modules_in, named_children, parameters_in
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
@@ -63,7 +64,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     modules = followed[0].modules if followed is not None else []
     if not modules:
         modules = [module for name, module in incident.names.modules if name is not None] if followed is None else []
-    parameters: list[torch.Tensor] = list({id(p): p for module in modules for p in module.parameters()}.values())
+    parameters: list[torch.Tensor] = list({id(p): p for module in modules for p in parameters_in(module)}.values())
     if any(p.requires_grad for p in parameters):
         return _apart(incident, lost, parameters)
     if parameters:
@@ -73,13 +74,13 @@ def recognise(incident: Incident) -> Diagnosis | None:
 
 def _mislaid(modules: list[torch.nn.Module]) -> bool:
     """Whether one of them was to be switched on by a plain attribute, which is the cause then."""
-    return any(vars(module).get("requires_grad") for root in modules for module in root.modules())
+    return any(attributes(module).get("requires_grad") is True for root in modules for module in modules_in(root))
 
 
 def _part(incident: Incident, names: list[str]) -> str:
     """How a part of the model is switched on again: a child by name, so that nobody unfreezes the whole by copying the line."""
     for name, module in incident.names.modules:
-        children = [child for child, part in module.named_children() if list(part.parameters())] if name in names else []
+        children = [child for child, part in named_children(module) if list(parameters_in(part))] if name in names else []
         if len(children) > 1:
             return f"{name}[{children[-1]}]" if children[-1].isdigit() else f"{name}.{children[-1]}"
     return "module"
@@ -95,7 +96,7 @@ def _frozen(incident: Incident, lost: lost_path.LostPath, modules: list[torch.nn
     owner = incident.names.module_path(modules[0]) or type(modules[0]).__name__
     owners = list(
         dict.fromkeys(
-            incident.names.module_path(module) or type(module).__name__ for module in modules if list(module.parameters(recurse=True))
+            incident.names.module_path(module) or type(module).__name__ for module in modules if list(parameters_in(module, recurse=True))
         )
     )
     outer = [name for name in owners if not any(name.startswith(other + ".") for other in owners)] or [owner]
@@ -246,6 +247,8 @@ def _apart(incident: Incident, lost: lost_path.LostPath, parameters: list[torch.
 
 def _plain(incident: Incident, lost: lost_path.LostPath, made: list[ResolvedSite]) -> Diagnosis:
     root = lost.root_name
+    if _had_a_graph(incident) and _trainable(incident):
+        return _this_time(incident, lost, made)
     wanted = _wants_grad(made)
     named = list(dict.fromkeys(name for place in made for name in place.targets[:1]))
     culprit = None
@@ -284,6 +287,62 @@ def _plain(incident: Incident, lost: lost_path.LostPath, made: list[ResolvedSite
         [lost_path.facts(root, lost.root)],
         chosen is not None,
     )
+
+
+def _had_a_graph(incident: Incident) -> int:
+    """How many backward calls of this line got through before: those had a graph."""
+    call = incident.call
+    return 0 if call is None else sum(fact is not call and fact.site == call.site for fact in incident.journal.backwards)
+
+
+def _this_time(incident: Incident, lost: lost_path.LostPath, made: list[ResolvedSite]) -> Diagnosis:
+    """The same line had a graph before: in this step a branch was taken that leaves every parameter out."""
+    root, times = lost.root_name, _had_a_graph(incident)
+    zeros = [place for place in made if _zero(place)] if _is_zero(lost.root) else []
+    gates = {id(_gate(place)) for place in zeros}
+    chosen = zeros if len(gates) == 1 and id(None) not in gates else []
+    culprit = chosen[0].span("a constant, which no parameter has a part in", "culprit") if chosen else None
+    related = [place.span("a constant, too", "context") for place in chosen[1:4]]
+    if incident.place is not None:
+        related.append(incident.place.span(f"{in_words(root)} has no graph to follow", "backward"))
+    before = "the call before" if times == 1 else f"the {times} calls before"
+    return _diagnosis(
+        incident,
+        lost,
+        f"{in_words(root)} has no gradient path this time: no parameter that the optimizer holds had a part in it, unlike in {before}",
+        culprit,
+        related,
+        f"In {before} of this line there was a graph, so nothing is frozen or detached for good. This batch led past all that is "
+        "computed from parameters: it has no example of what the loss is about, or only some that were masked out.",
+        [
+            Fix(
+                title="Give such a batch a loss with a graph, of the model's own outputs: `output.sum() * 0.0` in place of a constant",
+                safety="manual",
+                detail=f"Or leave out backward() and the step where `{bare(root)}.requires_grad` is False.",
+            )
+        ],
+        [lost_path.facts(root, lost.root)],
+        False,
+    )
+
+
+def _is_zero(root: torch.Tensor) -> bool:
+    return root.numel() == 1 and root.device.type == "cpu" and float(root) == 0.0
+
+
+def _zero(place: ResolvedSite) -> bool:
+    """Whether a tensor of zeros is made here, of nothing but constants: `torch.tensor(0.0)`, `torch.zeros(())`."""
+    call, made = place.call, (place.callee_full_name or "").rpartition(".")[2]
+    if call is None or made not in ("tensor", "zeros", "scalar_tensor"):
+        return False
+    values = [node.value for argument in call.args for node in ast.walk(argument) if isinstance(node, ast.Constant)]
+    return made == "zeros" or (bool(values) and not any(values))
+
+
+def _gate(place: ResolvedSite) -> ast.If | None:
+    """The innermost `if` around a place."""
+    above = () if place.source is None or place.node is None else place.source.ancestors(place.node)
+    return next((node for node in above if isinstance(node, ast.If)), None)
 
 
 def _trainable(incident: Incident) -> bool:

@@ -14,8 +14,9 @@ from gradguard.rules.gradient_path import switches
 from gradguard.rules.gradient_path.cutting import cut_by
 from gradguard.rules.gradient_path.flows import NOTHING, Flow, asks_for_grad, given_back, join
 from gradguard.rules.gradient_path.places import site_at
-from gradguard.rules.gradient_path.scopes import UNKNOWN, Entry, Scope, entry_by_name, entry_of, evaluate
+from gradguard.rules.gradient_path.scopes import Entry, Scope, entry_by_name, entry_of, evaluate
 from gradguard.rules.gradient_path.switches import Switch, decorator_of, is_inference
+from gradguard.safe_read import UNKNOWN
 
 DEPTH = 14  # calls entered one inside the other
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import sys
 from typing import Any
 
-import numpy as np
 import torch
 
 _INTEGERS = {"int", "long", "bool", "int8", "int16", "int32", "int64", "uint8", "short"}
@@ -77,7 +77,7 @@ def cut_by(node: ast.Call, full: str, receiver: Any) -> str | None:
         return "sample"
     if name in ("type", "to", "type_as", "astype"):
         return "cast" if any(_is_integer(argument) for argument in (*node.args, *(keyword.value for keyword in node.keywords))) else None
-    if name in _METHODS and not isinstance(receiver, (dict, list, tuple, str, np.ndarray)):
+    if name in _METHODS and not issubclass(type(receiver), _data_types()):
         return _METHODS[name]
     return None
 
@@ -99,3 +99,9 @@ def _is_integer(node: ast.expr) -> bool:
     if isinstance(node, ast.Name):
         return node.id in ("int", "bool")
     return isinstance(node, ast.Constant) and isinstance(node.value, str) and "int" in node.value.lower()
+
+
+def _data_types() -> tuple[type, ...]:
+    """Types whose methods have the names of a tensor's, and are none; NumPy's array only where the program has imported NumPy."""
+    array = vars(sys.modules["numpy"]).get("ndarray") if "numpy" in sys.modules else None
+    return (dict, list, tuple, str, *([array] if isinstance(array, type) else []))

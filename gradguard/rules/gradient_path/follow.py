@@ -22,9 +22,10 @@ from gradguard.rules.gradient_path.cutting import is_metadata
 from gradguard.rules.gradient_path.flows import NOTHING, Flow, join, rebinds
 from gradguard.rules.gradient_path.origins import Origin
 from gradguard.rules.gradient_path.places import site_at
-from gradguard.rules.gradient_path.scopes import UNKNOWN, Definition, Scope, definitions, evaluate
+from gradguard.rules.gradient_path.scopes import Definition, Scope, definitions, evaluate
 from gradguard.rules.gradient_path.switches import Switch, is_inference, turns_grad_off, turns_grad_on
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import UNKNOWN, parameters_in
 
 _BUDGET = 4_000
 
@@ -179,7 +180,7 @@ class Follower(Calls):
     def parameters(self, module: nn.Module) -> Flow:
         if not any(module is known for known in self.modules):
             self.modules.append(module)
-        leaves = [p for p in module.parameters() if p.requires_grad]
+        leaves = [p for p in parameters_in(module) if p.requires_grad]
         self.tensors.update((id(p), p) for p in leaves)
         return Flow((), bool(leaves), frozenset(id(p) for p in leaves))
 

@@ -14,6 +14,7 @@ from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.evidence.syntax import Source
 from gradguard.rules.gradient_path.places import site_at
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import attributes, named_modules
 
 
 class Freeze(NamedTuple):
@@ -81,12 +82,12 @@ def mislaid(incident: Incident, modules: Iterable[nn.Module], sources: Sequence[
     found = []
     seen: set[int] = set()
     for root in modules:
-        for path, module in root.named_modules():
-            if id(module) in seen or "requires_grad" not in vars(module):
+        for path, module in named_modules(root):
+            if id(module) in seen or "requires_grad" not in attributes(module):
                 continue
             seen.add(id(module))
             name = incident.names.module_path(module) or path or type(module).__name__
-            found.append(Mislaid(module, name, vars(module)["requires_grad"], _set_where(sources, name.rpartition(".")[2])))
+            found.append(Mislaid(module, name, attributes(module)["requires_grad"], _set_where(sources, name.rpartition(".")[2])))
     return found
 
 

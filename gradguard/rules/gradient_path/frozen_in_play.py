@@ -20,8 +20,9 @@ from gradguard.rules.gradient_path import frozen, lost_path
 from gradguard.rules.gradient_path.follow import Follower
 from gradguard.rules.gradient_path.in_play import AllFrozen
 from gradguard.rules.gradient_path.places import bare, in_words, short, site_at
-from gradguard.rules.gradient_path.scopes import UNKNOWN, Scope, evaluate
+from gradguard.rules.gradient_path.scopes import Scope, evaluate
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import UNKNOWN, pairs, parameters_in, peek
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -169,7 +170,7 @@ def _toggles(scope: Scope, play: AllFrozen) -> Iterator[_Candidate]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "toggle_optimizer" and node.args:
             module, other = evaluate(node.func.value, scope), evaluate(node.args[0], scope)
             held = [] if other is UNKNOWN else parameters_of(other)
-            toggled = lightning_manual.is_module(module) and bool(getattr(module, "_param_requires_grad_state", None))
+            toggled = lightning_manual.is_module(module) and bool(pairs(peek(module, "_param_requires_grad_state")))
             if toggled and held and not any(_same(parameter, play.parameters) for parameter in held):
                 yield _Candidate(site_at(scope.source, node), _untoggled(node), scope.source.statement(node))
 
@@ -257,7 +258,7 @@ def _is_trained(owner: ast.expr, scopes: Sequence[Scope], play: AllFrozen) -> bo
     for scope in scopes:
         value: Any = evaluate(owner, scope)
         if value is not UNKNOWN:
-            held = list(value.parameters()) if isinstance(value, nn.Module) else parameters_of(value)
+            held = list(parameters_in(value)) if isinstance(value, nn.Module) else parameters_of(value)
             return any(_same(parameter, play.parameters) for parameter in held)
     return False
 

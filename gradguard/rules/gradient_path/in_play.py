@@ -16,8 +16,9 @@ from gradguard.evidence.source import resolve
 from gradguard.evidence.syntax import FUNCTIONS
 from gradguard.rules.gradient_path import roots
 from gradguard.rules.gradient_path.follow import Follower
-from gradguard.rules.gradient_path.scopes import UNKNOWN, Scope, evaluate
+from gradguard.rules.gradient_path.scopes import Scope, evaluate
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import UNKNOWN, modules_in, parameters_in
 
 _CALLERS = 4
 
@@ -48,9 +49,9 @@ def all_frozen(incident: Incident, detached: bool) -> AllFrozen | None:
     modules = [
         each
         for each in (() if followed is None else followed[0].modules)
-        if any(id(p) in held for p in each.parameters()) and not any(p.requires_grad for p in each.parameters())
+        if any(id(p) in held for p in parameters_in(each)) and not any(p.requires_grad for p in parameters_in(each))
     ]
-    inner = {id(child) for module in modules for child in module.modules() if child is not module}
+    inner = {id(child) for module in modules for child in modules_in(module) if child is not module}
     modules = [module for module in modules if id(module) not in inner]
     return AllFrozen(found[0], parameters, modules, detached) if modules else None
 

@@ -44,14 +44,16 @@ from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.bindings import dotted
 from gradguard.evidence.graph import leaves, root_nodes
 from gradguard.evidence.names import short_list
-from gradguard.evidence.source import ResolvedSite, resolve
-from gradguard.fixes.edits import replaced
+from gradguard.evidence.source import ResolvedSite, resolve, span_of
+from gradguard.evidence.syntax import load
+from gradguard.fixes.edits import replaced, respelt
 from gradguard.rules.base import Rule
 from gradguard.rules.gradient_path import follow, lost_path, origins, switches
 from gradguard.rules.gradient_path.places import same_place, short, site_at
-from gradguard.rules.gradient_path.scopes import UNKNOWN, Scope, entry_by_name, entry_of, evaluate
+from gradguard.rules.gradient_path.scopes import Scope, entry_by_name, entry_of, evaluate
 from gradguard.rules.gradient_path.switches import Switch
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import UNKNOWN, attributes, elements, named_modules, store_of
 from gradguard.signals import internal_error
 from gradguard.torch_internals import storage_key
 
@@ -61,7 +63,6 @@ MESSAGES = (
     "cannot set version_counter for inference tensor",
     "inference tensors do not track version counter",
     "setting requires_grad=true on inference tensor",
-    "a view was created in inference mode",
 )
 
 
@@ -87,11 +88,8 @@ def _is_inference(tensor: torch.Tensor) -> bool:
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        for item in value.values():
+    else:
+        for item in elements(value):
             yield from _tensors(item)
 
 
@@ -140,7 +138,7 @@ def _diagnose(incident: Incident, tensor: torch.Tensor | None) -> Diagnosis:
     )
     wanted = [] if kept is not None or tensor is None else _trained_behind(incident, tensor)
     fixes = [
-        _no_grad_instead(block) if kept is None else _build_outside(incident, kept[2]),
+        *([_no_grad_instead(block)] if kept is None else _build_outside(incident, kept[2])),
         Fix(title=f"Take an ordinary copy outside inference mode: `{name or 'x'}.clone()`", safety="safe"),
     ]
     if wanted:
@@ -193,10 +191,7 @@ def _kept(incident: Incident, tensor: torch.Tensor) -> tuple[ResolvedSite, str, 
     key = storage_key(tensor)
     for view in incident.user_frames[:8]:
         owner = view.locals.get("self")
-        held = getattr(owner, "__dict__", None)
-        if not isinstance(held, dict):
-            continue
-        everything = {**held, **held.get("_buffers", {})} if isinstance(held.get("_buffers"), dict) else held
+        everything = {**attributes(owner), **store_of(owner, "_buffers")}
         for attribute, value in list(everything.items()):
             if not isinstance(value, torch.Tensor) or not _is_inference(value):
                 continue
@@ -204,7 +199,7 @@ def _kept(incident: Incident, tensor: torch.Tensor) -> tuple[ResolvedSite, str, 
                 continue
             stores = _stores(view.frame.f_code.co_filename, type(owner).__name__, attribute)
             if len(stores) == 1:
-                paths = (path for _, root in incident.names.modules for path, module in root.named_modules() if module is owner and path)
+                paths = (path for _, root in incident.names.modules for path, module in named_modules(root) if module is owner and path)
                 path = next(paths, None)
                 return stores[0], type(owner).__name__, attribute, path
     return None
@@ -212,8 +207,6 @@ def _kept(incident: Incident, tensor: torch.Tensor) -> tuple[ResolvedSite, str, 
 
 def _stores(file: str, owner: str, attribute: str) -> list[ResolvedSite]:
     """The statements of a class, its constructor aside, that give `self.attribute` a value other than None."""
-    from gradguard.evidence.syntax import load
-
     source = load(file)
     found = []
     if source is None or source.tree is None:
@@ -233,10 +226,30 @@ def _stores(file: str, owner: str, attribute: str) -> list[ResolvedSite]:
     return found
 
 
-def _build_outside(incident: Incident, attribute: str) -> Fix:
-    title = f"Make `self.{attribute}` where inference mode cannot reach, such as in `__init__`"
-    lightning = any("lightning" in view.frame.f_code.co_filename for view in incident.frames)
-    return Fix(title=title + (", or evaluate with `Trainer(inference_mode=False)`" if lightning else ""), safety="unsafe")
+def _build_outside(incident: Incident, attribute: str) -> list[Fix]:
+    outside = Fix(title=f"Make `self.{attribute}` where inference mode cannot reach, such as in `__init__`", safety="unsafe")
+    if not any("lightning" in view.frame.f_code.co_filename for view in incident.frames):
+        return [outside]
+    patch = _without_inference_mode(incident)
+    return [Fix(title="Evaluate with `Trainer(inference_mode=False)`", safety="safe" if patch else "manual", patch=patch), outside]
+
+
+def _without_inference_mode(incident: Incident) -> str | None:
+    """The diff of the one call that makes the Trainer, as far as the running files show it."""
+    sources = [source for file in {view.site.code.co_filename for view in incident.user_frames} if (source := load(file)) is not None]
+    made = [
+        (source, node)
+        for source in sources
+        for node in ast.walk(source.tree or ast.Module([], []))
+        if isinstance(node, ast.Call) and (dotted(node.func) or "").rpartition(".")[2] == "Trainer"
+    ]
+    if len(made) != 1 or any(keyword.arg in (None, "inference_mode") for keyword in made[0][1].keywords):
+        return None
+    source, call = made[0]
+    name = source.flat(call.func)
+    return respelt(
+        span_of(source.filename, call), f"{name}(", f"{name}(inference_mode=False" + (", " if call.args or call.keywords else "")
+    )
 
 
 def _no_grad_instead(switch: Switch | None) -> Fix:
@@ -301,11 +314,8 @@ def _story(incident: Incident, tensor: torch.Tensor | None) -> tuple[str | None,
 
 
 def _shares(value: Any, tensor: torch.Tensor) -> bool:
-    if isinstance(value, (list, tuple)) and len(value) <= 64:
-        return any(item is tensor for item in value)
-    if isinstance(value, dict) and len(value) <= 64:
-        return any(item is tensor for item in value.values())
-    return False
+    held = elements(value, 65)
+    return len(held) <= 64 and any(item is tensor for item in held)
 
 
 def _inference_around(sites: Iterable[CallSite | None]) -> Switch | None:

@@ -35,7 +35,9 @@ import ast
 import torch
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.evidence.bindings import uses_of
 from gradguard.evidence.source import ResolvedSite
+from gradguard.fixes.edits import before, patched
 from gradguard.rules.base import Rule
 from gradguard.rules.gradient_path import lost_path, missing_grad, misspelt, origins, wanted, words
 from gradguard.rules.gradient_path.places import same_place, short
@@ -84,6 +86,7 @@ def _diagnose(incident: Incident, tensor: torch.Tensor, text: str | None, place:
         title=f"Call `{name}.requires_grad_(True)` before the forward pass that uses it",
         safety="manual",
         detail="On a tensor that is used elsewhere too, take a copy first: `x = x.detach().clone().requires_grad_(True)`.",
+        patch=_marked(place, name, tensor),
     )
     slip = misspelt.attribute(tensor)
     spelt = None if slip is None else misspelt.place(incident, slip)
@@ -110,6 +113,22 @@ def _diagnose(incident: Incident, tensor: torch.Tensor, text: str | None, place:
         if place is None or not isinstance(place.node, ast.AST)
         else [f"The forward pass must see the very tensor `{short(name, 30)}`, not a copy of it."],
     )
+
+
+def _marked(place: ResolvedSite | None, name: str, tensor: torch.Tensor) -> str | None:
+    """The diff that has a variable require grad before the first statement of the function that reads it."""
+    function = None if place is None else place.enclosing_function
+    if place is None or place.source is None or not name.isidentifier() or not tensor.is_floating_point():
+        return None
+    reads = uses_of(function or place.source.tree or ast.Module([], []), name)
+    if not reads or isinstance(function, ast.Lambda):
+        return None
+    first = place.source.statement(reads[0])
+    given = function is not None and any(argument.arg == name for argument in function.args.args)
+    if first is None or first.lineno >= place.line or (not given and place.enclosing_loops):
+        return None
+    line = f"{name} = {name}.detach().requires_grad_(True)" if given else f"{name}.requires_grad_(True)"
+    return patched(place.source, insert=[before(place.source, first, line)])
 
 
 RULE = Rule(

@@ -12,8 +12,9 @@ from gradguard.evidence.syntax import Source
 from gradguard.fixes.diff import unified
 from gradguard.rules.gradient_path import wanted
 from gradguard.rules.gradient_path.follow import Follower
-from gradguard.rules.gradient_path.scopes import UNKNOWN, Scope, entry_by_name, entry_of, evaluate
+from gradguard.rules.gradient_path.scopes import Scope, entry_by_name, entry_of, evaluate
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import UNKNOWN
 
 _DATA = {"shape", "dtype", "device", "size", "dim", "ndim", "numel", "requires_grad", "requires_grad_", "is_leaf", "grad", "new_zeros"}
 _KEEPS = (ast.Assign, ast.AnnAssign, ast.AugAssign)  # what is only printed or checked goes nowhere

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.facts import Cut
 from gradguard.journal import current_journal
 from gradguard.rules.gradient_path import in_play, origins, patching, roots, words
+from gradguard.rules.gradient_path.called_by_autograd import called_by_autograd, computed_at, with_grad
 from gradguard.rules.gradient_path.origins import Origin
 from gradguard.rules.gradient_path.places import UNNAMED, bare, in_words, same_place, short
 from gradguard.rules.gradient_path.still_off import still_off
@@ -61,8 +62,8 @@ def _raised(incident: Incident) -> LostPath | None:
         return None
     match = _ELEMENT.search(incident.message)
     index = int(match[1]) if match else 0
-    root = incident.roots[index] if index < len(incident.roots) else incident.roots[0]
-    if hasattr(root, "node"):  # a GradientEdge
+    root: Any = incident.roots[index] if index < len(incident.roots) else incident.roots[0]
+    if not isinstance(root, torch.Tensor):  # a GradientEdge
         return None
     found = find(incident, root)
     found = _of_the_one_in_play(incident, found) or found
@@ -194,6 +195,10 @@ def tell(incident: Incident, lost: LostPath, code: str) -> Diagnosis:
     origin = lost.origins[0]
     root = lost.root_name
     certain = origin.certain
+    inside = called_by_autograd(incident, origin)
+    if inside is not None:
+        first = computed_at(inside, root, incident.place) if origin.switch is not None else origin.place
+        origin = replace(origin, place=first or origin.place, switch=None)
     culprit, related = story(origin)
     toggled = _toggle(incident, lost)
     if toggled is not None and not same_place(toggled, origin.place):
@@ -208,6 +213,8 @@ def tell(incident: Incident, lost: LostPath, code: str) -> Diagnosis:
             incident.place.span("runs, and reaches no parameter" if lost.silent else f"{in_words(root)} has no graph to follow", "backward")
         )
     clause = words.why(origin, root)
+    if inside is not None:
+        clause = f"{words.computed(origin, root)} in `{inside.name}`, and {inside.clause}"
     if lost.silent:
         incident.memory["fresh leaf told"] = True  # GG606 need not tell of the parameters that it keeps from gradients
         what = "is" if lost.root.grad_fn is None else "is computed from"
@@ -215,9 +222,12 @@ def tell(incident: Incident, lost: LostPath, code: str) -> Diagnosis:
     else:
         headline = f"{in_words(root)} has no gradient path: {clause}"
     fixes = [patching.with_patch(words.fix(origin, root), origin)]
+    why = words.explanation(origin, root)
+    if inside is not None:
+        why, fixes = inside.why, [with_grad(root, origin.place, incident.place)]
     return Diagnosis(
         code=code, name=NAMES[code], severity="warning" if lost.silent else "error", headline=headline, culprit=culprit, related=related,
-        tensors=[facts(root, lost.root)], explanation=words.explanation(origin, root), fixes=fixes, avoid=_avoid(lost, origin),
+        tensors=[facts(root, lost.root)], explanation=why, fixes=fixes, avoid=_avoid(lost, origin),
         notes=_notes(incident, lost), confidence="certain" if certain and len(lost.origins) == 1 else "likely",
     )  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +13,9 @@ from gradguard.evidence.frames import FrameView
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.evidence.syntax import load
 from gradguard.rules.gradient_path.places import site_at
-from gradguard.rules.gradient_path.scopes import UNKNOWN, Scope, definitions, evaluate
+from gradguard.rules.gradient_path.scopes import Scope, definitions, evaluate
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import UNKNOWN
 
 
 @dataclass
@@ -97,8 +99,6 @@ def tensor_of(node: ast.AST, scope: Scope) -> Any:
 
 
 def _grad(tensor: torch.Tensor) -> torch.Tensor | None:
-    import warnings
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return tensor.grad

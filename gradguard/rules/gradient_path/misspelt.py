@@ -14,13 +14,14 @@ from gradguard.evidence.syntax import Source
 from gradguard.fixes.edits import replaced
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol.places import the_one
+from gradguard.safe_read import attributes
 
 _SWITCH = "requires_grad"
 
 
 def attribute(tensor: torch.Tensor) -> str | None:
     """The attribute that was set on this tensor in place of the switch."""
-    own = getattr(tensor, "__dict__", {})
+    own = attributes(tensor)
     found = difflib.get_close_matches(_SWITCH, [name for name in own if isinstance(name, str)], 1, 0.8)
     return found[0] if found and own[found[0]] is True else None
 

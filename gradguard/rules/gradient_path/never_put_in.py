@@ -12,6 +12,7 @@ from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.syntax import FUNCTIONS, Source
 from gradguard.rules.gradient_path.places import short, site_at
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import modules_in
 
 
 class Missing(NamedTuple):
@@ -34,7 +35,7 @@ def after(incident: Incident, freeze: ResolvedSite, modules: list[nn.Module]) ->
         condition = _condition(source, statement)
         if statement.lineno < freeze.line or condition is None or not (isinstance(kind, type) and issubclass(kind, nn.Module)):
             continue
-        if not any(isinstance(part, kind) for module in modules for part in module.modules()):
+        if not any(isinstance(part, kind) for module in modules for part in modules_in(module)):
             found.append(Missing(site_at(source, statement), kind.__name__, short(source.flat(condition), 60)))
     return found[0] if len(found) == 1 else None
 

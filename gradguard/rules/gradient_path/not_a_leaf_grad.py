@@ -40,6 +40,7 @@ from gradguard.evidence.bindings import dotted
 from gradguard.evidence.filling import puts_result_of
 from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.stores import returns_of
+from gradguard.fixes.edits import before, edit_of, patched
 from gradguard.rules.base import Rule
 from gradguard.rules.gradient_path import lost_path, missing_grad
 from gradguard.rules.gradient_path.missing_grad import Missing
@@ -73,6 +74,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if not same_place(rebound, missing.place):
         related.append(missing.place.span(f"`{name}.grad` is None", "backward"))
     short_name = name.rpartition(".")[2]
+    patch = None if leaf is None or rebound is None else _leaf_kept(rebound, missing)
+    kept = f"Keep the leaf as `leaf` before `{name}` is rebound, and read `leaf.grad`"
     return Diagnosis(
         code="GG307",
         name="not-a-leaf-grad",
@@ -85,8 +88,11 @@ def recognise(incident: Incident) -> Diagnosis | None:
         "Gradients of results are used on the way and let go.",
         fixes=[
             Fix(
-                title=f"Keep the leaf under its own name, give the result another, and read `.grad` of the leaf `{short_name}`",
-                safety="manual",
+                title=kept
+                if patch
+                else f"Keep the leaf under its own name, give the result another, and read `.grad` of the leaf `{short_name}`",
+                safety="unsafe" if patch else "manual",
+                patch=patch,
                 detail="Where the leaf is only made here: finish it first, then `.requires_grad_(True)` "
                 "(`torch.randn(3).to(device).requires_grad_(True)`).",
             ),
@@ -94,6 +100,20 @@ def recognise(incident: Incident) -> Diagnosis | None:
         ],
         confidence="certain" if rebound is not None else "likely",
     )
+
+
+def _leaf_kept(rebound: ResolvedSite, missing: Missing) -> str | None:
+    """The diff that gives the leaf a second name before its first one is rebound, and reads the gradient through that."""
+    source, statement, used = rebound.source, rebound.statement, missing.place.statement
+    name = missing.text
+    if source is None or not isinstance(statement, ast.Assign) or used is None or missing.place.source is not source:
+        return None
+    taken = {node.id for node in ast.walk(source.tree or ast.Module([], [])) if isinstance(node, ast.Name)}
+    own = any(dotted(target) == name for target in statement.targets) and any(dotted(node) == name for node in ast.walk(statement.value))
+    reads = [node for node in ast.walk(used) if isinstance(node, ast.Attribute) and node.attr == "grad" and dotted(node.value) == name]
+    if not name.isidentifier() or "leaf" in taken or not own or not reads or rebound.function != missing.place.function:
+        return None
+    return patched(source, [edit for read in reads for edit in edit_of(read, "leaf.grad")], [before(source, statement, f"leaf = {name}")])
 
 
 def _rebound(incident: Incident, missing: Missing) -> ResolvedSite | None:

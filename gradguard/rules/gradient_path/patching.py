@@ -6,11 +6,14 @@ import ast
 from collections.abc import Sequence
 
 from gradguard.diagnosis import Fix
+from gradguard.evidence.bindings import dotted
 from gradguard.evidence.source import ResolvedSite
-from gradguard.evidence.syntax import Source
-from gradguard.fixes.edits import replaced
+from gradguard.evidence.syntax import Source, load
+from gradguard.fixes.edits import indent_of, removed, replaced
+from gradguard.fixes.statements import Layout, unwrapped
 from gradguard.rules.gradient_path import words
 from gradguard.rules.gradient_path.origins import Origin, callee_name
+from gradguard.rules.gradient_path.switches import Switch
 
 
 def with_patch(fix: Fix, origin: Origin, others: Sequence[Origin] = ()) -> Fix:
@@ -20,19 +23,85 @@ def with_patch(fix: Fix, origin: Origin, others: Sequence[Origin] = ()) -> Fix:
         others: further origins of the same lost path; those cut by the same statement are repaired together.
     """
     place = origin.place
-    if place is None or place.source is None or not origin.certain:
+    if origin.switch is not None:
+        patch = _with_grad_mode(origin.switch, place)
+        return fix if patch is None else fix.model_copy(update={"patch": patch, "safety": "unsafe"})
+    if place is None or place.source is None:
+        return fix
+    stacked = _stacked(place, place.source, origin)
+    if stacked is not None:
+        title = f"{fix.title.partition(', and keep')[0]}, and put the list together with `torch.stack`"
+        return fix.model_copy(update={"patch": replaced(place.source, stacked), "title": title, "safety": "unsafe"})
+    if not origin.certain:
         return fix
     beside = [other for other in others if other is not origin and other.place is not None and other.place.statement is place.statement]
     edits = [_edit(place, place.source, origin), *(_edit(other.place, place.source, other) for other in beside if other.place)]
     certain = [edit for edit in edits if edit is not None]
     if edits[0] is None or len(certain) != len(edits):
         return fix
-    patch = replaced(place.source, list(dict(certain).items()))
+    patch = _without(place, certain) or replaced(place.source, list(dict(certain).items()))
     if patch is None:
         return fix
     names = list(dict.fromkeys(f"`{item.inner}`" for item in (origin, *beside) if item.inner))
     title = f"Drop `{words.operation(origin)}` from {' and '.join(names)}" if beside and len(names) > 1 else fix.title
     return fix.model_copy(update={"patch": patch, "title": title})
+
+
+def _with_grad_mode(switch: Switch, place: ResolvedSite | None) -> str | None:
+    """The diff that takes the computation out of the block that switches grad mode off, or the decorator off its function."""
+    source = load(switch.span.file)
+    statement = None if source is None else source.statement_at(switch.span.line)
+    if source is None or statement is None:
+        return None
+    if switch.how == "decorator" and isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        mark = next((item for item in statement.decorator_list if item.lineno == switch.span.line), None)
+        return None if mark is None else removed(source, mark.lineno, mark.end_lineno or mark.lineno)
+    if not isinstance(statement, ast.With) or len(statement.items) != 1:
+        return None
+    if switch.how == "yield":  # what is computed stays in the block, only the rest of the program leaves it
+        layout, last = Layout(source), statement.body[-1]
+        if len(statement.body) == 1 or not isinstance(last, ast.Expr) or not isinstance(last.value, (ast.Yield, ast.YieldFrom)):
+            return None
+        layout.reindent(last, indent_of(source, statement.lineno))
+        return layout.diff()
+    inside = place is not None and place.file == source.filename and any(place.statement is item for item in statement.body)
+    alone = len(statement.body) == 1  # what it calls may be elsewhere
+    return unwrapped(source, statement) if switch.how == "with" and (inside or alone) else None
+
+
+def _without(place: ResolvedSite, edits: list[tuple[ast.AST, str]]) -> str | None:
+    """The diff without the statement, where it would only assign a name to itself: `h = h.detach()`."""
+    statement, source = place.statement, place.source
+    if not isinstance(statement, ast.Assign) or source is None or len(statement.targets) != 1 or len(edits) != 1:
+        return None
+    node, text = edits[0]
+    if statement.value is not node or source.flat(statement.targets[0]) != text or statement.end_lineno != statement.lineno:
+        return None
+    if source.lines[statement.lineno - 1].partition("#")[0].strip() != source.flat(statement):
+        return None  # not alone on its line
+    above = source.parents.get(statement)
+    alone = any(getattr(above, block, None) == [statement] for block in ("body", "orelse", "finalbody"))
+    return replaced(source, [(statement, "pass")]) if alone else removed(source, statement.lineno, statement.lineno)
+
+
+def _stacked(place: ResolvedSite, source: Source, origin: Origin) -> list[tuple[ast.AST, str]] | None:
+    """`losses.append(x.item())`, where the only use of the list is `torch.tensor(losses)`: both have to change."""
+    node = place.node
+    append = source.parents.get(node) if node is not None else None
+    taken = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "item" and not node.args
+    if origin.kind != "escape" or not taken or not isinstance(append, ast.Call) or not isinstance(append.func, ast.Attribute):
+        return None
+    kept = append.func.value
+    if append.func.attr != "append" or not isinstance(kept, ast.Name):
+        return None
+    scope = place.enclosing_function or source.tree
+    reads = [part for part in ast.walk(scope or kept) if isinstance(part, ast.Name) and part.id == kept.id and part is not kept]
+    reads = [part for part in reads if isinstance(part.ctx, ast.Load)]
+    made = source.parents.get(reads[0]) if len(reads) == 1 else None
+    if not isinstance(made, ast.Call) or dotted(made.func) != "torch.tensor" or len(made.args) != 1 or made.keywords:
+        return None
+    assert isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    return [(node, source.segment(node.func.value) or ""), (made.func, "torch.stack")]
 
 
 def _edit(place: ResolvedSite, source: Source, origin: Origin) -> tuple[ast.AST, str] | None:
@@ -56,6 +125,15 @@ def _edit(place: ResolvedSite, source: Source, origin: Origin) -> tuple[ast.AST,
     ) and _is_flat(node.args[0]):
         library = source.flat(node.func).rpartition(".")[0] or "torch"
         return node.func, f"{library}.stack"
+    if isinstance(node, ast.Call) and origin.func in ("autograd.grad", "grad"):
+        text, given = source.flat(node), [keyword.arg for keyword in node.keywords]
+        if not text.endswith(")") or None in given or "create_graph" in given:
+            return None
+        return node, f"{text[:-1].rstrip().rstrip(',')}, create_graph=True)"
+    if words.rule_of(origin) == "GG304" and isinstance(node, ast.Compare) and isinstance(node.left, (ast.Name, ast.Attribute)):
+        cast = source.parents.get(source.parents.get(node, node))  # `(x > threshold).float()`
+        called = cast.func.attr if isinstance(cast, ast.Call) and isinstance(cast.func, ast.Attribute) else None
+        return (cast, source.flat(node.left)) if cast is not None and called in ("float", "double", "half", "to", "type") else None
     return None
 
 

@@ -6,12 +6,13 @@ import ast
 from collections.abc import Sequence
 
 from gradguard.evidence.bindings import dotted
-from gradguard.evidence.source import ResolvedSite
+from gradguard.evidence.source import ResolvedSite, assignments_to
 from gradguard.rules.gradient_path import origins as _origins
 from gradguard.rules.gradient_path.flows import Flow
 from gradguard.rules.gradient_path.follow import Follower
 from gradguard.rules.gradient_path.origins import Origin
 from gradguard.rules.gradient_path.places import site_at
+from gradguard.rules.gradient_path.scopes import Scope
 from gradguard.rules.incident import Incident
 
 
@@ -24,10 +25,13 @@ def is_method(call: ast.Call) -> bool:
 
 
 def root_expression(place: ResolvedSite) -> ast.expr | None:
-    """What backward is called on, as an expression of the call's line."""
+    """What backward is called on, as an expression of the function that the call stands in."""
     call = place.call
     if call is None:
         return None
+    aliased = _behind_name(place, call)
+    if aliased is not None:
+        return aliased
     full = place.callee_full_name or ""
     if full.startswith("torch.autograd") or full in ("grad", "backward"):
         given = [keyword.value for keyword in call.keywords if keyword.arg in ("outputs", "tensors")]
@@ -45,18 +49,53 @@ def root_expression(place: ResolvedSite) -> ast.expr | None:
     return call.args[0] if call.args and "backward" in (dotted(call.func) or "") else None
 
 
+def _behind_name(place: ResolvedSite, call: ast.Call) -> ast.expr | None:
+    """The root of `run()` where one assignment says what `run` is: `loss.backward`, or a `partial` of a backward function."""
+    function = place.enclosing_function or (None if place.source is None else place.source.tree)
+    if not isinstance(call.func, ast.Name) or function is None:
+        return None
+    values = [item.value for item in assignments_to(function, call.func.id) if isinstance(item, (ast.Assign, ast.AnnAssign))]
+    named, given = (values[0] if len(values) == 1 else None), list(call.args)
+    if isinstance(named, ast.Call) and (dotted(named.func) or "").rpartition(".")[2] == "partial" and named.args:
+        given = [*named.args[1:], *given]
+        named = named.args[0]
+    if not isinstance(named, ast.Attribute) or named.attr not in ("backward", "grad"):
+        return None
+    of_library = (dotted(named.value) or "").rpartition(".")[2] == "autograd"
+    return given[0] if of_library and given else None if of_library else named.value
+
+
+def written_root(incident: Incident, follower: Follower) -> tuple[ast.expr, Scope] | None:
+    """What backward was called on, and the scope of the live frame that it is an expression of.
+
+    As the call has it; else the last read of a name that stands for the very tensor, in the frames from there outwards: the bound
+    method, or a function around it, was called under another name.
+    """
+    scope = follower.live(0)
+    expression = None if incident.place is None or scope is None else root_expression(incident.place)
+    if expression is not None and scope is not None and not (isinstance(expression, ast.Name) and isinstance(scope.function, ast.Lambda)):
+        return expression, scope
+    root = incident.roots[0] if incident.roots else None
+    for level, view in enumerate(incident.user_frames if root is not None else ()):
+        names = {name for name, value in view.locals.items() if value is root}
+        outer = follower.live(level) if names else None
+        if outer is not None and isinstance(outer.function, ast.Lambda):
+            continue  # which only closes over it
+        reads = [
+            node
+            for node in (() if outer is None else ast.walk(outer.function))
+            if isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load) and node.lineno <= view.site.line
+        ]
+        if reads and outer is not None:
+            return max(reads, key=lambda node: (node.lineno, node.col_offset)), outer
+    return None
+
+
 def flow_of_root(incident: Incident) -> tuple[Follower, Flow] | None:
     """Follows what backward was called on."""
     follower = Follower(incident)
-    place = incident.place
-    scope = follower.live(0)
-    if place is None or scope is None:
-        return None
-    expression = root_expression(place)
-    if expression is None:
-        return None
-    flow = follower.flow(expression, scope)
-    return follower, follower.under_blocks(flow, expression, scope)
+    root = written_root(incident, follower)
+    return None if root is None else (follower, follower.under_blocks(follower.flow(*root), *root))
 
 
 def origins_of_root(incident: Incident, leaf: bool = False) -> list[Origin]:

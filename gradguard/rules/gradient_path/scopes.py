@@ -6,10 +6,10 @@ Nothing of the user's is called: attributes are read without properties, `__geta
 from __future__ import annotations
 
 import ast
-import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from types import FunctionType, MethodType, ModuleType
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -19,9 +19,8 @@ from gradguard.evidence.bindings import assignments_to, flatten, targets_of
 from gradguard.evidence.frames import FrameView
 from gradguard.evidence.source import function_def
 from gradguard.evidence.syntax import FUNCTIONS, Function, Source, load
-from gradguard.signals import internal_error
+from gradguard.safe_read import UNKNOWN, item_of, namespace, peek, store_of, unless_loud
 
-UNKNOWN: Any = object()
 _GROWS = {"append", "extend", "insert", "add", "update", "put", "appendleft", "copy_", "add_", "scatter_", "scatter_add_",
           "index_put_", "index_add_", "index_copy_", "masked_scatter_"}  # fmt: skip
 
@@ -76,21 +75,10 @@ def evaluate(node: ast.AST, scope: Scope) -> Any:
             return UNKNOWN
         return scope.globals.get(node.id, UNKNOWN)
     if isinstance(node, ast.Attribute):
-        base = evaluate(node.value, scope)
-        return UNKNOWN if base is UNKNOWN else attribute(base, node.attr)
+        return peek(evaluate(node.value, scope), node.attr)
     if isinstance(node, ast.Subscript):
         base, key = evaluate(node.value, scope), evaluate(node.slice, scope)
-        if base is UNKNOWN or key is UNKNOWN:
-            return UNKNOWN
-        try:
-            if type(base) in (list, tuple, dict):
-                return base[key]
-            if isinstance(base, (nn.Sequential, nn.ModuleList)) and isinstance(key, int):
-                return list(base._modules.values())[key]
-            if isinstance(base, nn.ModuleDict):
-                return base._modules.get(key, UNKNOWN)
-        except internal_error():
-            return UNKNOWN
+        return UNKNOWN if base is UNKNOWN or key is UNKNOWN else item_of(base, key)
     return UNKNOWN
 
 
@@ -105,41 +93,18 @@ def _own_names(function: Function) -> set[str]:
     return names
 
 
-def attribute(obj: Any, name: str) -> Any:
-    """An attribute, read without running code of the user's."""
-    try:
-        if isinstance(obj, ModuleType):
-            return vars(obj).get(name, UNKNOWN)
-        if isinstance(obj, nn.Module):
-            for store in ("_parameters", "_buffers", "_modules"):
-                if name in obj.__dict__.get(store, ()):
-                    return obj.__dict__[store][name]
-        found = inspect.getattr_static(obj, name, UNKNOWN)
-    except internal_error():
-        return UNKNOWN
-    if isinstance(found, staticmethod):
-        return found.__func__
-    if isinstance(found, classmethod):
-        return MethodType(found.__func__, obj if isinstance(obj, type) else type(obj))
-    if isinstance(found, FunctionType) and not isinstance(obj, type) and name not in getattr(obj, "__dict__", ()):
-        return MethodType(found, obj)
-    if isinstance(found, property) or type(found).__name__ in ("getset_descriptor", "member_descriptor", "cached_property"):
-        return UNKNOWN
-    return found
-
-
 def entry_of(callee: Any) -> Entry | None:
     """The user's function that calling this object runs; None for libraries' and unknown ones."""
     bound: Any = UNKNOWN
-    while isinstance(callee, nn.Module) and isinstance(inner := callee._modules.get("_orig_mod"), nn.Module):  # torch.compile's wrapper
+    while isinstance(callee, nn.Module) and (inner := store_of(callee, "_modules").get("_orig_mod")) is not None:  # torch.compile's
         callee = inner
     if isinstance(callee, nn.Module):
-        callee = attribute(callee, "forward")
+        callee = peek(callee, "forward")
     for _ in range(8):
         if isinstance(callee, MethodType):
-            bound, callee = callee.__self__, callee.__func__
-        elif type(callee).__name__ == "partial" and hasattr(callee, "func"):
-            callee = callee.func
+            bound, callee = unless_loud(callee.__self__), unless_loud(callee.__func__)
+        elif isinstance(callee, partial):
+            callee = unless_loud(callee.func)
         elif isinstance(callee, FunctionType) and "__wrapped__" in callee.__dict__:
             callee = callee.__dict__["__wrapped__"]
         elif isinstance(callee, FunctionType) and "_torchdynamo_orig_callable" in callee.__dict__:
@@ -147,15 +112,15 @@ def entry_of(callee: Any) -> Entry | None:
         elif (
             not isinstance(callee, FunctionType)
             and not isinstance(callee, type)
-            and isinstance(attribute(type(callee), "__call__"), FunctionType)
+            and isinstance(peek(type(callee), "__call__"), FunctionType)
         ):
-            callee = MethodType(attribute(type(callee), "__call__"), callee)
+            callee = MethodType(peek(type(callee), "__call__"), callee)
         else:
             break
     if not isinstance(callee, FunctionType) or not USER_FILES[callee.__code__.co_filename]:
         return None
     function, source = function_def(callee.__code__), load(callee.__code__.co_filename)
-    return None if function is None or source is None else Entry(source, function, bound, callee.__globals__)
+    return None if function is None or source is None else Entry(source, function, bound, namespace(callee.__globals__))
 
 
 def entry_by_name(func: ast.expr, scope: Scope) -> Entry | None:

@@ -18,6 +18,7 @@ from gradguard.rules.gradient_path.flows import given_back
 from gradguard.rules.gradient_path.places import function_word, same_place, site_at
 from gradguard.rules.gradient_path.scopes import Scope, definitions, entry_by_name, entry_of, evaluate
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import attributes, elements, pairs
 from gradguard.torch_internals import node_sequence
 
 _INDEX = re.compile(r"\[(\d+)\]$")
@@ -91,13 +92,13 @@ def _non_leaves(value: Any, name: str, depth: int) -> Iterator[tuple[str, torch.
         if value.requires_grad and not value.is_leaf:
             yield name, value
     elif depth < 4 and isinstance(value, dict):
-        for key, item in list(value.items())[:256]:
-            yield from _non_leaves(item, str(key) if isinstance(key, str) else name, depth + 1)
+        for key, item in pairs(value, 256):
+            yield from _non_leaves(item, key if type(key) is str else name, depth + 1)
     elif depth < 4 and isinstance(value, (list, tuple)):
-        for i, item in enumerate(value[:256]):
+        for i, item in enumerate(elements(value, 256)):
             yield from _non_leaves(item, f"{name}[{i}]", depth + 1)
-    elif depth < 4 and hasattr(value, "__dict__") and not isinstance(value, (type, torch.nn.Module)):
-        for key, item in list(vars(value).items())[:64]:
+    elif depth < 4 and not isinstance(value, torch.nn.Module):
+        for key, item in list(attributes(value).items())[:64]:
             yield from _non_leaves(item, key, depth + 1)
 
 

@@ -22,7 +22,7 @@ def recognise(incident: Incident, code: str) -> Diagnosis | None:
     if place is None or not place.arguments:
         return None
     written = place.arguments[0]
-    optimizer: Any = next((value for name, value in incident.names.bindings if name == written and hasattr(value, "param_groups")), None)
+    optimizer: Any = next((value for name, value in incident.names.bindings if name == written and parameters_of(value)), None)
     if optimizer is None:
         return None
     parameters = parameters_of(optimizer)

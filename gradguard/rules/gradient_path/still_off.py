@@ -17,6 +17,7 @@ from gradguard.rules.gradient_path.origins import Origin
 from gradguard.rules.gradient_path.places import site_at
 from gradguard.rules.gradient_path.switches import Switch
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import attributes
 
 _OPTION = "inference_mode"  # what Lightning's Trainer calls the choice between inference mode and no_grad
 
@@ -88,7 +89,7 @@ def _value(view: FrameView, node: ast.expr) -> object | None:
     if isinstance(node, ast.Name):
         return view.locals.get(node.id, view.globals.get(node.id))
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-        return getattr(_value(view, node.value), "__dict__", {}).get(node.attr)
+        return attributes(_value(view, node.value)).get(node.attr)
     return None
 
 

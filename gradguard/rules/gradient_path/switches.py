@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from gradguard.evidence.syntax import FUNCTIONS, Function, Source, load
 from gradguard.facts import Cut, ModeFact
 from gradguard.journal import Journal
 from gradguard.rules.gradient_path.places import site_at
+from gradguard.safe_read import peek, unless_loud
 
 How = Literal["with", "decorator", "left_on", "yield", "checkpoint", "library", "caller"]
 _CO_GENERATOR = 0x20 | 0x200
@@ -129,13 +130,14 @@ class Quiet(NamedTuple):
 
 def graded_off(callee: Any) -> Quiet | None:
     """Whether a live function is decorated with `no_grad` or `inference_mode`: the decorator keeps the context that it clones."""
-    bound = getattr(callee, "__self__", None)
-    function = getattr(callee, "__func__", callee)
+    method = isinstance(callee, MethodType)
+    bound, function = (unless_loud(callee.__self__), unless_loud(callee.__func__)) if method else (None, callee)
     while isinstance(function, FunctionType) and "__wrapped__" in function.__dict__:
         names = function.__code__.co_freevars
         cell = (function.__closure__ or ())[names.index("ctx_factory")] if "ctx_factory" in names else None
-        context = None if cell is None else getattr(cell.cell_contents, "__self__", None)
-        if isinstance(context, (torch.no_grad, torch.inference_mode)) and getattr(context, "mode", True):
+        factory = None if cell is None else unless_loud(cell.cell_contents)
+        context = unless_loud(factory.__self__) if isinstance(factory, MethodType) else None
+        if isinstance(context, (torch.no_grad, torch.inference_mode)) and peek(context, "mode", True):
             text = "torch.inference_mode()" if isinstance(context, torch.inference_mode) else "torch.no_grad()"
             return Quiet(text, function.__qualname__, bound)
         function = function.__dict__["__wrapped__"]

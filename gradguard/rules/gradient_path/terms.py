@@ -8,22 +8,21 @@ from gradguard.evidence.bindings import dotted, full_name
 from gradguard.rules.gradient_path import roots
 from gradguard.rules.gradient_path.follow import Follower
 from gradguard.rules.gradient_path.origins import Origin
-from gradguard.rules.gradient_path.scopes import UNKNOWN, Scope, definitions, evaluate
+from gradguard.rules.gradient_path.scopes import Scope, definitions, evaluate
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import UNKNOWN
 
 _THROUGH = frozenset({"mean", "sum", "squeeze", "float", "double", "to", "view", "reshape", "cpu", "cuda"})
 
 
 def pathless(incident: Incident) -> list[Origin]:
     """Where the terms without a path of the loss that backward is called on had lost it."""
-    place = incident.place
     follower = Follower(incident)
-    scope = follower.live(0)
-    expression = roots.root_expression(place) if place is not None else None
-    if scope is None or expression is None:
+    root = roots.written_root(incident, follower)
+    if root is None:
         return []
     found: list[Origin] = []
-    for node, inner in _terms(follower, expression, scope, 0):
+    for node, inner in _terms(follower, *root, 0):
         flow = follower.under_blocks(follower.flow(node, inner), node, inner)
         if flow.attached is False and flow.found:
             found += [origin for origin in flow.found if origin.sure]

@@ -133,6 +133,12 @@ def switch_label(origin: Origin) -> str:
     return f"everything inside has no graph: {what} loses its path here"
 
 
+def computed(origin: Origin, root: str) -> str:
+    """`` `features` is computed ``, or "it is computed", of a root that the reader was told of just before."""
+    name = result_name(origin)
+    return f"{f'`{name}`' if name and name != root else 'it'} is computed"
+
+
 def why(origin: Origin, root: str) -> str:
     """The cause in one clause, for the headline."""
     name = result_name(origin)
@@ -162,7 +168,7 @@ def why(origin: Origin, root: str) -> str:
     if rule_of(origin) in ("GG301", "GG305") and switch is not None and switch.owner is not None:
         return f"`{operation(origin)}`{function} runs under `{switch.text}`, as `{switch.owner}` is decorated"
     if rule_of(origin) in ("GG301", "GG305"):
-        return f"{f'`{name}`' if name and name != root else 'it'} is computed with grad mode off{function}"
+        return f"{computed(origin, root)} with grad mode off{function}"
     done = f"`{operation(origin)}`"
     if origin.kind == "sample":
         return f"{f'`{name}`' if name else 'a value'} is drawn with {done}{function}, which gives no gradient to the distribution"

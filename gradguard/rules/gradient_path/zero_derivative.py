@@ -24,6 +24,7 @@ from gradguard.rules.gradient_path import lost_path, zero_products
 from gradguard.rules.gradient_path.out_of_range import outside
 from gradguard.rules.gradient_path.places import function_word, in_words, same_place
 from gradguard.rules.incident import Incident
+from gradguard.tensor_refs import TensorRef
 from gradguard.torch_internals import node_sequence
 
 _ZERO = frozenset({
@@ -104,7 +105,7 @@ def _note(incident: Incident, node: Any, stops: list[Any], reached: set[int]) ->
             them = "it" if len(behind) == 1 else "them"
             headline = f"the gradient of {shown} is exactly zero: the only way from the loss to {them} leads through"
             told = _told(incident, node, headline, f"every gradient of {shown}")
-        known = barred[call.site] = _Barred(told, [weakref.ref(leaf) for leaf in behind])
+        known = barred[call.site] = _Barred(told, [TensorRef(leaf) for leaf in behind])
     known.looks += 1
 
 

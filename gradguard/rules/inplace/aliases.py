@@ -7,6 +7,7 @@ function, a loop over a tensor, or, in a helper, the argument that the caller pa
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gradguard.diagnosis import Role, SourceSpan
@@ -77,6 +78,9 @@ VIEWS = frozenset(
 )
 MULTI = frozenset({"unbind", "chunk", "split", "tensor_split", "split_with_sizes", "hsplit", "vsplit", "dsplit"})
 OVERLAPPING = frozenset({"expand", "expand_as", "broadcast_to", "broadcast_tensors", "as_strided", "unfold"})
+
+
+Lives = Callable[[str, ResolvedSite], bool | None]
 
 
 @dataclass
@@ -193,27 +197,38 @@ def list_item(place: ResolvedSite | None) -> ast.Subscript | None:
     return inner if keyed or _is_list(scope, name, place) else None
 
 
-def aliases(place: ResolvedSite | None, caller: ResolvedSite | None = None, by_module: bool = False, limit: int = 5) -> list[Alias]:
-    """The chain from the written variable to the one whose memory it is; empty when it is no alias as far as the source shows."""
+def aliases(
+    place: ResolvedSite | None, caller: ResolvedSite | None = None, by_module: bool = False, limit: int = 5, lives: Lives | None = None
+) -> list[Alias]:
+    """The chain from the written variable to the one whose memory it is; empty when it is no alias as far as the source shows.
+
+    Args:
+        lives: whether a variable of the function around a place is on the written memory, None where that is not known. What the
+            source allows is refuted by it: an assignment in a branch that did not run is none.
+    """
     if place is None or place.source is None:
         return []
     node = written_expression(place, by_module)
     if node is None:
         return []
-    return aliases_of_name(place, dotted(peel(node)[0]), caller, limit)
+    return aliases_of_name(place, dotted(peel(node)[0]), caller, limit, lives)
 
 
-def aliases_of_name(place: ResolvedSite, name: str | None, caller: ResolvedSite | None = None, limit: int = 5) -> list[Alias]:
+def aliases_of_name(
+    place: ResolvedSite, name: str | None, caller: ResolvedSite | None = None, limit: int = 5, lives: Lives | None = None
+) -> list[Alias]:
     """The same chain for a variable as it is at a place."""
     found: list[Alias] = []
     where: ResolvedSite | None = place
     while name is not None and where is not None and where.source is not None and len(found) < limit:
-        link = _assigned(where, name)
+        link = _assigned(where, name, lives)
         if link is None and caller is not None and where is place:
             link = _passed(where, caller, name)
             if link is None:
                 break
             where = caller
+            if lives is not None and lives(link.base, caller) is False:
+                break
         if link is None or any(link.base == known.name and where is not caller for known in found):
             break
         found.append(link)
@@ -221,15 +236,30 @@ def aliases_of_name(place: ResolvedSite, name: str | None, caller: ResolvedSite 
     return found
 
 
-def _assigned(place: ResolvedSite, name: str) -> Alias | None:
-    """The assignment before the place that makes `name` a view of another variable."""
+def _assigned(place: ResolvedSite, name: str, lives: Lives | None = None) -> Alias | None:
+    """The assignment before the place that makes `name` a view of another variable; of two in branches the one that can have run."""
     source, scope = place.source, scope_node(place)
     if source is None or scope is None:
         return None
     before = [statement for statement in assignments_to(scope, name) if statement.lineno < place.line or _is_loop_around(statement, place)]
-    if not before:
-        return None
-    statement = before[-1]
+    while before:
+        statement = before.pop()
+        link = _link(place, source, scope, statement, name)
+        rebound = link is not None and any(other.lineno > statement.lineno for other in assignments_to(scope, link.base))
+        if link is None or lives is None or rebound or lives(link.base, place) is not False:
+            return link
+        if not _is_in_branch(source, statement, place):
+            return None
+    return None
+
+
+def _is_in_branch(source: Source, statement: ast.stmt, place: ResolvedSite) -> bool:
+    """Whether the statement stands under a condition that the place does not: another assignment may have come before it."""
+    around = [] if place.statement is None else list(source.ancestors(place.statement))
+    return any(isinstance(above, (ast.If, ast.Try, ast.Match)) and above not in around for above in source.ancestors(statement))
+
+
+def _link(place: ResolvedSite, source: Source, scope: ast.AST, statement: ast.stmt, name: str) -> Alias | None:
     value, call = _value_for(statement, name)
     if value is None:
         return None

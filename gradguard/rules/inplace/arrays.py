@@ -21,6 +21,7 @@ from gradguard.evidence.taking_part import file_of_class
 from gradguard.facts import Prints
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace.aliases import iterated_by, parameters_of, peel
+from gradguard.safe_read import attributes
 
 _METHODS = frozenset({"fill", "sort", "partition", "put", "itemset", "setfield", "byteswap"})
 _FIRST = frozenset({"copyto", "place", "putmask", "put", "fill_diagonal", "put_along_axis", "shuffle", "at"})
@@ -118,8 +119,8 @@ def _live(incident: Incident, tensor: torch.Tensor) -> Iterator[tuple[str, Sourc
             if _lies_in(value, start, end):
                 if scope is not None:
                     yield name, place.source, scope, name
-            elif hasattr(value, "__dict__") and not isinstance(value, (type, torch.Tensor)):
-                for attribute, inner in list(vars(value).items())[:64]:
+            elif not isinstance(value, torch.Tensor):
+                for attribute, inner in list(attributes(value).items())[:64]:
                     if _lies_in(inner, start, end):
                         yield from _methods(type(value), f"{name}.{attribute}", attribute)
                         if scope is not None:

@@ -15,6 +15,7 @@ from gradguard.evidence.bindings import dotted, flatten
 from gradguard.evidence.names import StateName
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace.reach import Scope, live_value
+from gradguard.safe_read import is_quiet, modules_in, name_of_class, peek
 
 _LISTING = frozenset({"parameters", "named_parameters", "buffers", "named_buffers", "state_dict", "values", "items"})
 
@@ -72,14 +73,14 @@ def _modules_called(incident: Incident, scope: Scope, name: str) -> list[nn.Modu
     first, *rest = name.split(".")
     if first == "self" and scope.owner is not None:
         kind = scope.owner.name
-        owners = [obj for obj in gc.get_objects() if type(obj).__name__ == kind]
+        owners = [obj for obj in gc.get_objects() if name_of_class(type(obj)) == kind and is_quiet(obj)]
     else:
         owners = [live_value(incident, scope, first)]
     values: list[Any] = owners
     for part in rest:
-        values = [getattr(value, part, None) for value in values if value is not None]
+        values = [peek(value, part, None) for value in values if value is not None]
     return [value for value in values if isinstance(value, nn.Module)] if all(isinstance(value, nn.Module) for value in values) else []
 
 
 def _holds(module: nn.Module, state: StateName) -> bool:
-    return any(child is state.owner for child in module.modules())
+    return any(child is state.owner for child in modules_in(module))

@@ -15,6 +15,7 @@ from gradguard.diagnosis import SourceSpan
 from gradguard.evidence.bindings import dotted
 from gradguard.evidence.syntax import Source, range_of
 from gradguard.evidence.taking_part import files_of, sources_of
+from gradguard.safe_read import modules_in, peek, store_of
 
 
 @dataclass
@@ -30,8 +31,8 @@ class Flag:
 def holder_of(module: nn.Module, roots: Iterable[nn.Module]) -> tuple[nn.Module, str] | None:
     """The module that holds this one directly, and under which name."""
     for root in roots:
-        for parent in root.modules():
-            for name, child in parent._modules.items():
+        for parent in modules_in(root):
+            for name, child in store_of(parent, "_modules").items():
                 if child is module:
                     return parent, name
     return None
@@ -39,7 +40,7 @@ def holder_of(module: nn.Module, roots: Iterable[nn.Module]) -> tuple[nn.Module,
 
 def flag_of(module: nn.Module, roots: list[nn.Module], files: Iterable[str]) -> Flag | None:
     """Where `inplace=True` was given to this module, as far as the source shows one such place."""
-    if getattr(module, "inplace", None) is not True:
+    if peek(module, "inplace", None) is not True:
         return None
     held = holder_of(module, roots)
     owners = [held[0]] if held else []

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 from functools import partial
-from inspect import getattr_static
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -18,29 +17,30 @@ from gradguard.callsite import USER_FILES
 from gradguard.evidence.bindings import dotted, flatten
 from gradguard.evidence.frames import FrameView
 from gradguard.evidence.syntax import Source
+from gradguard.safe_read import attributes, elements, function_code, in_class, unless_loud
 
 _MOST = 64
 
 
 def code_of(function: object) -> CodeType | None:
     """The code that something callable runs: of a function, a method, a `partial` of one, an object that can be called."""
+    function = unless_loud(function)
     while isinstance(function, partial):
-        function = function.func
-    if not hasattr(function, "__code__") and not hasattr(function, "__func__"):
-        function = getattr_static(type(function), "__call__", None)
-    code = getattr(getattr(function, "__func__", function), "__code__", None)
-    return code if isinstance(code, CodeType) else None
+        function = unless_loud(function.func)
+    if not isinstance(function, (FunctionType, MethodType)):
+        function = in_class(type(function), "__call__")
+    return function_code(function)
 
 
 def held_functions(frames: Iterable[FrameView], modules: Iterable[nn.Module]) -> dict[str, list[CodeType]]:
     """Variable or attribute name -> the user's functions in the container that it holds."""
     found: dict[str, list[CodeType]] = {}
-    places: list[dict[str, Any]] = [dict(vars(module)) for module in modules if USER_FILES[_file_of(module)]]
+    places: list[dict[str, Any]] = [attributes(module) for module in modules if USER_FILES[_file_of(module)]]
     for view in frames:
         places.append({name: view.globals[name] for name in view.frame.f_code.co_names if name in view.globals})
         places.append(view.locals)
         owner = view.locals.get("self")
-        places.append(dict(vars(owner)) if hasattr(owner, "__dict__") else {})
+        places.append(attributes(owner))
     for place in places:
         for name, value in place.items():
             codes = [code for each in _items(value) if (code := _users(each)) is not None]
@@ -50,14 +50,12 @@ def held_functions(frames: Iterable[FrameView], modules: Iterable[nn.Module]) ->
 
 
 def _file_of(module: nn.Module) -> str:
-    code = getattr(type(module).forward, "__code__", None)
-    return code.co_filename if isinstance(code, CodeType) else "<unknown>"
+    code = function_code(in_class(type(module), "forward"))
+    return code.co_filename if code is not None else "<unknown>"
 
 
 def _items(value: Any) -> list[Any]:
-    if type(value) in (list, tuple):
-        return list(value[:_MOST])
-    return list(value.values())[:_MOST] if type(value) is dict else []
+    return elements(value, _MOST) if type(value) in (list, tuple, dict) else []
 
 
 def _users(value: Any) -> CodeType | None:

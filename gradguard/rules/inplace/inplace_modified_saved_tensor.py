@@ -40,8 +40,8 @@ from torch import nn
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.bindings import dotted
 from gradguard.evidence.source import ResolvedSite
-from gradguard.evidence.syntax import range_of
-from gradguard.fixes.edits import before, patched
+from gradguard.evidence.syntax import Source, range_of
+from gradguard.fixes.edits import before, edit_of, patched
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace import tell, threads
@@ -57,6 +57,7 @@ from gradguard.rules.inplace.repairs import drawn, drop_argument, out_of_place
 from gradguard.rules.inplace.story import DETACHED, MODIFIED, Story, Write, story_of
 from gradguard.rules.inplace.tell import Target, short
 from gradguard.rules.inplace.unseen import screen
+from gradguard.safe_read import modules_in
 
 CODE, NAME = "GG101", "inplace-modified-saved-tensor"
 
@@ -143,7 +144,7 @@ def _flag(story: Story, write: Write) -> Flag | None:
 
 def _roots_of(story: Story, module: nn.Module) -> list[nn.Module]:
     """The roots that hold the module: no other's files can have built it."""
-    return [root for _, root in story.incident.names.modules if any(child is module for child in root.modules())]
+    return [root for _, root in story.incident.names.modules if any(child is module for child in modules_in(root))]
 
 
 def _culprit(story: Story, write: Write, target: Target, flag: Flag | None) -> tuple[SourceSpan | None, list[SourceSpan]]:
@@ -180,7 +181,9 @@ def _fixes(story: Story, write: Write, target: Target, flag: Flag | None) -> lis
         fixes.append(_without_flag(write, flag))
     elif place is not None:
         fresh = [] if reaches_nobody(place, target.written) else drawn(place)
-        fixes += [_joined(target)] if _reads_what_it_writes(story, place) else _moved(write, place) or fresh or _new_tensor(place, target)
+        fixes += (
+            [_joined(place, target)] if _reads_what_it_writes(story, place) else _moved(write, place) or fresh or _new_tensor(place, target)
+        )
     if write.module is None:
         fixes += _copy_for_the_op(story, target)
     if any(link.call in ("detach", "data") for link in target.chain):
@@ -246,9 +249,11 @@ def _without_flag(write: Write, flag: Flag | None) -> Fix:
             patch=diff,
             detail="what it computes stays the same, it only takes a new tensor to do so",
         )
+    off = [] if not isinstance(flag.node, ast.Assign) else edit_of(flag.node.value, "False")
     return Fix(
         title=f"do not set `{short(flag.span.text)}` (line {flag.span.line}) on this `nn.{kind}`",
         safety="safe",
+        patch=patched(flag.source, off) if off else None,
         detail="an in-place module may only follow an operation that does not need its own output in backward",
     )
 
@@ -261,9 +266,9 @@ def _reads_what_it_writes(story: Story, place: ResolvedSite) -> bool:
     return saved.file == place.file and node.lineno <= saved.line <= (node.end_lineno or node.lineno)
 
 
-def _joined(target: Target) -> Fix:
+def _joined(place: ResolvedSite, target: Target) -> Fix:
     name = target.written or target.name or "x"
-    return Fix(
+    return _copied_for_write(place, target) or Fix(
         title=f"join the parts to a new tensor (`torch.cat`), or fill a copy from `{name}`: `out = {name}.clone()`, `out[...] = ...`",
         safety="manual",
         detail=f"what is read must stay as it is: read from `{name}`, write into the other",
@@ -335,6 +340,8 @@ def _for_assignment(place: ResolvedSite, target: Target) -> Fix:
                 detail=f"such as `{mask}.unsqueeze(-1)`, where `{mask}` picks rows",
             )
         constant = isinstance(node.value, (ast.Constant, ast.UnaryOp))
+        if (copy := _copied_for_write(place, target)) is not None:
+            return copy
         if place.enclosing_loops and not constant:
             return Fix(
                 title=(
@@ -344,13 +351,46 @@ def _for_assignment(place: ResolvedSite, target: Target) -> Fix:
                 safety="manual",
                 detail=f"within the loop use the piece itself, not a view of `{name}`",
             )
-        if constant and written.isidentifier() and not is_view(place, written):
-            return Fix(title=f"write into a copy: `{written} = {written}.clone()` before the first write", safety="manual")
         return Fix(
             title=f"build the changed `{name}` as a new tensor (`torch.cat`, `torch.stack`, `torch.where`) instead of assigning into it",
             safety="manual",
         )
     return Fix(title=f"write into a copy: `{name}.clone()`, or use an operation that returns a new tensor", safety="manual")
+
+
+def _copied_for_write(place: ResolvedSite, target: Target) -> Fix | None:
+    """A copy of a local variable right before each write into it: what was saved stays as it is."""
+    name, statement = target.written, place.statement
+    if name is None or target.chain or place.source is None or statement is None or not name.isidentifier():
+        return None
+    if is_view(place, name) or reaches_nobody(place, name) or is_loop_target(place, name):
+        return None
+    looped = bool(place.enclosing_loops)
+    insert, edits = [before(place.source, statement, f"{name} = {name}.clone()")], []
+    if isinstance(statement, ast.Assign) and any(dotted(node) == name for node in ast.walk(statement.value)):
+        piece = _unused_name(place.source, "piece")  # computed from the old tensor, which stays as it is
+        insert.insert(0, before(place.source, statement, f"{piece} = {place.source.segment(statement.value)}"))
+        edits = edit_of(statement.value, piece)
+    return Fix(
+        title=f"write into a copy: `{name} = {name}.clone()` before line {place.line}"
+        + (", once the new value is computed" if edits else ""),
+        safety="unsafe",
+        detail=(
+            f"one copy an iteration; where that is too much memory, collect the pieces in a list and join them after the loop "
+            f"(`torch.stack(pieces)`), and read the piece itself, not a view of `{name}`"
+            if looped
+            else f"other names of the same memory no longer see the change; `torch.cat` of the parts does without the copy of `{name}`"
+        ),
+        patch=patched(place.source, edits, insert),
+    )
+
+
+def _unused_name(source: Source, name: str) -> str:
+    """The name, or the name with underscores, that the file does not use yet."""
+    taken = {node.id for node in ast.walk(source.tree or ast.Module([], [])) if isinstance(node, ast.Name)}
+    while name in taken:
+        name += "_"
+    return name
 
 
 def _copied_before(target: Target) -> Fix | None:

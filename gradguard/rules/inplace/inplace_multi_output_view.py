@@ -29,8 +29,12 @@ by the rules for those.
 
 from __future__ import annotations
 
+import ast
+
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.evidence.bindings import dotted, flatten
 from gradguard.evidence.flow import reads_of
+from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace import tell
@@ -92,7 +96,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
 
 def _fixes(write: Refused, base: str | None) -> list[Fix]:
     fixes = [
-        Fix(
+        _picked_one_by_one(write, base)
+        or Fix(
             title=f"change the whole of `{base}` out of place (`masked_fill`, `torch.where`), instead of its pieces one by one"
             if base
             else "change the whole tensor out of place (`masked_fill`, `torch.where`) instead of its pieces",
@@ -123,6 +128,25 @@ def _fixes(write: Refused, base: str | None) -> list[Fix]:
     # where the base is not used again (or has no name at all) the piece is all that matters, and the change of one line is the cure
     whole = (_is_looped(write) or not made) if base is None else _read_below(write, base)
     return fixes if whole else fixes[::-1]
+
+
+def _picked_one_by_one(write: Refused, base: str | None) -> Fix | None:
+    """A loop over a tensor as a loop over views that are each picked by an index: those may be written."""
+    place = write.place
+    for loop in place.enclosing_loops if place is not None else ():
+        if place is None or place.source is None or not isinstance(loop, ast.For) or base is None:
+            continue
+        iterated = [node for node in ast.walk(loop.iter) if isinstance(node, ast.expr) and dotted(node) == base]
+        if len(iterated) != 1 or write.written not in {dotted(target) for target in flatten(loop.target)}:
+            continue
+        text = f"[{base}[i] for i in range(len({base}))]"
+        return Fix(
+            title=f"loop over views that are each picked by an index: `{text}`, in place of `{base}`",
+            safety="safe",
+            detail=f"each write then goes into `{base}` as before; one `masked_fill` or `torch.where` of the whole is faster",
+            patch=replaced(place.source, [(iterated[0], text)]),
+        )
+    return None
 
 
 def _is_looped(write: Refused) -> bool:
@@ -193,6 +217,5 @@ RULE = Rule(
     messages=(
         "is a view and is being modified inplace",
         "is a view and its base or another view of its base has been modified inplace",
-        "is a view of a view which was created in",
     ),
 )

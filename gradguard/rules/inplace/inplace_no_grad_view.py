@@ -28,29 +28,34 @@ from __future__ import annotations
 import torch
 
 from gradguard.diagnosis import Diagnosis, Fix
-from gradguard.evidence.source import ResolvedSite
+from gradguard.evidence.source import ResolvedSite, at_line
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace import tell
+from gradguard.rules.inplace.aliases import Alias
 from gradguard.rules.inplace.multi_base import base_write
 from gradguard.rules.inplace.refused import Refused
 from gradguard.rules.inplace.repairs import out_of_place, under_no_grad
 
 CODE, NAME = "GG106", "inplace-no-grad-view"
+_MODES = ("no_grad", "inference_mode", "set_grad_enabled")
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """The write, the view, and the block it was made in."""
     write = Refused(incident)
     mode = "inference mode" if incident.says("created in inference mode") else "`torch.no_grad()`"
-    base = write.chain[-1].base if write.chain else None
+    link = _made_there(write)
+    base = None if link is None else link.base
     what = f"`{write.written}`" if write.written else "a view"
     of = f" of `{base}`" if base else ""
     if incident.says("its base or another view of its base"):
         return _base_written(incident, mode)
     place = write.place
     culprit = write.culprit(f"changes {what} in place with grad mode on")
-    made = [span.model_copy(update={"label": f"the view {what}{of} was made here, under {mode}"}) for span in write.alias_spans()[:1]]
+    viewed = f"the view `{link.name}` of `{link.base}`" if link is not None else "the view"
+    made_name = f"`{link.name}`" if link is not None else what
+    made = [] if link is None else [link.span.model_copy(update={"label": f"{viewed} was made here, under {mode}", "role": "made"})]
     new = None if place is None or write.module is not None else out_of_place(place)
     differentiated = any(isinstance(value, torch.Tensor) and value.requires_grad for value in incident.args[1:])
     fixes = [
@@ -59,7 +64,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
             safety="manual",
             patch=None if place is None or write.module is not None or differentiated else under_no_grad(place),
         ),
-        Fix(title=f"make the view {what} outside of {mode}, if it is", safety="manual"),
+        Fix(title=f"make the view {made_name} outside of {mode}, if it is", safety="manual"),
         Fix(
             title=f"make a new tensor: `{tell.short(new[0], 90)}`" if new else f"write into a copy: `{write.written or 'view'}.clone()`",
             safety="unsafe",
@@ -68,7 +73,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if differentiated:
         fixes[:2] = [
             Fix(
-                title=f"make the view {what} outside of {mode}, so that the gradient of what is written goes through it",
+                title=f"make the view {made_name} outside of {mode}, so that the gradient of what is written goes through it",
                 safety="unsafe",
             ),
             fixes[0],
@@ -78,12 +83,22 @@ def recognise(incident: Incident) -> Diagnosis | None:
         name=NAME,
         headline=f"{write.text} changes {what}, a view{of} made under {mode}, in place with grad mode on",
         culprit=culprit,
-        related=write.related(culprit, *made, *write.alias_spans()[1:], write.helper()),
+        related=write.related(culprit, *made, *write.alias_spans(), write.helper()),
         tensors=write.facts(),
         explanation=f"A view made under {mode} has no history of its own, while the memory it shares may be part of a graph; "
         "whether this write shall be differentiated cannot be told, so PyTorch refuses.",
         fixes=fixes,
     )
+
+
+def _made_there(write: Refused) -> Alias | None:
+    """The view in the chain that was made in such a block; the only view there is, where the block is not seen."""
+    views = [link for link in write.chain if link.call not in ("argument", "detach", "data")]
+    for link in views:
+        place = at_line(link.span.file, link.span.line)
+        if place is not None and any(word in block.text for block in place.enclosing_withs() for word in _MODES):
+            return link
+    return views[0] if len(views) == 1 else None
 
 
 def _base_written(incident: Incident, mode: str) -> Diagnosis:
@@ -111,5 +126,5 @@ RULE = Rule(
     summary="A view made under no_grad was changed in place with grad mode on.",
     recognise=recognise,
     priority=12,
-    messages=("a view was created in no_grad mode and", "a view was created in inference mode and"),
+    messages=("view was created in no_grad mode and", "view was created in inference mode and", "a view of a view which was created in"),
 )

@@ -38,6 +38,7 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.inplace import tell
 from gradguard.rules.inplace.classify import kind_of
 from gradguard.rules.inplace.over_update import Carried, carried_over
+from gradguard.rules.inplace.recomputed import computed_again, detached_where_used, trains_nothing_else, update_moved
 from gradguard.rules.inplace.story import MODIFIED, Story, Write, story_of
 from gradguard.rules.inplace.wrong_network import wrong_network
 
@@ -160,22 +161,31 @@ def _fixes(story: Story, write: Write, carried: Carried | None, subject: str) ->
         return [
             Fix(
                 title=f"move {what}{f' (line {line})' if line else ''} to after `backward()` and the optimizer's step",
-                safety="manual",
+                safety="unsafe",
                 detail="an update of the weights belongs after every backward pass that used them",
+                patch=update_moved(called, tell.backward_span(story)),
             )
         ]
     if carried is not None and name and not carried.is_root:
-        return [
-            Fix(
-                title=f"compute `{name}` again after {subject}, so that the second loss is built with the updated {network}",
-                safety="manual",
-            ),
-            Fix(
-                title=f"use `{name}.detach()` in the second loss, if it is not meant to send a gradient through {network}", safety="manual"
-            ),
-            _all_backwards_first(story, write, f"call both backward passes before {subject}"),
-        ]
-    again = Fix(title=f"compute the loss again after {subject}, with the updated {network}", safety="manual")
+        again = Fix(
+            title=f"compute `{name}` again after {subject}, so that the second loss is built with the updated {network}",
+            safety="unsafe",
+            patch=computed_again(story, carried, write.place),
+        )
+        first = _all_backwards_first(story, write, f"call both backward passes before {subject}")
+        if trains_nothing_else(story, write, carried):
+            reason = f"all that it was computed from is trained by {subject} alone"
+            cut = Fix(title=f"use `{name}.detach()` in the second loss", safety="safe", detail=reason, patch=detached_where_used(carried))
+            return [cut, again, first]
+        cut = Fix(
+            title=f"use `{name}.detach()` in the second loss, if it is not meant to send a gradient through {network}", safety="manual"
+        )
+        return [again, cut, first]
+    again = Fix(
+        title=f"compute the loss again after {subject}, with the updated {network}",
+        safety="unsafe",
+        patch=None if carried is None else computed_again(story, carried, write.place),
+    )
     earlier = _all_backwards_first(story, write, f"call this backward before {subject}")
     alone = _others_trained(story, write) and not _shared(story, write)
     return [again, earlier] if alone else [earlier, again]

@@ -14,6 +14,7 @@ from gradguard.rules.inplace.aliases import MULTI, aliases_of_name
 from gradguard.rules.inplace.reach import step_scopes
 from gradguard.rules.inplace.story import Write, from_fact
 from gradguard.rules.inplace.suspects import writes_of
+from gradguard.safe_read import elements
 from gradguard.torch_internals import storage_key
 
 _NODE = re.compile(r"output \d+ of (\w+?)(?:backward\d*)? is a view", re.IGNORECASE)
@@ -33,8 +34,8 @@ def _tensors(values: Any) -> list[torch.Tensor]:
     for value in values:
         if isinstance(value, torch.Tensor):
             found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += [item for item in value if isinstance(item, torch.Tensor)]
+        else:
+            found += [item for item in elements(value) if isinstance(item, torch.Tensor)]
     return found
 
 

@@ -25,6 +25,7 @@ from gradguard.evidence.source import function_def, resolve
 from gradguard.evidence.syntax import FUNCTIONS, Source, load
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace.held import called_by_value, code_of, held_functions
+from gradguard.safe_read import modules_in
 from gradguard.torch_internals import storage_key
 
 _MAX_FUNCTIONS = 400
@@ -69,7 +70,7 @@ def statements_of(node: ast.AST) -> list[ast.stmt]:
 
 def step_scopes(incident: Incident) -> list[Scope]:
     """Everything of the user's that can have run since the step began, the frames' own code first."""
-    children = [child for root in incident.modules for child in root.modules()]
+    children = [child for root in incident.modules for child in modules_in(root)]
     found: dict[ast.AST, Scope] = {}
     queue: list[Scope] = []
     storages = {item.storage for item in incident.mismatches if item.storage is not None}
@@ -151,7 +152,7 @@ def _attribute_types(modules: list[nn.Module]) -> dict[str, set[str]]:
         for name, child in module._modules.items():
             if child is not None:
                 # with the bases' names: wrappers such as FSDP give a module a class of their own made from the user's
-                found.setdefault(name, set()).update(kind.__name__ for inner in child.modules() for kind in type(inner).__mro__[:-2])
+                found.setdefault(name, set()).update(kind.__name__ for inner in modules_in(child) for kind in type(inner).__mro__[:-2])
     return found
 
 

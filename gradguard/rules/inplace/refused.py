@@ -17,6 +17,8 @@ from gradguard.evidence.syntax import header_range
 from gradguard.rules.incident import Incident
 from gradguard.rules.inplace import tell
 from gradguard.rules.inplace.aliases import Alias, aliases, scope_node, written_name
+from gradguard.safe_read import peek
+from gradguard.torch_internals import storage_key
 
 
 class Refused:
@@ -59,7 +61,8 @@ class Refused:
     @cached_property
     def chain(self) -> list[Alias]:
         """What it is an alias of."""
-        return aliases(self.place, self.caller, self.module is not None)
+        lives = None if self.tensor is None else tell.lives_in(self.incident, storage_key(self.tensor))
+        return aliases(self.place, self.caller, self.module is not None, lives=lives)
 
     @cached_property
     def tensor(self) -> torch.Tensor | None:
@@ -83,12 +86,10 @@ class Refused:
         first, *rest = name.split(".")
         value = view.locals.get(first, view.globals.get(first))
         for part in rest:
-            if isinstance(value, nn.Module):
-                value = value._parameters.get(part, value._buffers.get(part, value._modules.get(part, vars(value).get(part))))
-            elif isinstance(value, torch.Tensor):
+            if isinstance(value, torch.Tensor):
                 value = value.detach() if part == "data" else None
             else:
-                value = getattr(value, "__dict__", {}).get(part)
+                value = peek(value, part, None)
         return value
 
     @cached_property
@@ -157,7 +158,7 @@ class Refused:
             return []
         state = self.state
         name = state.full if state is not None else self.written
-        whole = None if state is None else getattr(state.owner, state.path.rpartition(".")[2], None)
+        whole = None if state is None else peek(state.owner, state.path.rpartition(".")[2], None)
         if isinstance(whole, torch.Tensor) and tell.shape_of(whole) != tell.shape_of(tensor):
             name = f"a view of {name}"
         return [

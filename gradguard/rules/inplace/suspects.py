@@ -27,6 +27,7 @@ from gradguard.rules.inplace.reach import Scope, live_value, module_types, own_n
 from gradguard.rules.inplace.story import Story, Write
 from gradguard.rules.inplace.threads import held_in_threads
 from gradguard.rules.inplace.words import same_op
+from gradguard.safe_read import modules_in, peek, store_of
 
 _NUMBERS = ("item", "len", "float", "int", "time", "perf_counter", "numel", "size", "tolist")
 _NAMED = 1.5  # a score that a variable which may be the saved value gives
@@ -143,7 +144,7 @@ def suspects_of(story: Story) -> list[Suspect]:
     """The candidates, the likeliest first; empty when the source shows none."""
     incident = story.incident
     scopes = step_scopes(incident)
-    modules = [child for root in incident.modules for child in root.modules()]
+    modules = [child for root in incident.modules for child in modules_in(root)]
     everything = [*(suspect for scope in scopes for suspect in writes_of(incident, scope)), *_module_writes(story, scopes, modules)]
     found = [suspect for suspect in everything if fits(story.mismatch, suspect.node, suspect.module)]
     state = story.state
@@ -358,7 +359,7 @@ def _is_container(incident: Incident, scope: Scope, target: ast.Subscript, name:
 
 def _module_writes(story: Story, scopes: list[Scope], modules: list[nn.Module]) -> Iterator[Suspect]:
     """Calls of modules that work in place, by attribute name."""
-    active = [module for module in modules if getattr(module, "inplace", False) is True and _writes_now(module)]
+    active = [module for module in modules if peek(module, "inplace", False) is True and _writes_now(module)]
     if not active or story.state is not None:
         return
     roots = story.incident.modules
@@ -386,7 +387,7 @@ def _in_container(story: Story, module: nn.Module, roots: list[nn.Module]) -> fl
     held = holder_of(module, roots)
     if held is None or not held[1].isdigit():
         return 0.0
-    before = held[0]._modules.get(str(int(held[1]) - 1))
+    before = store_of(held[0], "_modules").get(str(int(held[1]) - 1))
     saver = op_name(story.mismatch.node).replace("_", "")
     return 2.0 if before is not None and type(before).__name__.lower() == saver else 0.3
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -9,12 +10,14 @@ from torch import nn
 
 from gradguard.diagnosis import Confidence, Diagnosis, SourceSpan, TensorFacts
 from gradguard.evidence.names import StateName, short_list
-from gradguard.evidence.source import ResolvedSite
+from gradguard.evidence.source import ResolvedSite, assignments_to, function_def
 from gradguard.rules.incident import Incident
-from gradguard.rules.inplace.aliases import Alias, aliases, is_view, list_item, written_name
+from gradguard.rules.inplace.aliases import Alias, Lives, aliases, is_view, list_item, parameters_of, written_name
 from gradguard.rules.inplace.story import Story, Write
 from gradguard.rules.inplace.words import times, why_needed
+from gradguard.safe_read import peek
 from gradguard.signals import internal_error
+from gradguard.torch_internals import storage_key
 
 UNSEEN = (
     "this step was not traced, so the write was looked for in the source; `level: strict` (or GRADGUARD_LEVEL=strict) "
@@ -37,7 +40,7 @@ def short(text: str | None, limit: int = 70) -> str:
 def module_word(module: nn.Module, incident: Incident) -> tuple[str, str | None]:
     """A module in words and its path: ("`nn.Dropout(inplace=True)`", "model.blocks.0.dropout")."""
     kind = type(module).__name__
-    flag = "inplace=True" if getattr(module, "inplace", False) is True else ""
+    flag = "inplace=True" if peek(module, "inplace", False) is True else ""
     prefix = "nn." if type(module).__module__.startswith("torch.nn.") else ""
     return f"`{prefix}{kind}({flag})`", incident.names.module_path(module)
 
@@ -49,7 +52,10 @@ class Target:
         self.write = write
         by_module = write.module is not None
         self.written = written_name(write.place, by_module)
-        self.chain: list[Alias] = aliases(write.place, write.caller, by_module) if write.place is not None else []
+        lives = lives_in(story.incident, story.mismatch.storage)
+        self.chain: list[Alias] = aliases(write.place, write.caller, by_module, lives=lives) if write.place is not None else []
+        if lives is not None and self.written is not None and write.place is not None and lives(self.written, write.place) is False:
+            self.written, self.chain = None, []  # the line names something else, such as a function that writes
         item = None if by_module else list_item(write.place)
         if item is not None and write.place is not None and write.place.source is not None:
             self.written, self.chain = write.place.source.flat(item), []
@@ -85,6 +91,35 @@ class Target:
     def spans(self) -> list[SourceSpan]:
         """The places that made the aliases."""
         return alias_spans(self.chain)
+
+
+def lives_in(incident: Incident, storage: int | None) -> Lives | None:
+    """Whether a variable around the incident is a tensor on this memory: asked before a name from the source is told of it."""
+    if storage is None:
+        return None
+
+    def lives(name: str, place: ResolvedSite) -> bool | None:
+        scope = place.enclosing_function
+        for view in incident.user_frames:
+            code = view.frame.f_code
+            if code.co_filename != place.file:
+                continue
+            if function_def(code) is scope and name in view.locals:
+                value = view.locals[name]
+            elif (scope is None or not _is_local(scope, name)) and name in view.globals:
+                value = view.globals[name]
+            else:
+                continue
+            if type(value) in (torch.Tensor, nn.Parameter):
+                return storage_key(value) == storage
+            return False if type(value) is FunctionType else None
+        return None
+
+    return lives
+
+
+def _is_local(scope: Any, name: str) -> bool:
+    return name in parameters_of(scope) or bool(assignments_to(scope, name))
 
 
 def alias_spans(chain: list[Alias]) -> list[SourceSpan]:

@@ -85,7 +85,7 @@ def _find(incident: Incident) -> list[Unseen]:
             if tensor is None or storage is None or (storage not in writes and storage not in marks) or _is_unread(node, name):
                 continue
             later = [fact for fact in writes.get(storage, ()) if fact.seq > seq and fact.clock > saved_at and _reaches(fact, tensor)]
-            if later:
+            if later and not _restored(later, tensor):
                 found.append(Unseen(node, name, tensor, later, None))
                 continue
             concerning = (item for item in reversed(marks.get(storage, ())) if item.clock > saved_at and _concerns(item, seq))
@@ -101,6 +101,20 @@ def _saved_at(node: Any, journal: Journal) -> int:
         return 0
     call = journal.op_at(node_sequence(node))
     return 0 if call is None else call.clock
+
+
+def _restored(writes: list[WriteFact], saved: torch.Tensor) -> bool:
+    """Whether everything written is again as it was before: `gradcheck` and the like change a value and put it back."""
+    first: dict[Region, int] = {}
+    for fact in writes:
+        if fact.before is None:
+            return False
+        first.setdefault(*fact.before)
+    with torch.no_grad():
+        return all(
+            region.dtype == saved.dtype and fingerprint(saved.detach().as_strided(region.shape, region.stride, region.offset)) == mark
+            for region, mark in first.items()
+        )
 
 
 def _reaches(fact: WriteFact, saved: torch.Tensor) -> bool:

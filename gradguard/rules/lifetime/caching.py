@@ -12,6 +12,7 @@ from gradguard.evidence.source import function_def, resolve
 from gradguard.evidence.stores import Store, returns_of
 from gradguard.evidence.syntax import load, span_of
 from gradguard.fixes.edits import edit_of, patched
+from gradguard.fixes.statements import swapped
 from gradguard.rules.lifetime.study import Study
 from gradguard.torch_internals import parametrization_cache
 
@@ -48,6 +49,15 @@ def cached_parametrization(study: Study) -> CachedBlock | None:
                     ),
                 )
     return None
+
+
+def opened_in_loop(block: CachedBlock) -> str | None:
+    """The diff that opens the block in each iteration of the loop that it now stands around."""
+    source = load(block.span.file)
+    statement = None if source is None else source.statement_at(block.span.line)
+    if source is None or not isinstance(statement, ast.With) or not isinstance(statement.body[0], (ast.For, ast.While)):
+        return None
+    return swapped(source, statement, statement.body[0])
 
 
 @dataclass(frozen=True)

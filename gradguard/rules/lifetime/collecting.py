@@ -12,6 +12,7 @@ from gradguard.evidence.contents import lookup, tensors_in
 from gradguard.evidence.flow import reads_of
 from gradguard.evidence.stores import view_of
 from gradguard.rules.lifetime.study import Study
+from gradguard.safe_read import peek
 from gradguard.torch_internals import node_sequence
 
 _TAKING = frozenset({"pop", "popleft", "remove"})
@@ -29,7 +30,7 @@ def emptying(facts: Study, carrier: Carrier, name: str) -> Fix | None:
     if holding is None or store is None or previous is None or written is None:
         return None
     view = view_of(holding.frame, facts.finder.frames)
-    kept = getattr(holding.owner, holding.attribute, None) if holding.owner is not None else None if view is None else lookup(view, written)
+    kept = peek(holding.owner, holding.attribute, None) if holding.owner is not None else None if view is None else lookup(view, written)
     if type(kept) not in (list, dict) or _taken_out(store.source.tree, written):
         return None
     nodes = [node for tensor in tensors_in(kept) if (node := node_of(tensor)) is not None]

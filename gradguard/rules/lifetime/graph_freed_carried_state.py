@@ -126,7 +126,7 @@ def _range(node: ast.AST) -> tuple[int, int, int, int] | None:
 
 
 def _fixes(facts: Study, carrier: Carrier, name: str) -> list[Fix]:
-    if carrier.how == "container":
+    if carrier.how == "container" and not _assigned_whole(carrier):
         continued = _continued(carrier)
         if continued is not None:
             return [continued]
@@ -151,6 +151,13 @@ def _fixes(facts: Study, carrier: Carrier, name: str) -> list[Fix]:
         )
     )
     return fixes
+
+
+def _assigned_whole(carrier: Carrier) -> bool:
+    """Whether the container is made anew by the statement that stores it, as an LSTM's pair of states is."""
+    held = carrier.holding.attribute if carrier.holding is not None else None
+    targets = [] if carrier.store is None else targets_of(carrier.store.statement)
+    return held is not None and any((dotted(target) or "").rpartition(".")[2] == held for target in targets)
 
 
 def _continued(carrier: Carrier) -> Fix | None:

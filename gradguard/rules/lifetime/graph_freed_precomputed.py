@@ -45,7 +45,8 @@ from gradguard.evidence.syntax import FUNCTIONS
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.lifetime import retained, tell
-from gradguard.rules.lifetime.caching import CachedBlock, cached_parametrization, memoized, plain_property
+from gradguard.rules.lifetime.caching import CachedBlock, cached_parametrization, memoized, opened_in_loop, plain_property
+from gradguard.rules.lifetime.moving import computed_each_time
 from gradguard.rules.lifetime.study import MESSAGES, Study, study
 
 AVOID = (
@@ -169,7 +170,8 @@ def _parameters(facts: Study, carrier: Carrier) -> str:
 
 def _fixes(facts: Study, carrier: Carrier, block: CachedBlock | None, name: str) -> list[Fix]:
     if block is not None:
-        return [Fix(title=f"open `{block.code}` inside the loop, around one step's forward and backward", safety="manual")]
+        title = f"open `{block.code}` inside the loop, around one step's forward and backward"
+        return [Fix(title=title, safety="safe", patch=opened_in_loop(block))]
     function = memoized(carrier)
     if function is not None and function.decorator is not None:
         return [
@@ -212,8 +214,9 @@ def _fixes(facts: Study, carrier: Carrier, block: CachedBlock | None, name: str)
             ),
             Fix(title=title, safety="manual"),
         ]
+    patch = None if carrier.store is None else computed_each_time(facts, carrier.store)
     return [
-        Fix(title=title, safety="manual"),
+        Fix(title=title, safety="safe" if patch else "manual", patch=patch),
         Fix(
             title=f"if the parameters behind {name} are not to be trained, compute it under `torch.no_grad()` or `.detach()` it",
             safety="unsafe",

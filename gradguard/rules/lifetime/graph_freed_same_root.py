@@ -45,10 +45,12 @@ from gradguard.evidence.names import short_list
 from gradguard.evidence.source import resolve
 from gradguard.evidence.stores import Store, stores_of_attribute, stores_of_variable
 from gradguard.facts import BackwardFact
+from gradguard.fixes.edits import removed
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.lifetime import tell
 from gradguard.rules.lifetime.keeping import is_vector_product, vector_product
+from gradguard.rules.lifetime.moving import into_iteration
 from gradguard.rules.lifetime.study import MESSAGES, Study, study
 from gradguard.torch_internals import storage_key
 
@@ -87,6 +89,7 @@ def _in_a_loop(facts: Study, shown: str, name: str | None) -> Diagnosis:
         f"on that same tensor. Its graph was freed {tell.freed_words(facts)}; "
         "a new gradient needs a new forward pass with the parameters as they are now."
     )
+    patch = None if store is None else into_iteration(facts, store)
     closure = _closure(facts)
     into = f"the function `{closure}`" if closure else "the loop"
     return Diagnosis(
@@ -102,7 +105,8 @@ def _in_a_loop(facts: Study, shown: str, name: str | None) -> Diagnosis:
         fixes=[
             Fix(
                 title=(f"move the forward pass that makes {shown}{' (' + short_list(feeding) + ')' if feeding else ''} into {into}"),
-                safety="manual",
+                safety="safe" if patch else "manual",
+                patch=patch,
             )
         ],
         avoid=[AVOID_LOOP],
@@ -132,8 +136,13 @@ def _twice(facts: Study, shown: str, first: BackwardFact | None) -> Diagnosis:
         safety="manual",
         detail=None if by_grad else "gradients of two backward() calls add up in .grad",
     )
+    alone = here is not None and here.source is not None and isinstance(here.statement, ast.Expr) and here.statement.value is here.node
     once = Fix(
-        title=f"call backward() once on {shown}: take {tell.call_words(call)} out, or call it on the loss that was meant", safety="unsafe"
+        title=f"call backward() once on {shown}: take {tell.call_words(call)} out, or call it on the loss that was meant",
+        safety="unsafe",
+        patch=removed(here.source, here.statement.lineno, here.statement.end_lineno or here.statement.lineno)
+        if alone and here is not None and here.source is not None and here.statement is not None
+        else None,
     )
     avoid = ["retain_graph=True on the first call makes the second run, but its gradient is then added once more: every gradient doubled"]
     changed = _changed_since(facts, first)

@@ -20,6 +20,7 @@ from gradguard.evidence.source import ResolvedSite, function_def, resolve
 from gradguard.evidence.syntax import FUNCTIONS, Source
 from gradguard.facts import BackwardFact
 from gradguard.rules.lifetime.study import Study, live_roots, possibly_freed_by
+from gradguard.safe_read import elements
 
 Side = Literal["first", "second", "both"]
 
@@ -203,7 +204,7 @@ def _known_names(study: Study, carrier: Carrier) -> dict[Any, list[str]]:
 
 def _made_by(value: Any, nodes: set[Any]) -> bool:
     if isinstance(value, (list, tuple)):
-        return any(_made_by(item, nodes) for item in value[:64])
+        return any(_made_by(item, nodes) for item in elements(value, 64))
     return isinstance(value, torch.Tensor) and node_of(value) in nodes
 
 

@@ -13,6 +13,7 @@ from gradguard.evidence.names import short_list
 from gradguard.evidence.recompute import node_kind
 from gradguard.facts import BrokenFact
 from gradguard.rules.incident import Incident
+from gradguard.rules.numerics.bounding import bounded
 from gradguard.rules.numerics.places import Places, expression, module_at
 from gradguard.rules.numerics.ranges import elements
 from gradguard.rules.numerics.risks import RISKS, Held
@@ -243,6 +244,7 @@ def _known(
     spoilt = _names(incident, bad)
     module = module_at(place, incident)
     fixes = list(_CURES.get(held.kind, [Fix(title="keep the argument away from the point where the derivative is infinite")]))
+    fixes = bounded(held.kind, place, fixes)
     if trap and fixes:
         fixes.insert(
             0,

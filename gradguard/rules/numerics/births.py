@@ -13,6 +13,7 @@ from gradguard.evidence.source import ResolvedSite, at_line
 from gradguard.evidence.stores import classes_of
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.sources import Search
+from gradguard.safe_read import peek
 from gradguard.torch_internals import version_of
 
 
@@ -35,7 +36,7 @@ def birthplace(incident: Incident, state: StateName | None, search: Search) -> t
     if place is None:
         return None, "", []
     inner = search.statement(place)
-    parameter = getattr(state.owner, state.path.rpartition(".")[2], None)
+    parameter = peek(state.owner, state.path.rpartition(".")[2], None)
     if inner is None or not isinstance(parameter, torch.Tensor) or version_of(parameter) != 0:  # written since: initialised, or loaded
         return None, "", [place.span(f"`{state.full}` is made here", "made")]
     related = [] if (inner.file, inner.line) == (place.file, place.line) else [place.span(f"`{state.full}` is made of it here", "made")]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 from gradguard.evidence.source import ResolvedSite, dotted
 from gradguard.rules.numerics.sources import Search
+from gradguard.safe_read import in_class, peek
 
 _WRAPPED = 4  # datasets around datasets
 
@@ -56,12 +57,12 @@ def _part(target: ast.expr, name: str) -> tuple[int, int] | None:
 
 
 def _of_dataset(search: Search, loader: Any, part: tuple[int, int] | None) -> ResolvedSite | None:
-    dataset = getattr(loader, "dataset", None)
+    dataset = peek(loader, "dataset", None)
     for _ in range(_WRAPPED):
-        method = getattr(type(dataset), "__getitem__", None)
+        method = in_class(type(dataset), "__getitem__")
         if isinstance(method, FunctionType):
-            found = search.given_back(method.__get__(dataset), part=part)
+            found = search.given_back(MethodType(method, dataset), part=part)
             if found is not None:
                 return found
-        dataset = getattr(dataset, "dataset", None)
+        dataset = peek(dataset, "dataset", None)
     return None

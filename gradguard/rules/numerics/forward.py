@@ -12,6 +12,7 @@ from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.values import GraphValues, health
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics import derived
+from gradguard.rules.numerics.bounding import bounded
 from gradguard.rules.numerics.divisors import made_of
 from gradguard.rules.numerics.origin import Origin, find_origin
 from gradguard.rules.numerics.places import Places, expression, module_at, operands_at
@@ -77,7 +78,7 @@ def describe(
         tensors=facts,
         explanation=_why(trap.why, origin, values, place, incident),
         notes=notes,
-        fixes=trap.fixes if slope is None else [derived.repair()],
+        fixes=bounded(node_kind(origin.node), place, trap.fixes) if slope is None else [derived.repair()],
         avoid=trap.avoid,
         confidence="certain" if place is not None and origin.sure and not places.notes else "likely",
     )
@@ -95,7 +96,8 @@ def _why(why: str, origin: Origin, values: GraphValues, place: ResolvedSite | No
         if incident.error is not None
         else "The GradScaler skips what is not finite in the gradient, step after step; the loss itself does not depend on its scale."
         if numbers(incident.memory).scaler is not None
-        else "Every gradient that comes out of such a loss is NaN, and one optimizer step with it makes the weights NaN for good."
+        else "The gradients of such a loss are NaN unless an op on the way back (`masked_fill`, `where`) puts zeros in their place, and a"
+        " weight that is updated with a NaN stays NaN."
     )
     ranges = [f"`{name}` is {text}" for name, text in _operands(values, origin, place)]
     figures = f" Here {', '.join(ranges)}." if ranges else ""

@@ -12,6 +12,7 @@ from gradguard.evidence.recompute import node_kind
 from gradguard.evidence.values import GraphValues
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.ranges import value_range
+from gradguard.safe_read import named_children
 from gradguard.signals import internal_error
 
 _VIEWS = {"View", "ReshapeAlias", "UnsafeView", "Squeeze", "Unsqueeze", "Alias", "Select", "Slice", "T", "Transpose", "Permute"}
@@ -46,7 +47,7 @@ def last_activation(incident: Incident) -> str | None:
     """The path of the ReLU that a `Sequential` ends with, if only one such model is alive."""
     found = []
     for variable, root in incident.names.modules:
-        children = list(root.named_children())
+        children = list(named_children(root))
         if isinstance(root, nn.Sequential) and children and isinstance(children[-1][1], nn.ReLU):
             found.append(f"{variable}.{children[-1][0]}" if variable else children[-1][0])
     return found[0] if len(set(found)) == 1 else None

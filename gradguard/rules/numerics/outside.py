@@ -9,6 +9,7 @@ import torch
 
 from gradguard.diagnosis import Diagnosis, Fix, Severity, SourceSpan, TensorFacts
 from gradguard.evidence.bindings import assignments_to
+from gradguard.evidence.contents import lookup
 from gradguard.evidence.frames import FrameView
 from gradguard.evidence.source import ResolvedSite, at_line, dotted, function_def, module_ast, resolve
 from gradguard.evidence.values import GraphValues, health, plain
@@ -16,6 +17,7 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.births import birthplace
 from gradguard.rules.numerics.columns import bad_columns, listed, standardised
 from gradguard.rules.numerics.delivered import behind_delivery
+from gradguard.rules.numerics.divided import divided_by_zero
 from gradguard.rules.numerics.optimizers import last_step, made_at, rate
 from gradguard.rules.numerics.origin import Origin
 from gradguard.rules.numerics.places import Places, expression
@@ -157,8 +159,15 @@ def _data(
         each = origin.tensor[0].numel() if origin.tensor.dim() > 1 else 1  # elements of an item of a batch
         inner = behind_delivery(search, made[0], made[1], each) if delivered else search.statement(made[0])
         divides = standardised(incident) if columns and (inner is None or inner.line == made[0].line) else None
-        divides = None if divides is not None and divides.line == made[0].line and divides.file == made[0].file else divides
-        if divides is not None:
+        if divides is None and inner is None and _is_bound_again(made[0], made[1]):
+            culprit, label, made = used, "it enters the graph here", None  # a later statement made it so, and it is not known which
+            notes.append("where it became so was not seen: several statements give it a value, one after the other")
+        divides = (
+            None if divides is not None and made is not None and divides.line == made[0].line and divides.file == made[0].file else divides
+        )
+        if made is None:
+            pass
+        elif divides is not None:
             related.append(made[0].span(label, "made"))
             culprit, label = divides, "a column that is constant has a deviation of 0 here, and 0/0 is NaN"
             notes.append("the division was found in the source: it is the only one around by a bare standard deviation")
@@ -276,7 +285,12 @@ def source_of_bad(incident: Incident) -> tuple[ResolvedSite, str, str] | None:
         for name, value in list(view.locals.items()):
             if name.startswith("__") or not _is_bad(value) or value.requires_grad:
                 continue
-            for place in _assigned(view, name):
+            places = _assigned(view, name)
+            divided = divided_by_zero(view, places[-1], name) if places else None
+            if divided is not None:
+                found.append((-depth, places[-1].line, divided, name, kinds(health(value))))
+                continue
+            for place in places:
                 reads = place.statement_names
                 if name in reads or any(_is_bad(_lookup(view, other)) for other in reads):
                     continue
@@ -285,6 +299,15 @@ def source_of_bad(incident: Incident) -> tuple[ResolvedSite, str, str] | None:
         return None
     first = min(found, key=lambda item: item[:2])
     return first[2], first[3], first[4]
+
+
+def _is_bound_again(place: ResolvedSite, name: str) -> bool:
+    """Whether a later statement of the same function gives the variable another value, made of the one before."""
+    scope = place.enclosing_function or (place.source.tree if place.source is not None else None)
+    later = [item for item in assignments_to(scope, name) if item.lineno > place.line] if scope is not None else []
+    return any(
+        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load) for item in later for node in ast.walk(item)
+    )
 
 
 def _lookup_table(incident: Incident) -> dict[str, Any]:
@@ -305,11 +328,7 @@ def _assigned(view: FrameView, name: str) -> list[ResolvedSite]:
 
 
 def _lookup(view: FrameView, name: str) -> Any:
-    first, _, rest = name.partition(".")
-    value = view.locals.get(first, view.globals.get(first))
-    for part in rest.split(".") if rest else ():
-        value = getattr(value, part, None) if isinstance(value, torch.nn.Module) else None
-    return value
+    return lookup(view, name)
 
 
 def _is_bad(value: Any) -> bool:

@@ -16,6 +16,7 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.numerics import derived
 from gradguard.rules.numerics.derived import derived_by
 from gradguard.rules.numerics.watching import Numbers
+from gradguard.safe_read import function_code, in_class, modules_in, named_modules
 
 UNSEEN = (
     "this step was not traced and no traced step was like it; the line was looked for in the source, where only one fits (`level: strict`"
@@ -115,9 +116,8 @@ class Places:
         for view in self.incident.user_frames:
             files.setdefault(view.frame.f_code.co_filename)
         for _, root in self.incident.names.modules[:8]:
-            for module in root.modules():
-                forward = getattr(type(module), "forward", None)
-                code = getattr(forward, "__code__", None)
+            for module in modules_in(root):
+                code = function_code(in_class(type(module), "forward"))
                 if code is not None and not type(module).__module__.startswith("torch."):
                     files.setdefault(code.co_filename)
         return list(files)
@@ -200,7 +200,7 @@ def module_at(place: ResolvedSite | None, incident: Incident) -> str | None:
         return None
     fitting = []
     for variable, root in incident.names.modules:
-        for path, module in root.named_modules():
+        for path, module in named_modules(root):
             if type(module).__name__ == owner.name:
                 fitting.append(".".join(part for part in (variable, path) if part) or owner.name)
     distinct = list(dict.fromkeys(fitting))

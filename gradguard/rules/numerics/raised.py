@@ -15,6 +15,7 @@ from gradguard.rules.numerics.forward import describe, investigate
 from gradguard.rules.numerics.outside import poisoned
 from gradguard.rules.numerics.ranges import kinds
 from gradguard.rules.numerics.watching import Numbers
+from gradguard.safe_read import elements
 from gradguard.signals import internal_error
 from gradguard.torch_internals import grad_fn_of
 
@@ -72,7 +73,7 @@ def _bad_tensors(incident: Incident) -> Iterator[tuple[str | None, torch.Tensor]
     seen: list[torch.Tensor] = []
 
     def look(value: Any) -> None:
-        for item in value if isinstance(value, (tuple, list)) else value.values() if isinstance(value, dict) else (value,):
+        for item in elements(value) if isinstance(value, (tuple, list, dict)) else (value,):
             if (
                 isinstance(item, torch.Tensor)
                 and plain(item) is not None

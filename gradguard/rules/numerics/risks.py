@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from gradguard.signals import internal_error
-from gradguard.torch_internals import held_by_hook
+from gradguard.torch_internals import has_memory, held_by_hook
 
 Saved = dict[str, torch.Tensor]
 Where = Callable[[Saved, dict[str, Any]], torch.Tensor]
@@ -172,6 +172,8 @@ def hold(node: Any, kind: str) -> Held | None:
         except internal_error():
             return None
         if isinstance(value, torch.Tensor):
+            if not has_memory(value):
+                return None
             saved[name] = value.detach()
         elif value is not None:
             plain[name] = value

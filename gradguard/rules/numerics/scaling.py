@@ -9,6 +9,7 @@ import torch
 
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.watching import Numbers
+from gradguard.safe_read import peek
 from gradguard.signals import internal_error
 
 
@@ -16,10 +17,10 @@ def scaler_in_use(memory: Numbers) -> bool:
     """Whether a GradScaler is at work: enabled, and its scale set by a first `scale(loss)`."""
     known = None if memory.scaler is None else memory.scaler()
     if known is None:
-        known = next((obj for obj in gc.get_objects() if any(base.__name__ == "GradScaler" for base in type(obj).__mro__)), None)
+        known = next((obj for obj in gc.get_objects() if issubclass(type(obj), torch.amp.GradScaler)), None)
         memory.scaler = None if known is None else weakref.ref(known)
     try:
-        return known is not None and bool(known.is_enabled()) and getattr(known, "_scale", None) is not None
+        return known is not None and bool(peek(known, "_enabled", False)) and peek(known, "_scale", None) is not None
     except internal_error():
         return False
 

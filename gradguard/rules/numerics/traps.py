@@ -20,7 +20,8 @@ def _log(case: Case) -> Trap:
     bad = case.offending(case.operand())
     source = case.from_kind()
     fixes = []
-    if source == "Softmax":
+    masked = source == "Softmax" and _is_masked(case)
+    if source == "Softmax" and not masked:
         fixes.append(fix_of("use `log_softmax` of the logits in place of `log` of `softmax`"))
     elif source == "Sigmoid":
         fixes.append(fix_of("use `F.logsigmoid` of the logits in place of `log` of `sigmoid`"))
@@ -35,11 +36,27 @@ def _log(case: Case) -> Trap:
             "What is multiplied by 0 afterwards still counts: 0 times -inf is NaN, so a mask after the log does not help.",
         )
     )
+    avoid = [
+        "`log_softmax` here: the probability of what is masked with -inf stays 0, and 0 times -inf is NaN",
+        "`torch.special.entr` or `xlogy`: the value is finite, but the slope at 0 is infinite, and the softmax makes NaN of it in backward",
+    ]
     return Trap(
         f"takes the log of 0.0 in {case.share}" if bad is None or bad.numel() else f"gives {case.result} in {case.share}",
         "log(0) is -inf; with a factor of 0, as in 0·log 0, or in a difference of two such values it becomes NaN.",
         fixes,
+        avoid if masked else [],
     )
+
+
+def _is_masked(case: Case) -> bool:
+    """Whether the softmax behind the log was given -inf, as masks do: its zeros are no matter of rounding then."""
+    inputs = case.values.inputs.get(case.node, [])
+    softmax = inputs[0].node if inputs else None
+    scores = None if softmax is None else case.values.input(softmax, 0)
+    if scores is not None:
+        return bool(torch.isneginf(scores).any())
+    made = case.values.inputs.get(softmax, [])
+    return bool(made) and made[0].node is not None and node_kind(made[0].node) in ("MaskedFill", "Where")
 
 
 def _exp(case: Case) -> Trap:
@@ -182,7 +199,10 @@ def _softmax(case: Case) -> Trap:
             fix_of("keep at least one entry of every row unmasked, or leave fully masked rows out"),
             fix_of("use `F.scaled_dot_product_attention`, which gives zeros for such rows"),
         ],
-        ["`nan_to_num` after the softmax: the gradient through it is still NaN"],
+        # the backward of `masked_fill` and `where` puts zeros in the place of NaN, that of an added mask does not
+        []
+        if case.origin.injected is not None and node_kind(case.origin.injected) in ("MaskedFill", "Where")
+        else ["`nan_to_num` after the softmax: the gradient through it is still NaN"],
     )
 
 

@@ -33,6 +33,8 @@ from gradguard.rules.numerics.deferred import Deferred
 from gradguard.rules.numerics.risks import RISKS, Held, hold
 from gradguard.rules.numerics.sentinels import beside, ends
 from gradguard.signals import internal_error
+from gradguard.tensor_refs import TensorRef
+from gradguard.torch_internals import own_part
 
 _WALKS = 2  # of a backward call's graph, before its paths are trusted
 _MOST_SITES = 16
@@ -181,7 +183,7 @@ class Numbers:
                 return None
             if not root.is_cpu and not traced:
                 return self.deferred.look(root)
-            value = root.item()
+            value = own_part(root).item()
             return value if type(value) is float else None
         except internal_error():  # fake, functorch and meta tensors have no value
             return None
@@ -229,11 +231,11 @@ class Numbers:
                 if hops + len(path) <= _MOST_HOPS and len(plan.paths) < _MOST_HELD:
                     hops += len(path)
                     plan.paths.append((tuple(reversed(path)), type(node), kind))
-        plan.leaves = [weakref.ref(leaf) for leaf in leaves]
+        plan.leaves = [TensorRef(leaf) for leaf in leaves]
         far, near = ends(leaves, depths)
-        plan.sentinel = None if far is None else weakref.ref(far)
-        plan.near = None if near is None else weakref.ref(near)
-        plan.others = [weakref.ref(leaf) for leaf in beside(order, risky)]
+        plan.sentinel = None if far is None else TensorRef(far)
+        plan.near = None if near is None else TensorRef(near)
+        plan.others = [TensorRef(leaf) for leaf in beside(order, risky)]
         if traced and len(order) <= _MOST_NODES:
             self.footprints.add(order)
 
@@ -311,7 +313,7 @@ class Numbers:
                 grad = grad.detach()
                 if grad.is_sparse:
                     grad = grad.coalesce().values()
-            value: float = _vector_norm(grad).item()
+            value: float = _vector_norm(own_part(grad)).item()
             return value
         except internal_error():
             return None
@@ -329,6 +331,7 @@ class Numbers:
         grad = leaf.grad
         if grad is None:
             return True
+        grad = own_part(grad)
         if grad.layout != torch.strided:
             grad = grad.coalesce().values()
         return bool(torch.isfinite(grad).all())

@@ -33,6 +33,7 @@ from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.evidence.source import resolve
 from gradguard.evidence.syntax import Source
 from gradguard.rules.base import Rule
+from gradguard.rules.gradient_path.roots import is_method, root_expression
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.places import gate_of
@@ -53,18 +54,21 @@ def recognise(incident: Incident) -> Diagnosis | None:
     counts = (
         [] if gate is None else [node.right for node in ast.walk(gate.test) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod)]
     )
-    if not counts or backward.receiver is None:
+    if not counts:
         return None
     text = ast.unparse(counts[0])
     last = text.split(".")[-1]
     if any(_scales(source, last) for source in (step.source, backward.source) if source is not None):
         return None
-    loss = backward.receiver
+    root = root_expression(backward)
+    loss = "the loss" if root is None or backward.source is None else tell.short(backward.source.flat(root), 40)
+    shown = loss if root is None else f"`{loss}`"
+    called = backward.call is not None and is_method(backward.call) and backward.receiver == loss
     return Diagnosis(
         code=CODE,
         name=NAME,
         severity="warning",
-        headline=f"`{tell.optimizer_name(book, incident)}` steps on the sum of {times} mean losses: `{loss}` is not divided by `{text}`",
+        headline=f"`{tell.optimizer_name(book, incident)}` steps on the sum of {times} mean losses: {shown} is not divided by `{text}`",
         culprit=backward.span(f"adds the gradient of a mean over this micro-batch, unscaled, {times} times a step", "culprit"),
         related=tell.spans(step.span(f"applies the sum of {times} gradients", "context")),
         explanation=(
@@ -72,7 +76,12 @@ def recognise(incident: Incident) -> Diagnosis | None:
             "the gradient of the mean over all "
             "micro-batches: the effective learning rate grows with the number of micro-batches."
         ),
-        fixes=[Fix(title=f"Divide the loss: `({loss} / {text}).backward()`", safety="unsafe")],
+        fixes=[
+            Fix(
+                title=f"Divide the loss: `({loss} / {text}).backward()`" if called else f"Divide {shown} by `{text}` before its backward",
+                safety="unsafe",
+            )
+        ],
         confidence="likely",
     )
 

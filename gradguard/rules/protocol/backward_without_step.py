@@ -33,7 +33,7 @@ from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book
-from gradguard.rules.protocol.places import calls_of, gate_of, named_not_called, names_in, statement_span
+from gradguard.rules.protocol.places import calls_of, function_around, gate_of, named_not_called, names_in, statement_span
 
 CODE, NAME = "GG607", "backward-without-step"
 
@@ -48,8 +48,9 @@ def recognise(incident: Incident) -> Diagnosis | None:
         return None
     if "instead" in data:
         _gather(incident, book)
+        book.gathered["told"] = True
         return _instead(incident, book, data["instead"])
-    return _never(book)
+    return None if "told" in book.gathered else _never(book)
 
 
 def _gather(incident: Incident, book: Book) -> None:
@@ -104,10 +105,9 @@ def _never(book: Book) -> Diagnosis | None:
         condition, culprit = f"`{bare.text}` names the method and does not call it", bare
     if culprit is None and backward is not None:
         culprit = backward.span(f"fills gradients that no step of `{name}` uses", "culprit")
+    counts = gate is not None and any(isinstance(node, ast.Mod) for node in ast.walk(gate.test))
     decides = f" (`{names[-1]}` decides)" if len(names) > 1 else ""
-    restarts = (
-        f" A counter that starts anew with every epoch never gets to a number larger than the epoch{decides}." if gate is not None else ""
-    )
+    restarts = f" A counter that starts anew with every epoch never gets to a number larger than the epoch{decides}." if counts else ""
     return Diagnosis(
         code=CODE,
         name=NAME,
@@ -127,6 +127,8 @@ def _never(book: Book) -> Diagnosis | None:
         fixes=[
             Fix(
                 title="Count over epochs, or step at the end of the epoch as well"
+                if counts
+                else f"Let `{tell.short(ast.unparse(gate.test))}` be true wherever a step is due"
                 if gate is not None
                 else (f"Call `{name}.step()` after backward" if bare is None else f"Write `{bare.text}()`"),
                 safety="unsafe",
@@ -137,12 +139,14 @@ def _never(book: Book) -> Diagnosis | None:
 
 def _step_in_source(book: Book, name: str) -> tuple[ast.Call | None, ast.If | None, SourceSpan | None]:
     """The call that would step it, and the condition around it."""
-    backward = resolve(book.last_part.call.site) if book.last_part is not None else None
-    made = resolve(book.made)
-    for place in (backward, made):
+    stack = () if book.last_part is None else book.last_part.call.stack
+    around = [place for site in stack if (place := resolve(site)) is not None]  # these functions ran, and with them their conditions
+    ran = [place.enclosing_function or (place.source and place.source.tree) for place in around]
+    for place in (*around[:1], resolve(book.made)):
         if place is None or place.source is None or place.source.tree is None:
             continue
         calls = calls_of(place.source, "step", name)
+        calls = [call for call in calls if any((function_around(place.source, call) or place.source.tree) is each for each in ran)]
         for call in calls:
             gate = gate_of(place.source, call)
             if gate is not None:

@@ -14,6 +14,8 @@ from gradguard.facts import BackwardFact
 from gradguard.journal import Journal
 from gradguard.rules.protocol.rates import Rates
 from gradguard.rules.protocol.suspicion import Suspicion, few_values, version_of
+from gradguard.safe_read import elements, peek
+from gradguard.tensor_refs import TensorRef
 
 __all__ = ["Book", "Part", "Prepared", "Slot", "Suspicion", "unchanged", "version_of"]
 
@@ -26,7 +28,7 @@ _MOST_PARTS = 256  # unused contributions remembered of one parameter
 class Part:
     """One backward call, as far as followed parameters got gradient from it."""
 
-    __slots__ = ("call", "cleared", "filled", "reads", "unknown", "used", "versions")
+    __slots__ = ("call", "cleared", "filled", "reads", "shares", "unknown", "used")
 
     def __init__(self, call: BackwardFact, reads: int) -> None:
         self.call = call
@@ -35,7 +37,45 @@ class Part:
         self.cleared = 0
         self.unknown = 0  # taken away by other means than zero_grad
         self.reads = reads  # how often the user's code had read a `.grad` before, in traced steps
-        self.versions: list[tuple[weakref.ref[Any], int]] = []
+        self.shares: dict[int, Share] = {}  # by the key of the book
+
+
+class Share:
+    """What one optimizer's followed parameters got of a part."""
+
+    __slots__ = ("cleared", "filled", "first", "owner", "unread", "used", "version", "zero")
+
+    def __init__(self, first: weakref.ref[Any], version: int) -> None:
+        self.first = first  # one of the parameters, and its version at the call
+        self.version = version
+        self.filled = 0
+        self.used = 0
+        self.cleared = 0
+        self.unread = False  # nobody looked at a gradient between the call and the clearing, in a traced step
+        self.zero: CallSite | None = None  # what has cleared the last of it, and whose zero_grad() that was
+        self.owner: weakref.ref[Any] | None = None
+
+    def written(self) -> bool:
+        """Whether the parameters were updated since, by whatever means."""
+        parameter = self.first()
+        return parameter is not None and version_of(parameter) != self.version
+
+    @property
+    def wasted(self) -> bool:
+        """Whether all of it was cleared unused."""
+        return not self.used and self.cleared == self.filled
+
+
+class Waste:
+    """Backward calls of one line whose gradients were cleared unused since an optimizer's last step."""
+
+    __slots__ = ("calls", "owner", "unread", "zero")
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.unread = 0  # of these, those between which and the clearing nobody looked at a gradient
+        self.zero: CallSite | None = None
+        self.owner: weakref.ref[Any] | None = None
 
 
 class Slot:
@@ -44,7 +84,7 @@ class Slot:
     __slots__ = ("grad", "hand", "parts", "ref", "used", "version")
 
     def __init__(self, parameter: torch.Tensor) -> None:
-        self.ref = weakref.ref(parameter)
+        self.ref = TensorRef(parameter)
         self.grad = 0  # id of the gradient when last looked at; 0 for none
         self.version = 0
         self.parts: list[Part] = []  # contributions no step has used
@@ -59,7 +99,7 @@ class Slot:
     def kept(self, grad: torch.Tensor) -> bool:
         """Whether a gradient that was set by hand is the one that the step before has used, value by value."""
         known, values = self.hand, few_values(grad)
-        self.hand = (weakref.ref(grad), values)
+        self.hand = (TensorRef(grad), values)
         return known is not None and known[0]() is grad and any(values) and known[1] == values
 
     def lose(self) -> None:
@@ -77,6 +117,7 @@ class Book:
         self.key = id(optimizer)
         self.type_name = type(optimizer).__name__
         self.made: CallSite | None = None
+        self.loaded: CallSite | None = None  # the last load_state_dict
         self.made_at = 0  # the ledger's clock
         self.steps = 0
         self.step_site: CallSite | None = None
@@ -88,6 +129,10 @@ class Book:
         self.filled_since_step = 0
         self.last_used: Part | None = None  # the newest contribution that a step has used
         self.last_part: Part | None = None
+        self.wasted: dict[CallSite | None, Waste] = {}  # since the last step, by the line of the backward call
+        self.clipped_late: CallSite | None = None  # where gradients were clipped that its last step had used
+        self.idle_at = 0  # steps at which calls of what never has a gradient have been looked at
+        self.rounds = 0  # steps in a row that used one backward call of a line of which others were wasted
         self.stale = 0
         self.repeated = 0
         self.kept = 0  # steps in a row on one and the same gradients, set by hand
@@ -133,7 +178,7 @@ class Book:
         optimizer = self.ref()
         if optimizer is None:
             return
-        groups = getattr(optimizer, "param_groups", ())
+        groups = elements(peek(optimizer, "param_groups"))
         size = sum(len(group["params"]) for group in groups)
         close = self.steps < self.close_until
         if size != self.size:
@@ -144,11 +189,11 @@ class Book:
                 parameters = [parameters[int(i * stride)] for i in range(_MOST_FOLLOWED)]
             self.slots = [known.get(id(p)) or Slot(p) for p in parameters]
             if self.size < 0:
-                self.first_versions = [(weakref.ref(p), version_of(p)) for p in self.parameters()]
+                self.first_versions = [(TensorRef(p), version_of(p)) for p in self.parameters()]
                 self.frozen_at_first = [ref for ref, _ in self.first_versions if (p := ref()) is not None and not p.requires_grad]
             else:
                 seen = {id(ref()) for ref, _ in self.first_versions}
-                self.first_versions += [(weakref.ref(p), version_of(p)) for p in self.parameters() if id(p) not in seen]
+                self.first_versions += [(TensorRef(p), version_of(p)) for p in self.parameters() if id(p) not in seen]
             self.size = size
             self.active = []
         if close or len(self.slots) <= _FOLLOWED:
@@ -190,7 +235,7 @@ class Book:
         Returns:
             The same with what it gave to these; then it is `last_part` too.
         """
-        got = False
+        got, taken = False, 0
         for slot in self.active:
             parameter = slot.ref()
             if parameter is None:
@@ -210,17 +255,20 @@ class Book:
                 if len(parts) < _MOST_PARTS:
                     part.filled += 1
                     parts.append(part)
+                    taken += 1
                 if not got:
                     got = True
-                    part.versions.append((slot.ref, parameter._version))
+                    share = part.shares.setdefault(self.key, Share(slot.ref, parameter._version))
         if got:
             self.filled += 1
             self.filled_since_step += 1
             self.last_part = part
+            share.filled += taken
         return part
 
-    def clear(self, wasted: set[Part]) -> bool:
-        """zero_grad has returned: whether it cleared anything; parts that no step has used, and none will, go into `wasted`."""
+    def clear(self, wasted: dict[Part, None]) -> bool:
+        """zero_grad has returned: whether it cleared anything; parts of which this optimizer's steps have used nothing, and none will, go
+        into `wasted`."""
         cleared = False
         for slot in self.active:
             if not slot.grad:
@@ -231,8 +279,10 @@ class Book:
                 cleared = True
                 for part in slot.parts:
                     part.cleared += 1
-                    if part.cleared == part.filled and not part.used and not part.unknown:
-                        wasted.add(part)
+                    share = part.shares[self.key]
+                    share.cleared += 1
+                    if share.wasted and not part.unknown:
+                        wasted[part] = None
                 slot.parts.clear()
                 slot.used = None
                 if grad is None:
@@ -255,7 +305,7 @@ class Book:
                 none += 1
                 if slot.grad:  # the step itself cleared it
                     for part in slot.parts:
-                        part.used += 1
+                        self._use(part)
                     fresh += 1
                     slot.forget()
                 continue
@@ -264,10 +314,10 @@ class Book:
                 fresh += 1
                 stale = stale or slot.used is not None
                 for part in parts:
-                    part.used += 1
+                    self._use(part)
                 slot.used = self.last_used = parts[-1]
                 slot.parts = []
-            elif slot.used is not None and slot.grad == id(grad) and slot.version == grad._version:
+            elif slot.used is not None and slot.grad == id(grad) and (slot.version == grad._version or self.clipped_late is not None):
                 same += 1
             else:
                 slot.used = None  # a gradient that was set by hand
@@ -276,6 +326,10 @@ class Book:
             slot.version = grad._version
         self.kept = self.kept + 1 if kept and kept + none == len(self.active) else 0
         return fresh, same, none, stale
+
+    def _use(self, part: Part) -> None:
+        part.used += 1
+        part.shares[self.key].used += 1
 
     def look_closely(self, steps: int = 3) -> None:
         """Follows every parameter for some steps: something looks odd."""

@@ -17,6 +17,7 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.orphans import CODE, NAME, alive_owner
+from gradguard.safe_read import modules_in, parameters_in
 
 _SHARDS = "fully_shard"
 
@@ -29,7 +30,7 @@ def exchanged(incident: Incident, book: Book, parameters: list[torch.Tensor]) ->
     known = incident.memory["ledger"].survey.known()
     shapes = Counter(tuple(p.shape) for p in mine)
     for variable, root in incident.names.modules:
-        theirs = [p for p in root.parameters() if p.requires_grad]
+        theirs = [p for p in parameters_in(root) if p.requires_grad]
         if Counter(tuple(p.shape) for p in theirs) == shapes and not any(id(p) in known for p in theirs):
             return _told(incident, book, variable, root, mine)
     return None
@@ -37,7 +38,7 @@ def exchanged(incident: Incident, book: Book, parameters: list[torch.Tensor]) ->
 
 def _told(incident: Incident, book: Book, variable: str | None, root: nn.Module, mine: list[Any]) -> Diagnosis:
     name, model = tell.optimizer_name(book, incident), variable or type(root).__name__
-    sharded = _sharding(incident) if any(type(part).__name__.startswith("FSDP") for part in root.modules()) else []
+    sharded = _sharding(incident) if any(type(part).__name__.startswith("FSDP") for part in modules_in(root)) else []
     by = f"`{_SHARDS}`" if sharded else "something after that"
     made = resolve(book.made)
     return Diagnosis(
@@ -47,7 +48,7 @@ def _told(incident: Incident, book: Book, variable: str | None, root: nn.Module,
         headline=f"`{name}` updates parameters that `{model}` no longer has: {by} has put others in their place",
         culprit=None if made is None else made.span(f"keeps the parameters that `{model}` had here", "culprit"),
         related=tell.spans(*sharded[:3], tell.span(book.step_site, "steps on the old parameters, which have no gradient", "context")),
-        tensors=tell.facts(root.parameters(), incident.names),
+        tensors=tell.facts(parameters_in(root), incident.names),
         explanation=f"None of the {len(mine)} parameters of `{name}` is a module's any more, and none has ever had a gradient. `{model}` "
         "has as many others of the same shapes, and they are in no optimizer.",
         fixes=[Fix(title=f"Make `{name}` after {by if sharded else f'`{model}` has its final parameters'}", safety="unsafe")],

@@ -8,6 +8,7 @@ from typing import Any
 
 from gradguard.callsite import CallSite
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.evidence.contents import lookup
 from gradguard.evidence.frames import FrameView
 from gradguard.evidence.source import ResolvedSite, assignments_to, at_line, dotted, resolve
 from gradguard.evidence.syntax import FUNCTIONS, Source
@@ -71,11 +72,7 @@ def told(incident: Incident, book: Book, site: CallSite, code: str, name: str) -
 
 def _value(view: FrameView, text: str) -> Any:
     """What a dotted name means in a live frame, read without running code."""
-    first, *rest = text.split(".")
-    value = view.locals.get(first, view.globals.get(first))
-    for part in rest:
-        value = getattr(value, "__dict__", {}).get(part)
-    return value
+    return lookup(view, text)
 
 
 def _made(place: ResolvedSite, view: FrameView, text: str) -> Any:

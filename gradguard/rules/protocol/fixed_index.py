@@ -5,14 +5,17 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from gradguard.evidence.names import Names
-from gradguard.evidence.source import ResolvedSite, at_line, dotted
-from gradguard.evidence.syntax import Source
-from gradguard.rules.protocol.places import class_node
+from gradguard.evidence.source import ResolvedSite, dotted, resolve
+from gradguard.safe_read import peek
+
+if TYPE_CHECKING:
+    from gradguard.rules.protocol.ledger import Ledger
 
 
 @dataclass(frozen=True)
@@ -20,39 +23,45 @@ class FixedIndex:
     """The call, and whose place it takes.
 
     Attributes:
-        place: the line with the constant index.
-        items: the list as written, such as `self.heads`.
-        index: the constant.
-        variable: the loop's variable, which nothing reads.
+        place: the line that calls it.
+        items: the list as written in its class, such as `self.heads`.
+        index: the item that is called each time.
+        times: how often a forward call does so.
+        instead: what the loop has for each item, such as `head` or `self.heads[i]`; None where that is not known.
     """
 
     place: ResolvedSite
     items: str
     index: int
-    variable: str
+    times: int
+    instead: str | None
 
 
-def fixed_index(names: Names, parameters: list[torch.Tensor]) -> FixedIndex | None:
-    """The one such loop that explains why none of these parameters, all of one list's items, is ever used."""
+def fixed_index(names: Names, parameters: list[torch.Tensor], ledger: Ledger) -> FixedIndex | None:
+    """The one item that is called in place of all others, as often as there are items, by one line: as the census has counted.
+
+    Args:
+        parameters: those that never get a gradient, of all other items of one list.
+    """
     lists = {found for parameter in parameters if (found := _list_of(names, parameter)) is not None}
     if len(lists) != 1 or not parameters:
         return None
     owner, attribute = next(iter(lists))
-    indices = {index for parameter in parameters if (index := _index_of(names, parameter, attribute)) is not None}
-    written = class_node(type(owner))
-    if written is None:
+    items = owner._modules.get(attribute)
+    if not isinstance(items, nn.ModuleList):
         return None
-    source, node = written
-    items = f"self.{attribute}"
-    loops = [loop for loop in _loops(node, items) if not _reads(loop[1], loop[0])]
-    constants = _constants(source, node, items)
-    if len(loops) != 1 or constants is None or len(constants) != 1 or constants[0][1] in indices:
+    idle = {id(parameter) for parameter in parameters}
+    used = [i for i, item in enumerate(items) if not any(id(p) in idle for p in item.parameters())]
+    forwards = ledger.calls_of(owner)
+    if len(used) != 1 or len(items) < 2 or not forwards:
         return None
-    subscript, constant = constants[0]
-    if not any(subscript is item for body in loops[0][1] for item in ast.walk(body)):
+    calls = ledger.calls_of(items[used[0]])
+    site = ledger.only_site(items[used[0]])
+    place = resolve(site)
+    if calls != len(items) * forwards or place is None:
         return None
-    place = at_line(source.filename, subscript.lineno)
-    return None if place is None else FixedIndex(place, items, constant, loops[0][0])
+    shown = f"self.{attribute}"
+    return FixedIndex(place, shown, used[0], len(items), _instead(place, shown))
 
 
 def _list_of(names: Names, parameter: torch.Tensor) -> tuple[nn.Module, str] | None:
@@ -63,42 +72,24 @@ def _list_of(names: Names, parameter: torch.Tensor) -> tuple[nn.Module, str] | N
     for step, following in pairwise(steps):
         if following.isdigit():
             return owner, step
-        owner = getattr(owner, step, owner)
+        owner = peek(owner, step, owner)
     return None
 
 
-def _index_of(names: Names, parameter: torch.Tensor, attribute: str) -> int | None:
-    state = names.state(parameter)
-    steps = state.path.split(".") if state is not None else []
-    return next((int(b) for a, b in pairwise(steps) if a == attribute and b.isdigit()), None)
+def _instead(place: ResolvedSite, items: str) -> str | None:
+    """What the innermost loop around a place has for the item it is at."""
+    for above in () if place.source is None or place.node is None else place.source.ancestors(place.node):
+        if isinstance(above, (ast.ListComp, ast.GeneratorExp, ast.DictComp, ast.SetComp)):
+            return _item(above.generators[-1].target, above.generators[-1].iter, items)
+        if isinstance(above, ast.For):
+            return _item(above.target, above.iter, items)
+    return None
 
 
-def _loops(node: ast.AST, items: str) -> list[tuple[str, list[ast.AST]]]:
-    """The loops over a list: the variable, and what runs for each item."""
-    found: list[tuple[str, list[ast.AST]]] = []
-    for item in ast.walk(node):
-        if isinstance(item, ast.For) and isinstance(item.target, ast.Name) and dotted(item.iter) == items:
-            found.append((item.target.id, list(item.body)))
-        elif isinstance(item, (ast.ListComp, ast.GeneratorExp)):
-            first = item.generators[0]
-            if isinstance(first.target, ast.Name) and dotted(first.iter) == items:
-                found.append((first.target.id, [item.elt]))
-    return found
-
-
-def _reads(body: list[ast.AST], variable: str) -> bool:
-    return any(isinstance(item, ast.Name) and item.id == variable for part in body for item in ast.walk(part))
-
-
-def _constants(source: Source, node: ast.AST, items: str) -> list[tuple[ast.Subscript, int]] | None:
-    """The constant indices with which the list is read; None where it is read in any other way than these and plain loops."""
-    found = []
-    for item in ast.walk(node):
-        if not isinstance(item, ast.Attribute) or dotted(item) != items or not isinstance(item.ctx, ast.Load):
-            continue
-        above = source.parents.get(item)
-        if isinstance(above, ast.Subscript) and isinstance(above.slice, ast.Constant) and isinstance(above.slice.value, int):
-            found.append((above, above.slice.value))
-        elif not isinstance(above, (ast.For, ast.comprehension)):
-            return None
-    return found
+def _item(target: ast.expr, over: ast.expr, items: str) -> str | None:
+    called = dotted(over.func) if isinstance(over, ast.Call) else None
+    if dotted(over) == items and isinstance(target, ast.Name):
+        return target.id
+    if called == "enumerate" and isinstance(target, ast.Tuple) and len(target.elts) == 2 and isinstance(target.elts[1], ast.Name):
+        return target.elts[1].id
+    return f"{items}[{target.id}]" if called == "range" and isinstance(target, ast.Name) else None

@@ -9,13 +9,15 @@ import torch
 from torch import nn
 
 from gradguard.diagnosis import Diagnosis, Fix
+from gradguard.evidence.interpreter import UnknownError
 from gradguard.evidence.source import dotted
 from gradguard.evidence.syntax import Source
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book
-from gradguard.rules.protocol.known_values import KnownValues, UnknownError
+from gradguard.rules.protocol.known_values import KnownValues
 from gradguard.rules.protocol.places import function_around, statement_span, written_in
+from gradguard.safe_read import named_parameters
 
 _MOST_NAMES = 4_000
 
@@ -99,13 +101,13 @@ def _meant(known: KnownValues, source: Source, loop: ast.For, moved: set[int]) -
     _has_run(known, source, loop)
     scope = known.scope(source, test, {name, parameter_name})
     module = known.value(source, loop.iter.func.value)
-    named = list(module.named_parameters())[:_MOST_NAMES] if isinstance(module, nn.Module) else []
-    if any(known.value(source, test, {**scope, name: full}) for full, _ in named):
+    named = list(named_parameters(module))[:_MOST_NAMES] if isinstance(module, nn.Module) else []
+    if any(known.truth(source, test, {**scope, name: full}) for full, _ in named):
         return []
     meant: list[tuple[torch.Tensor, str, str]] = []
     for full, parameter in named:
         shorter = [full.split(".", i)[-1] for i in range(1, full.count("."))]
-        found = next((each for each in shorter if known.value(source, test, {**scope, name: each})), None)
+        found = next((each for each in shorter if known.truth(source, test, {**scope, name: each})), None)
         if found is not None:
             meant.append((parameter, full, found))
     return meant if all(id(p) in moved and p.requires_grad for p, _, _ in meant) else []
@@ -147,7 +149,7 @@ def _has_run(known: KnownValues, source: Source, loop: ast.For) -> None:
 
 def _taken(known: KnownValues, source: Source, gate: ast.If, inside: ast.AST) -> bool:
     """Whether a condition leads to the branch that something stands in."""
-    chosen = gate.body if known.value(source, gate.test) else gate.orelse
+    chosen = gate.body if known.truth(source, gate.test) else gate.orelse
     return any(inside is each or any(inside is node for node in ast.walk(each)) for each in chosen)
 
 

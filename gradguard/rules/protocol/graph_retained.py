@@ -146,7 +146,7 @@ def _keepers(incident: Incident, step: int) -> list[Keeper]:
 def _live_tensors() -> list[torch.Tensor]:
     found = []
     for obj in gc.get_objects():
-        if torch.Tensor in getattr(type(obj), "__mro__", ()):
+        if issubclass(type(obj), torch.Tensor):
             try:
                 if obj.grad_fn is not None:
                     found.append(obj)

@@ -14,6 +14,7 @@ from gradguard.rules.gradient_path.origins import Origin
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol.cut_off import CutOff
 from gradguard.rules.protocol.places import names_in
+from gradguard.safe_read import elements, function_code, modules_in, peek, unless_loud
 
 
 def in_hook(incident: Incident, origin: Origin, cut: CutOff) -> CutOff | None:
@@ -65,11 +66,11 @@ def _holders(incident: Incident, filename: str, function: ast.FunctionDef | ast.
     found: dict[int, str | None] = {}
     lines = range(min([function.lineno, *(d.lineno for d in function.decorator_list)]), (function.end_lineno or function.lineno) + 1)
     for _, root in incident.names.modules:
-        for module in root.modules():
-            for hook in module._forward_hooks.values():
+        for module in modules_in(root):
+            for hook in elements(peek(module, "_forward_hooks")):
                 while isinstance(hook, functools.partial):
-                    hook = hook.func
-                code = getattr(getattr(hook, "__func__", hook), "__code__", None)
+                    hook = unless_loud(hook.func)
+                code = function_code(hook)
                 if code is not None and code.co_filename == filename and code.co_name == function.name and code.co_firstlineno in lines:
                     found.setdefault(id(module), incident.names.module_path(module))
     return list(found.values())

@@ -14,6 +14,7 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.owners import Owner
 from gradguard.rules.protocol.places import in_tiers, only_one
+from gradguard.safe_read import parameters_in
 
 _ADDING = frozenset({"append", "extend", "insert", "add_module", "register_module", "register_parameter", "update"})
 
@@ -30,8 +31,11 @@ def joined_later(book: Book, left: list[tuple[torch.Tensor, Owner]]) -> bool:
     if call is not None:
         first = call.args[0] if call.args else next((word.value for word in call.keywords if word.arg == "params"), None)
     whole = isinstance(first, ast.Call) and isinstance(first.func, ast.Attribute) and first.func.attr == "parameters" and not first.args
+    given = dotted(first.func.value) if isinstance(first, ast.Call) and isinstance(first.func, ast.Attribute) else None
+    if given is None or given.rpartition(".")[2] not in ("self", (owner.variable or given).rpartition(".")[2]):
+        return False  # of a part of it
     late = {id(leaf) for leaf, _ in left}
-    others = {id(p) for p in owner.root.parameters()} - late
+    others = {id(p) for p in parameters_in(owner.root)} - late
     return whole and owner.registered and bool(others) and others == {id(p) for p in book.parameters()}
 
 

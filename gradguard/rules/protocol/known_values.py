@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import argparse
 import ast
-import builtins
-from types import CodeType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from torch import nn
 
+from gradguard.evidence.interpreter import BUILTINS, Interpreter, UnknownError
 from gradguard.evidence.source import dotted
 from gradguard.evidence.syntax import FUNCTIONS, Source
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol.places import function_around
-from gradguard.signals import internal_error
+from gradguard.safe_read import class_attributes, elements, function_code, modules_in, namespace, variables_of
 
-_PURE = ("any", "all", "tuple", "list", "set", "len", "str", "range")
-_PURE_METHODS = frozenset({"startswith", "endswith", "split", "lower", "upper", "strip", "find", "count"})
 _DEPTH = 4  # calls, from a function's parameter to what its caller was given
 _PLAIN = (str, int, float, bool, type(None))
-
-
-class UnknownError(Exception):
-    """It cannot be told without running the user's code."""
 
 
 class KnownValues:
@@ -37,7 +31,6 @@ class KnownValues:
     def __init__(self, incident: Incident, sources: list[Source]) -> None:
         self._frames = [view.frame for view in incident.user_frames]
         self._sources = sources
-        self._compiled: dict[ast.expr, CodeType] = {}  # one condition is asked for each name of a model
         self._modules = [value for _, value in incident.names.bindings if isinstance(value, nn.Module)]
 
     def scope(self, source: Source, node: ast.AST, bound: set[str]) -> dict[str, Any]:
@@ -46,24 +39,15 @@ class KnownValues:
             n.id for each in ast.walk(node) if isinstance(each, ast.comprehension) for n in ast.walk(each.target) if isinstance(n, ast.Name)
         }
         names = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)} - bound - inside
-        return {name: self.variable(source, function_around(source, node), name) for name in sorted(names) if name not in _PURE}
+        return {name: self.variable(source, function_around(source, node), name) for name in sorted(names) if name not in BUILTINS}
 
     def value(self, source: Source, node: ast.expr, scope: dict[str, Any] | None = None) -> Any:
         """An expression's value."""
-        code = self._compiled.get(node)
-        if code is None:
-            code = self._compiled[node] = _pure(node)
-        names = self.scope(source, node, set()) if scope is None else scope
-        reads = {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
-        if any(
-            isinstance(value, nn.Module) and any(isinstance(getattr(type(value), n, None), property) for n in reads)
-            for value in names.values()
-        ):
-            raise UnknownError
-        try:
-            return eval(code, {"__builtins__": {n: getattr(builtins, n) for n in _PURE}, **names})
-        except internal_error():
-            raise UnknownError from None
+        return Interpreter(self.scope(source, node, set()) if scope is None else scope).value(node)
+
+    def truth(self, source: Source, node: ast.expr, scope: dict[str, Any] | None = None) -> bool:
+        """Whether a condition is true."""
+        return Interpreter(self.scope(source, node, set()) if scope is None else scope).truth(node)
 
     def variable(self, source: Source, function: ast.AST | None, name: str, depth: int = 0) -> Any:
         """What a name is worth where it is read in a function, or at the file's own level."""
@@ -84,9 +68,10 @@ class KnownValues:
             raise UnknownError
         sets = _sets(source.tree, name) if source.tree is not None else []
         frame = next((frame for frame in self._frames if frame.f_code.co_filename == source.filename), None)
-        if frame is None or name not in frame.f_globals or len(sets) > 1:
+        held = {} if frame is None else namespace(frame.f_globals)
+        if name not in held or len(sets) > 1:
             raise UnknownError
-        return _still(frame.f_globals[name])
+        return _still(held[name])
 
     def instance(self, source: Source, function: ast.AST | None) -> nn.Module:
         """The one module of the class that a method belongs to."""
@@ -94,7 +79,7 @@ class KnownValues:
             next((above for above in source.ancestors(function) if isinstance(above, ast.ClassDef)), None) if function is not None else None
         )
         found = {
-            id(m): m for root in self._modules for m in root.modules() if around is not None and _is_of(m, around.name, source.filename)
+            id(m): m for root in self._modules for m in modules_in(root) if around is not None and _is_of(m, around.name, source.filename)
         }
         if len(found) != 1:
             raise UnknownError
@@ -131,7 +116,7 @@ class KnownValues:
         passed = dict(zip(positional[shift:], call.args, strict=False)) | {word.arg: word.value for word in call.keywords if word.arg}
         if name in passed:
             inner = function_around(where, call)
-            names = {n.id for n in ast.walk(passed[name]) if isinstance(n, ast.Name)} - set(_PURE)
+            names = {n.id for n in ast.walk(passed[name]) if isinstance(n, ast.Name)} - BUILTINS
             return self.value(where, passed[name], {each: self.variable(where, inner, each, depth + 1) for each in names})
         if name in defaults:
             return self.value(source, defaults[name], {})
@@ -141,30 +126,11 @@ class KnownValues:
         frame = next((f for f in self._frames if f.f_code.co_filename == source.filename and _is_code_of(f.f_code, function)), None)
         if len(sets) != 1:
             raise UnknownError
-        if frame is not None and name in frame.f_locals:
-            return _still(frame.f_locals[name])
+        if frame is not None and name in (held := variables_of(frame)):
+            return _still(held[name])
         if isinstance(sets[0], ast.Assign):
             return self.value(source, sets[0].value, {})
         raise UnknownError
-
-
-def _pure(node: ast.expr) -> CodeType:
-    """An expression, compiled.
-
-    Raises:
-        UnknownError: it calls what may be the user's code, or binds names.
-    """
-    for each in ast.walk(node):
-        if isinstance(each, ast.Call):
-            method = each.func.attr if isinstance(each.func, ast.Attribute) else None
-            if dotted(each.func) not in _PURE and method not in _PURE_METHODS:
-                raise UnknownError
-        elif isinstance(each, (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.Lambda)):
-            raise UnknownError
-    try:
-        return compile(ast.Expression(node), "<known>", "eval")
-    except internal_error():
-        raise UnknownError from None
 
 
 def _sets(scope: ast.AST, name: str) -> list[ast.AST]:
@@ -192,15 +158,16 @@ def _is_code_of(code: Any, function: ast.AST) -> bool:
 def _is_of(module: nn.Module, name: str, file: str) -> bool:
     """Whether it is an object of the class of this name that stands in a file."""
     return any(
-        kind.__name__ == name and any(getattr(getattr(v, "__code__", None), "co_filename", None) == file for v in vars(kind).values())
+        kind.__name__ == name
+        and any((code := function_code(v)) is not None and code.co_filename == file for v in class_attributes(kind).values())
         for kind in type(module).__mro__
     )
 
 
 def _still(value: Any) -> Any:
     """What is read without running anything of the user's."""
-    if isinstance(value, (*_PLAIN, nn.Module, SimpleNamespace, argparse.Namespace)):
+    if type(value) in _PLAIN or isinstance(value, (nn.Module, SimpleNamespace, argparse.Namespace)):
         return value
-    if isinstance(value, (tuple, list, set, frozenset)) and all(isinstance(item, _PLAIN) for item in value):
+    if type(value) in (tuple, list, set, frozenset) and all(type(item) in _PLAIN for item in elements(value)):
         return value
     raise UnknownError

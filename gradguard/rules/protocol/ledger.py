@@ -11,6 +11,7 @@ What it costs: about 0.3 microseconds a followed parameter and moment while awak
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -23,10 +24,12 @@ from gradguard.facts import BackwardFact
 from gradguard.journal import current_journal
 from gradguard.rules.frameworks import lightning_manual
 from gradguard.rules.frameworks.scaling import Scaling, touched
+from gradguard.rules.gradient_path.undifferentiated import Undifferentiated
 from gradguard.rules.protocol import asleep, still_moving, verdicts
 from gradguard.rules.protocol.books import Book, Part, unchanged
 from gradguard.rules.protocol.crossing import Crossing
 from gradguard.rules.protocol.modes import Modes
+from gradguard.rules.protocol.own_state import OwnStates
 from gradguard.rules.protocol.rates import Schedules, rate_of
 from gradguard.rules.protocol.recorder import Recorder
 from gradguard.rules.protocol.retained import Retained, tag_due
@@ -79,6 +82,7 @@ class Ledger:
         self.assignments: list[tuple[weakref.ref[Any], CallSite | None, int]] = []
         self.loaded: list[weakref.ref[Any]] = []
         self.called: dict[int, tuple[weakref.ref[Any], CallSite | None, bool]] = {}  # modules seen running, in a census
+        self.counted: dict[int, Counter[CallSite | None]] = {}  # and how often, by the calling line
         self.census_until = 0  # steps
         self.casts: list[tuple[weakref.ref[Any], CallSite | None]] = []
         self.recorder: Recorder | None = None  # where a closing summary was asked for
@@ -89,6 +93,8 @@ class Ledger:
         self.retained = Retained()
         self.schedules = Schedules(self)
         self.scaling = Scaling()
+        self.own_states = OwnStates()
+        self.derivatives = Undifferentiated(self.journal)
 
     def unwritten(self) -> Ledger:
         """A ledger in place of this one, which knows nothing and takes note of nothing: it only numbers the steps."""
@@ -229,9 +235,11 @@ class Ledger:
         book = self.books.get(id(owner))
         books = (book,) if book is not None else self.books.values()
         cleared = False
-        wasted: set[Part] = set()
         for each in books:
+            wasted: dict[Part, None] = {}
             cleared = each.clear(wasted) or cleared
+            if wasted:
+                verdicts.wasted(self, each, wasted, site, owner)
             each.zero_site = site
             each.zeros += 1
             each.zeroed_at_step = each.steps
@@ -245,8 +253,6 @@ class Ledger:
             book.idle_zero = site
         self.last_zero = (site, self.backwards, self.steps)
         self.zeroed_by = weakref.ref(owner)
-        if wasted:
-            verdicts.wasted(self, wasted, site, owner)
 
     def nothing(self) -> None:
         """What was found on the way is to be judged."""
@@ -283,6 +289,9 @@ class Ledger:
             verdicts.nothing_new(self, book, same, none)
         else:
             book.empty = 0
+            verdicts.rounds(self, book)
+        book.wasted.clear()
+        book.clipped_late = None
         if fresh:
             self.scaling.stepped(self, book, optimizer, written)
         if book.sharing and fresh:
@@ -302,6 +311,8 @@ class Ledger:
             self.survey.after_step(book)
             if len(self.books) > 1:
                 verdicts.find_sharing(self, book)
+        elif book.steps == book.idle_at:
+            self.survey.look_for_idle(book)
         if self.modes.watching:
             self.modes.after_step(book)
         if self.found and any(each.book is not None and "survey" not in each.data for each in self.found):
@@ -315,6 +326,7 @@ class Ledger:
     def loaded_optimizer(self, optimizer: Any, site: CallSite | None) -> None:
         """An optimizer's load_state_dict() has returned: its groups have the saved rates."""
         book = self.book_of(optimizer)
+        book.loaded = site
         book.rates.brought = (site, book.steps) if rate_of(optimizer) == 0 else None
 
     def scheduler_made(self, scheduler: Any, site: CallSite | None) -> None:
@@ -333,19 +345,34 @@ class Ledger:
         """A module runs with grad mode off."""
         self.modes.forward_without_grad(module, arguments, frame)
 
-    def loaded_state(self, module: Any, assign: bool, site: CallSite | None) -> None:
+    def loaded_state(self, module: Any, assign: bool, state: Any, site: CallSite | None) -> None:
         """load_state_dict() was called; with assign=True it has replaced the module's parameters."""
         self.loaded = [*self.loaded[-63:], weakref.ref(module)]
         if assign:
             self.assignments = [*self.assignments[-15:], (weakref.ref(module), site, self.steps)]
+        else:
+            self.own_states.loaded(self, module, state, site)
 
     def census(self, module: Any, frame: Any) -> None:
         """A module is called, in the steps in which that is looked at: where, and with grad mode on or off."""
         known = self.called.get(id(module))
         grad_on = torch.is_grad_enabled()
+        caller = user_frame(frame)
+        place = None if caller is None else CallSite(caller.f_code, caller.f_lasti)
+        if known is None or known[0]() is not module:
+            self.counted[id(module)] = Counter()
+        self.counted[id(module)][place] += 1
         if known is None or known[0]() is not module or (grad_on and not known[2]):
-            caller = user_frame(frame)
-            self.called[id(module)] = (weakref.ref(module), None if caller is None else CallSite(caller.f_code, caller.f_lasti), grad_on)
+            self.called[id(module)] = (weakref.ref(module), place, grad_on)
+
+    def calls_of(self, module: Any) -> int:
+        """How often a module was called while calls were looked at."""
+        return sum(self.counted[id(module)].values()) if id(module) in self.called and self.called[id(module)][0]() is module else 0
+
+    def only_site(self, module: Any) -> CallSite | None:
+        """The one line that called it then."""
+        sites = self.counted.get(id(module), ())
+        return next(iter(sites)) if len(sites) == 1 else None
 
     def cast(self, module: Any, site: CallSite | None) -> None:
         """A module was cast to a low-precision dtype."""

@@ -12,6 +12,7 @@ from gradguard.rules.gradient_path.in_play import AllFrozen
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book
+from gradguard.safe_read import parameters_in
 
 _AGAIN = 2  # times that requires_grad was switched off while it was off
 _TIMES = 3  # changes of another parameter's requires_grad by the same statement: off, on, off
@@ -58,6 +59,6 @@ def told(incident: Incident, book: Book, frozen: list[torch.Tensor], code: str, 
 
 
 def _is_all_of(module: torch.nn.Module, frozen: list[torch.Tensor]) -> bool:
-    own = list(module.parameters())
+    own = list(parameters_in(module))
     ids = {id(parameter) for parameter in frozen}
     return bool(own) and all(id(parameter) in ids for parameter in own)

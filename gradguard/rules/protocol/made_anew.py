@@ -8,20 +8,26 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from gradguard.diagnosis import Diagnosis, Fix
+from gradguard.diagnosis import Confidence, Diagnosis, Fix, SourceSpan
 from gradguard.evidence.bindings import full_name
-from gradguard.evidence.source import dotted
+from gradguard.evidence.source import dotted, resolve
 from gradguard.evidence.syntax import FUNCTIONS, Source, range_of
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.places import the_one
+from gradguard.rules.protocol.survey import Making
 
 _WITHOUT = ("Dropout", "Pool", "Loss", "Pad", "Flatten", "Softmax", "Identity", "Fold", "Upsample", "Shuffle")
 
 
-def made_anew(incident: Incident, book: Book, shapes: list[tuple[int, ...]], code: str, name: str) -> Diagnosis | None:
-    """The one place where a layer is made and called at once; without it, nothing is said."""
+def made_anew(
+    incident: Incident, book: Book, shapes: list[tuple[int, ...]], makings: list[Making | None], code: str, name: str
+) -> Diagnosis | None:
+    """The lines that made the parameters, as seen in the last steps; outside of any forward call, the one that makes and calls a layer."""
+    seen = [made for made in makings if made is not None]
+    if seen:
+        return _seen(incident, book, shapes, seen, code, name)
     found: list[tuple[Source, ast.Call]] = []
 
     def places(sources: list[Source]) -> Iterator[tuple[Source, ast.stmt]]:
@@ -40,21 +46,71 @@ def made_anew(incident: Incident, book: Book, shapes: list[tuple[int, ...]], cod
     optimizer = tell.optimizer_name(book, incident)
     around = source.qualname_around(made)
     inside = f" in `{around}`" if around else ""
+    culprit = source.span(where, "a new layer at each call; no step ever changes its parameters", "culprit", around)
+    headline = f"`{written}`{inside} is made anew in each call: its parameters are random every time, and `{optimizer}` never has them"
+    return _told(book, optimizer, headline, culprit, [], shapes, _ONCE, (code, name), "likely")
+
+
+_ONCE = "Make the layer once, in `__init__`, as an attribute of the module, and call that"
+
+
+def _seen(incident: Incident, book: Book, shapes: list[tuple[int, ...]], makings: list[Making], code: str, name: str) -> Diagnosis | None:
+    """What was seen being made in forward calls."""
+    optimizer = tell.optimizer_name(book, incident)
+    makings = sorted(makings, key=lambda made: made.site.line)
+    sites = list(dict.fromkeys(made.site for made in makings))
+    places = [place for site in sites if (place := resolve(site)) is not None]
+    if not places:
+        return None
+    attributes = list(dict.fromkeys(made.attribute for made in makings if made.attribute is not None))
+    many = len(places) > 1
+    function = places[0].function
+    inside = f" in `{function}`" if function != "<module>" else ""
+    if attributes and len(attributes) == len(set(makings)):
+        subject = tell.listed([f"{makings[0].owner}.{attribute}" for attribute in attributes], len(attributes))
+        them = " and ".join(f"`{attribute}`" for attribute in attributes[:4])
+        label, title = "a new parameter at each call; no step ever changes it", f"Make {them} once, in `__init__`, and only use {{}} here"
+        title = title.format("them" if len(attributes) > 1 else "it")
+        many, random = len(attributes) > 1, "their values start anew every time"
+    else:
+        subject = f"`{tell.short(places[0].text, 60)}`" + (f" and {len(places) - 1} more" if many else "")
+        label, title, random = (
+            "a new layer at each call; no step ever changes its parameters",
+            _ONCE,
+            "the parameters start anew every time",
+        )
+    headline = f"{subject} {'are' if many else 'is'} made anew in each call{inside}: {random}, and `{optimizer}` never has them"
+    others = [place.span(label, "context") for place in places[1:4]]
+    return _told(book, optimizer, headline, places[0].span(label, "culprit"), others, shapes, title, (code, name), "certain")
+
+
+def _told(
+    book: Book,
+    optimizer: str,
+    headline: str,
+    culprit: SourceSpan,
+    others: list[SourceSpan],
+    shapes: list[tuple[int, ...]],
+    title: str,
+    rule: tuple[str, str],
+    confidence: Confidence,
+) -> Diagnosis:
     sizes = " and ".join(str(list(shape)) for shape in shapes[:3])
     return Diagnosis(
-        code=code,
-        name=name,
+        code=rule[0],
+        name=rule[1],
         severity="warning",
-        headline=f"`{written}`{inside} is made anew in each call: its parameters are random every time, and `{optimizer}` never has them",
-        culprit=source.span(where, "a new layer at each call; no step ever changes its parameters", "culprit", around),
+        headline=headline,
+        culprit=culprit,
         related=tell.spans(
+            *others,
             tell.span(book.made, f"`{optimizer}` is made without them", "declared"),
             None if book.last_part is None else tell.span(book.last_part.call.site, "fills the gradients of the newest ones", "backward"),
         ),
         explanation=f"At each look another set of parameters ({sizes}) got gradients, those of the look before were gone, and no optimizer "
         "knew any of them. What is learnt in front of such a layer has to fit another random one in the next step.",
-        fixes=[Fix(title="Make the layer once, in `__init__`, as an attribute of the module, and call that", safety="unsafe")],
-        confidence="likely",
+        fixes=[Fix(title=title, safety="unsafe")],
+        confidence=confidence,
     )
 
 

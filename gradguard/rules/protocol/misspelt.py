@@ -18,6 +18,7 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.places import the_one, written_in
+from gradguard.safe_read import attributes, modules_in, parameters_in
 
 _MEANT = "requires_grad"
 _ALIKE = 0.88  # of `difflib`: a letter or two missing, doubled or swapped
@@ -34,9 +35,9 @@ def misspelt(incident: Incident, book: Book, moved: set[int], code: str, name: s
     on_modules = not found
     if on_modules and _set_anywhere(incident):
         for _, root in incident.names.modules:
-            for module in root.modules():
+            for module in modules_in(root):
                 wrong = _wrong(module)
-                inside = [p for p in module.parameters() if id(p) in moved and p.requires_grad] if wrong is not None else []
+                inside = [p for p in parameters_in(module) if id(p) in moved and p.requires_grad] if wrong is not None else []
                 if wrong is not None and inside:
                     found.setdefault(wrong, {}).update((id(p), p) for p in inside)
     if not found:
@@ -81,7 +82,7 @@ def _alike(name: str) -> bool:
 
 def _wrong(thing: torch.Tensor | nn.Module) -> str | None:
     """The attribute that looks like the flag and is not it; private ones may be somebody's memory of it."""
-    for key, value in vars(thing).items():
+    for key, value in attributes(thing).items():
         if not key.startswith("_") and value is False and _alike(key):
             return key
     return None

@@ -14,6 +14,7 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.places import the_one
+from gradguard.safe_read import peek
 
 
 def told(incident: Incident, code: str, name: str, book: Book, backward: ResolvedSite | None) -> Diagnosis | None:
@@ -92,11 +93,7 @@ def _paths(incident: Incident, book: Book) -> list[str]:
 
 def _variables(incident: Incident, optimizer: Any) -> list[str]:
     """The variables that hold an optimizer, or a framework's wrapper of it."""
-    return [
-        name
-        for name, value in incident.names.bindings
-        if value is optimizer or (hasattr(value, "param_groups") and getattr(value, "optimizer", None) is optimizer)
-    ]
+    return [name for name, value in incident.names.bindings if value is optimizer or peek(value, "optimizer", None) is optimizer]
 
 
 def _unpackings(sources: list[Source], ours: set[str], theirs: set[str]) -> Iterator[tuple[Source, ast.stmt]]:

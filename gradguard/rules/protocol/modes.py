@@ -14,6 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from gradguard.callsite import USER_FILES, CallSite
 from gradguard.fingerprints import fingerprint
 from gradguard.rules.protocol.suspicion import Suspicion
+from gradguard.safe_read import elements, function_code, in_class, modules_in, parameters_in, variables_of
 from gradguard.shield import barred
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Modes:
             return
         switch = Switch(module, mode, was, ledger.steps, site)
         self.switches = [*self.switches[-31:], switch]
-        if not mode and was and ledger.steps and any(isinstance(m, ACTING) for m in module.modules()):
+        if not mode and was and ledger.steps and any(isinstance(m, ACTING) for m in modules_in(module)):
             self.watching, self.steps_in_eval, self.evaluated = switch, 0, False
         elif self.watching is not None and self.watching.ref() is module:
             if mode:
@@ -86,7 +87,7 @@ class Modes:
             return
         if self.steps_in_eval == _EVAL_STEPS and self.evaluated:
             mine = {id(p) for p in book.parameters()}
-            if any(id(p) in mine for p in module.parameters()) and book.steps > _EVAL_STEPS:
+            if any(id(p) in mine for p in parameters_in(module)) and book.steps > _EVAL_STEPS:
                 ledger.found.append(Suspicion("GG609", book, {"kind": "left in eval", "switch": switch}))
         if self.steps_in_eval > 2 * _EVAL_STEPS:
             self.watching = None
@@ -113,13 +114,13 @@ class Modes:
     def _evaluated(self, module: nn.Module) -> None:
         """A kind of module runs in eval mode for the first time: what its forward calls may not know of the mode."""
         ledger = self._ledger()
-        code = getattr(type(module).forward, "__code__", None)
+        code = function_code(in_class(type(module), "forward"))
         if ledger is None or len(self._kinds) > 256:
             return
         self._kinds.add(type(module))
         if code is not None and USER_FILES[code.co_filename]:
             ids = ledger.survey.known()
-            if any(id(p) in ids for p in module.parameters()):
+            if any(id(p) in ids for p in parameters_in(module)):
                 ledger.found.append(Suspicion("GG609", None, {"kind": "functional dropout", "module": weakref.ref(module), "survey": True}))
 
     def _first(self, module: nn.Module, frame: FrameType | None) -> None:
@@ -151,7 +152,7 @@ class Modes:
             return
         self._strays.add(place)
         ids = ledger.survey.known()
-        if not _holds(root, module) and any(id(p) in ids for p in root.parameters()):
+        if not _holds(root, module) and any(id(p) in ids for p in parameters_in(root)):
             data = {"root": weakref.ref(root), "module": weakref.ref(module), "type": type(module).__name__, "site": CallSite(*place)}
             ledger.found.append(Suspicion("GG609", None, {"kind": "out of reach", **data}))
 
@@ -177,7 +178,7 @@ class Modes:
         if root is None or root is not known.ref() or caller is None or not USER_FILES[caller.f_code.co_filename]:
             return
         ids = ledger.survey.known()
-        if any(id(p) in ids for p in root.parameters()):
+        if any(id(p) in ids for p in parameters_in(root)):
             known.said = True
             ledger.found.append(
                 Suspicion(
@@ -209,7 +210,7 @@ class Forwards:
 
 
 def _holds(module: nn.Module | None, part: nn.Module) -> bool:
-    return module is not None and any(each is part for each in module.modules())
+    return module is not None and any(each is part for each in modules_in(module))
 
 
 def _mark(argument: Any) -> Any:
@@ -230,10 +231,11 @@ def outermost(frame: FrameType | None) -> tuple[nn.Module | None, Any, FrameType
     while frame is not None and depth < 200:
         if frame.f_code is _CALL and frame.f_back is not None:
             outer = frame.f_back
-            owner = frame.f_locals.get("self")
+            given = variables_of(frame)
+            owner = given.get("self")
             if isinstance(owner, nn.Module):
                 root = owner
-                arguments = frame.f_locals.get("args") or ()
+                arguments = elements(given.get("args"))
                 argument = arguments[0] if arguments else None
                 caller = outer
                 while (

@@ -16,6 +16,7 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.places import class_node
+from gradguard.safe_read import parameters_in
 from gradguard.torch_internals import storage_key
 
 _BLENDING = frozenset({"add_", "lerp_", "copy_"})
@@ -101,7 +102,7 @@ def _is_of(incident: Incident, source: Source | None, call: ast.Call, parameter:
             if isinstance(each, ast.Attribute) and each.attr in ("parameters", "named_parameters"):
                 owner = (dotted(each.value) or "").rpartition(".")[2]
                 modules = [module for path, module in incident.names.modules if path is not None and path.rpartition(".")[2] == owner]
-                return any(parameter is p for module in modules for p in module.parameters())
+                return any(parameter is p for module in modules for p in parameters_in(module))
     return False
 
 

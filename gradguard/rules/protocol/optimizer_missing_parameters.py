@@ -20,12 +20,13 @@ out of the optimizer's arguments is not either. The loss falls all the same, bec
 Unsafe: more is trained than before; saved checkpoints get new entries.
 
 ## When it speaks, what silences it
-When the optimizer or the guard comes to its end (or after 1,000 steps), if leaves that were seen in three or more graphs are
-in no optimizer and have exactly the values they had at first. It is silent about leaves that are no module's (inputs,
+When the optimizer or the guard comes to its end (or after 400 steps), if leaves that were seen in three or more graphs are
+in no optimizer and have exactly the values they had at first; at the twelfth step already, as likely, where no module lists them, or
+they joined the model after the optimizer was made. It is silent about leaves that are no module's (inputs,
 latent codes), about modules in eval mode or loaded with `load_state_dict` (a pretrained network through which gradients only
 flow), about anything an optimizer made later takes up, and about values that change by hand. And at the
-fourth look in a row at which the parameters of the look before are gone and others of the same shapes get gradients, where one place
-makes a layer and calls it at once (`nn.Linear(8, 2)(x)`).
+fourth look in a row at which the parameters of the look before are gone and others of the same shapes get gradients, where they were
+made in the course of a module's forward call, or one place makes a layer and calls it at once (`nn.Linear(8, 2)(x)`).
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from gradguard.rules.protocol.made_anew import made_anew
 from gradguard.rules.protocol.owners import Owner, Owners, is_record
 from gradguard.rules.protocol.places import attribute_set
 from gradguard.rules.protocol.survey import Stranger
+from gradguard.safe_read import modules_in, parameters_in, peek
 
 CODE, NAME = "GG603", "optimizer-missing-parameters"
 Found = list[tuple[torch.Tensor, Owner]]
@@ -56,7 +58,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if book is None:
         return None
     if "anew" in data:
-        return made_anew(incident, book, data["anew"], CODE, NAME)
+        return made_anew(incident, book, data["anew"], data["makings"], CODE, NAME)
     strangers: list[Stranger] = data["prepare"]
     owners = Owners(incident.names)
     left = [(leaf, owner) for s in strangers if (leaf := s.ref()) is not None and (owner := owners.of(leaf)) is not None]
@@ -82,8 +84,12 @@ def recognise(incident: Incident) -> Diagnosis | None:
 
     if book.steps >= 400 and holds():
         return diagnosis
+    if diagnosis.code == orphans.CODE or all(not owner.registered for _, owner in left) or joined_later(book, left):
+        early = diagnosis.model_copy(update={"confidence": "likely"})  # nothing but another optimizer could change it
+    else:
+        early = None
     book.prepared = [each for each in book.prepared if each.code not in ("GG603", "GG604")] + [Prepared(diagnosis.code, diagnosis, holds)]
-    return None
+    return early
 
 
 def _is_meant(incident: Incident, book: Book, owner: Owner, trained: set[int], replaces: bool) -> bool:
@@ -100,10 +106,10 @@ def _is_meant(incident: Incident, book: Book, owner: Owner, trained: set[int], r
     if (
         not replaces
         and owner.registered
-        and any(id(module) in around or any(child is owner.module for child in module.modules()) for module in loaded)
+        and any(id(module) in around or any(child is owner.module for child in modules_in(module)) for module in loaded)
     ):
         return False
-    if any(id(p) in trained for p in owner.root.parameters()):
+    if any(id(p) in trained for p in parameters_in(owner.root)):
         return True
     # a module of its own: meant to be trained when the optimizer trains modules at all, not an image or a latent code
     return owner.registered and any(incident.names.state(p) is not None for p in book.parameters()[:4])
@@ -121,8 +127,8 @@ def _told(incident: Incident, book: Book, left: Found) -> Diagnosis:
     if unregistered:
         attributes = list(dict.fromkeys(each.attribute for _, each in shown if each.module is owner.module))
         place = attribute_set(type(owner.module), owner.attribute)
-        plain = owner.computed or leaf is getattr(owner.module, owner.attribute, None)
-        held = vars(owner.module).get(owner.attribute)
+        plain = owner.computed or leaf is peek(owner.module, owner.attribute, None)
+        held = peek(owner.module, owner.attribute, None)
         kind = type(held).__name__
         what = (
             "computed from an `nn.Parameter`, and so a plain tensor"

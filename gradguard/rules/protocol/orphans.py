@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import gc
-import weakref
 from collections.abc import Iterator
 
 import torch
@@ -19,6 +18,8 @@ from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.owners import Owner
 from gradguard.rules.protocol.placed import classes_on_the_way, placing
 from gradguard.rules.protocol.places import function_around, in_tiers, only_one, the_one
+from gradguard.safe_read import is_quiet, modules_in, own_dict, peek
+from gradguard.tensor_refs import TensorRef
 
 CODE, NAME = "GG604", "optimizer-orphaned-parameters"
 
@@ -103,11 +104,11 @@ def _another(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owne
     name = tell.optimizer_name(book, incident)
     owner = left[0][1]
     # GG603 need not tell of the same parameters again
-    incident.memory.setdefault("trained elsewhere", {}).update((id(leaf), weakref.ref(leaf)) for leaf, _ in left)
+    incident.memory.setdefault("trained elsewhere", {}).update((id(leaf), TensorRef(leaf)) for leaf, _ in left)
     model = owner.variable or type(owner.root).__name__
-    known = next(((variable, root) for variable, root in incident.names.modules if any(m is still for m in root.modules())), None)
+    known = next(((variable, root) for variable, root in incident.names.modules if any(m is still for m in modules_in(root))), None)
     theirs = f"`{known[0]}`" if known is not None and known[0] else "another model"
-    root = getattr(owner.root, "_orig_mod", owner.root)  # what torch.compile has wrapped
+    root = peek(owner.root, "_orig_mod", owner.root)  # what torch.compile has wrapped
     alike = known is not None and type(known[1]) in (type(root), type(owner.root))
     place = the_one(incident, lambda sources: ((source, node) for source in sources for node in _copies(source))) if alike else None
     paths = [each.path for _, each in left]
@@ -144,10 +145,10 @@ def alive_owner(parameter: torch.Tensor) -> nn.Module | None:
         if type(holder) is not dict or not any(value is parameter for value in holder.values()):
             continue
         for owner in gc.get_referrers(holder):
-            state = owner if type(owner) is dict else getattr(owner, "__dict__", None)
+            state = owner if type(owner) is dict else own_dict(owner)
             if type(state) is not dict or state.get("_parameters") is not holder:
                 continue
-            module = owner if isinstance(owner, nn.Module) else next((m for m in gc.get_referrers(state) if isinstance(m, nn.Module)), None)
+            module = next((m for m in (owner, *gc.get_referrers(state)) if is_quiet(m) and isinstance(m, nn.Module)), None)
             if module is not None:
                 return module
     return None

@@ -14,6 +14,7 @@ from gradguard.evidence.syntax import Source, range_of
 from gradguard.fixes.edits import replaced
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol.places import attribute_set
+from gradguard.safe_read import attributes, elements, modules_in
 
 
 def out_of_reach(incident: Incident, data: dict[str, Any], code: str, name: str) -> Diagnosis | None:
@@ -85,11 +86,11 @@ def _made_there(place: ResolvedSite, kind: str) -> ast.Call | None:
 
 def _held(root: nn.Module, part: nn.Module) -> tuple[nn.Module, str, str] | None:
     """The attribute whose plain list or dict the part is in."""
-    for module in root.modules():
-        for key, value in vars(module).items():
-            if key in ("_parameters", "_buffers", "_modules") or not isinstance(value, (list, tuple, dict)) or len(value) > 512:
+    for module in modules_in(root):
+        for key, value in attributes(module).items():
+            if key in ("_parameters", "_buffers", "_modules") or not isinstance(value, (list, tuple, dict)):
                 continue
-            if any(item is part for item in (value.values() if isinstance(value, dict) else value)):
+            if any(item is part for item in elements(value, 512)):
                 return module, key, type(value).__name__
     return None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from gradguard.evidence.names import Names
+from gradguard.safe_read import UNKNOWN, attributes, elements, in_class, named_modules, own_dict, pairs
 
+_MOST = 512  # items of one container
 _SHORT = 5  # operations between a parameter and the attribute computed from it
 
 
@@ -46,8 +48,8 @@ class Owners:
         self._modules: dict[int, tuple[str, nn.Module, nn.Module, str | None, str]] = {}
         self._behind: dict[int, tuple[str, nn.Module, nn.Module, str | None, str]] = {}
         for variable, root in names.modules:
-            for path, module in root.named_modules():
-                for key, value in vars(module).items():
+            for path, module in named_modules(root):
+                for key, value in attributes(module).items():
                     if key in ("_parameters", "_buffers", "_modules") or key.startswith("__"):
                         continue
                     for name, item in _items(key, value):
@@ -82,12 +84,12 @@ def _items(key: str, value: Any) -> list[tuple[str, Any]]:
     """Modules and leaves in a plain attribute, two levels deep."""
     if isinstance(value, nn.Module) or (isinstance(value, torch.Tensor) and value.requires_grad):
         return [(key, value)]
-    if isinstance(value, (list, tuple)) and len(value) <= 512:
-        return [found for i, item in enumerate(value) for found in _items(f"{key}[{i}]", item)]
-    if isinstance(value, dict) and len(value) <= 512:
-        return [found for name, item in value.items() for found in _items(f"{key}[{name!r}]", item)]
+    if isinstance(value, (list, tuple)) and len(held := elements(value, _MOST + 1)) <= _MOST:
+        return [found for i, item in enumerate(held) for found in _items(f"{key}[{i}]", item)]
+    if isinstance(value, dict) and len(named := pairs(value, _MOST + 1)) <= _MOST:
+        return [found for name, item in named if type(name) in (str, int) for found in _items(f"{key}[{name!r}]", item)]
     if is_record(value):
-        return [found for name, item in vars(value).items() for found in _items(f"{key}.{name}", item)]
+        return [found for name, item in attributes(value).items() for found in _items(f"{key}.{name}", item)]
     return []
 
 
@@ -106,4 +108,6 @@ def _behind(tensor: torch.Tensor) -> nn.Parameter | None:
 
 def is_record(value: Any) -> bool:
     """Whether it is a dataclass or a namespace: it holds things by name, and no module knows of them."""
-    return (is_dataclass(value) or isinstance(value, SimpleNamespace)) and not isinstance(value, type) and hasattr(value, "__dict__")
+    return own_dict(value) is not None and (
+        in_class(type(value), "__dataclass_fields__") is not UNKNOWN or isinstance(value, SimpleNamespace)
+    )

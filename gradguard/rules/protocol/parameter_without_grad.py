@@ -20,7 +20,8 @@ Manual.
 
 ## When it speaks, what silences it
 When the optimizer or the guard comes to its end (or after 400 steps of the optimizer), about parameters that no step has
-ever changed and no backward filled, while the others were. Only if the module was called (at steps 13 and 14 calls are
+ever changed and no backward filled, while the others were; at its 16th step, as likely, where the line that cuts them off stands under
+no condition, and nothing else calls them. Only if the module was called (at steps 13 and 14 calls are
 looked at), or nothing in its class's source ever reads the attribute it is kept in. Heads that this run does not use and
 that the source does use are silent, and so is what drops out of a loss made of derivatives (`autograd.grad(...,
 create_graph=True)`). Parameters that are frozen count where one statement freezes them and others in each turn of the loop,
@@ -49,8 +50,11 @@ from gradguard.rules.protocol.fixed_index import fixed_index
 from gradguard.rules.protocol.new_leaves import new_leaf, without_wrapper
 from gradguard.rules.protocol.places import attribute_set, class_node
 from gradguard.rules.protocol.reads import bare_read, reads_of
+from gradguard.rules.protocol.settled import settled
 from gradguard.rules.protocol.severed import LoneLoss
 from gradguard.rules.protocol.suspicion import version_of
+from gradguard.safe_read import parameters_in, peek
+from gradguard.tensor_refs import TensorRef
 
 CODE, NAME = "GG605", "parameter-without-grad"
 Idle = list[tuple[torch.Tensor, str, nn.Module, nn.Module | None, str]]  # parameter, path, module, parent, attribute in the parent
@@ -67,10 +71,12 @@ def recognise(incident: Incident) -> Diagnosis | None:
         return left_off.told(incident, book, [p for ref in data["off"] if (p := ref()) is not None], CODE, NAME)
     refs: list[weakref.ref[Any]] = data["prepare"]
     told = incident.memory.get("cut off by checkpoints", {})  # by GG711
-    idle = _idle(incident, [p for ref in refs if (p := ref()) is not None and (id(p) not in told or told[id(p)]() is not p)])
+    ledger = incident.memory["ledger"]
+    filled = ledger.severed.filled  # and cleared again: by other means than a step, or another rule has said so
+    parameters = [p for ref in refs if (p := ref()) is not None and id(p) not in filled]
+    idle = _idle(incident, [p for p in parameters if id(p) not in told or told[id(p)]() is not p])
     if not idle:
         return None
-    ledger = incident.memory["ledger"]
     diagnosis = (
         _called(incident, book, idle, ledger.called)
         or _unused(incident, book, idle)
@@ -79,7 +85,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     )
     if diagnosis is None:
         return None
-    kept = [(weakref.ref(p), version_of(p)) for p, *_ in idle]
+    kept = [(TensorRef(p), version_of(p)) for p, *_ in idle]
     last = dict.fromkeys(range(len(kept)), True)
 
     def holds() -> bool:
@@ -92,6 +98,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if book.steps >= 400:
         return diagnosis
     book.prepared = [each for each in book.prepared if each.code != CODE] + [Prepared(CODE, diagnosis, holds)]
+    if diagnosis.confidence == "certain" and settled(incident, diagnosis.culprit, [each[1] for each in idle]):
+        return diagnosis.model_copy(update={"confidence": "likely"})  # which only the end of the run makes certain
     return None
 
 
@@ -105,7 +113,7 @@ def _idle(incident: Incident, parameters: list[torch.Tensor]) -> Idle:
         parent = state.root
         steps = owner_path.split(".") if owner_path else []
         for step in steps[:-1]:
-            parent = getattr(parent, step, parent)
+            parent = peek(parent, step, parent)
         found.append((parameter, state.full, state.owner, parent if steps else None, steps[-1] if steps else state.path))
     return found
 
@@ -217,10 +225,10 @@ def _outermost(state: Any, called: dict[int, Any], parameters: list[torch.Tensor
     """Where the largest part of the model that has all these parameters, and only runs with grad mode off, was called."""
     part = None if state is None else state.root
     for step in () if state is None else state.path.split(".")[:-1]:
-        part = getattr(part, step, None)
+        part = peek(part, step, None)
         entry = called.get(id(part))
         if isinstance(part, nn.Module) and entry is not None and entry[0]() is part and not entry[2]:
-            held = {id(p) for p in part.parameters()}
+            held = {id(p) for p in parameters_in(part)}
             return entry if all(id(p) in held for p in parameters) else None
     return None
 
@@ -299,13 +307,14 @@ def _bare(incident: Incident, book: Book, idle: Idle) -> Diagnosis | None:
 def _same_item(incident: Incident, book: Book, idle: Idle) -> Diagnosis | None:
     """A loop over a list of modules calls one and the same of them each time."""
     parameters = [each[0] for each in idle]
-    found = fixed_index(incident.names, parameters)
+    found = fixed_index(incident.names, parameters, incident.memory["ledger"])
     if found is None:
         return None
     item = f"{found.items}[{found.index}]"
-    culprit = found.place.statement_span(f"calls `{item}` for each `{found.variable}` in `{found.items}`", "culprit")
+    culprit = found.place.span(f"calls `{item}` {found.times} times, once for each item", "culprit")
     headline = f"the other items of `{found.items}` never get a gradient: the loop over them calls `{item}` each time"
-    fix = Fix(title=f"Use `{found.variable}` in place of `{item}`", safety="unsafe")
+    title = f"Use `{found.instead}` in place of `{item}`" if found.instead else f"Call each item of `{found.items}` in its turn"
+    fix = Fix(title=title, safety="unsafe")
     return _told(incident, book, headline, culprit, [], fix, parameters, tell.listed([each[1] for each in idle], len(idle)))
 
 
@@ -356,11 +365,11 @@ def _used_twice(parent: nn.Module, dead: list[str]) -> tuple[ResolvedSite, list[
     found = class_node(type(parent))
     if reads is None or found is None:
         return None
-    shapes = [_shapes(getattr(parent, name, None)) for name in dead]
+    shapes = [_shapes(peek(parent, name, None)) for name in dead]
     twins = {
         name: nodes
         for name, nodes in reads.items()
-        if len(nodes) > 1 and _shapes(getattr(parent, name, None)) in shapes and _shapes(getattr(parent, name, None))
+        if len(nodes) > 1 and _shapes(peek(parent, name, None)) in shapes and _shapes(peek(parent, name, None))
     }
     second = {name: max(nodes, key=lambda node: (node.lineno, node.col_offset)) for name, nodes in twins.items()}
     first = {name: min(nodes, key=lambda node: (node.lineno, node.col_offset)) for name, nodes in twins.items()}
@@ -378,7 +387,7 @@ def _used_twice(parent: nn.Module, dead: list[str]) -> tuple[ResolvedSite, list[
 def _shapes(module: object) -> tuple[object, ...]:
     if not isinstance(module, nn.Module):
         return ()
-    return (type(module).__name__, *(tuple(p.shape) for p in module.parameters()))
+    return (type(module).__name__, *(tuple(p.shape) for p in parameters_in(module)))
 
 
 RULE = Rule(

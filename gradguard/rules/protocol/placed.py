@@ -15,6 +15,7 @@ from gradguard.evidence.source import ResolvedSite, dotted
 from gradguard.evidence.syntax import Source
 from gradguard.rules.protocol.owners import Owner
 from gradguard.rules.protocol.places import function_around
+from gradguard.safe_read import store_of
 
 _SETTERS = frozenset({"setattr", "add_module", "register_module", "set_submodule"})
 
@@ -24,7 +25,7 @@ def classes_on_the_way(owner: Owner) -> set[str]:
     found: set[str] = set()
     module: nn.Module | None = owner.root
     for part in owner.path.split(".")[:-1]:
-        module = getattr(module, "_modules", {}).get(part, module if part == owner.variable else None)
+        module = store_of(module, "_modules").get(part, module if part == owner.variable else None)
         if module is None:
             break
         if module is not owner.root:

@@ -13,6 +13,7 @@ from gradguard.evidence.syntax import FUNCTIONS, Source, load
 from gradguard.evidence.taking_part import loaded_files, sources_of
 from gradguard.fixes.edits import replaced
 from gradguard.rules.incident import Incident
+from gradguard.safe_read import class_attributes, function_code
 
 NOT_CALLED = "names the method: without `()` nothing runs"
 Loop = ast.For | ast.AsyncFor | ast.While
@@ -74,9 +75,9 @@ def the_one(incident: Incident, find: Callable[[list[Source]], Iterable[tuple[So
 def class_node(kind: type) -> tuple[Source, ast.ClassDef] | None:
     """The source of a class of the user's."""
     for base in kind.__mro__:
-        for value in vars(base).values():
-            code = getattr(value, "__code__", None)
-            if code is None or getattr(value, "__qualname__", "").rpartition(".")[0] != base.__qualname__:
+        for value in class_attributes(base).values():
+            code = function_code(value)
+            if code is None or value.__qualname__.rpartition(".")[0] != base.__qualname__:
                 continue
             if not USER_FILES[code.co_filename]:
                 break

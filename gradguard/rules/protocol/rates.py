@@ -9,8 +9,11 @@ import torch
 
 from gradguard.callsite import CallSite
 from gradguard.rules.protocol.suspicion import Suspicion
+from gradguard.safe_read import attributes, elements, item_of, peek
 from gradguard.shield import barred
 from gradguard.signals import internal_error
+from gradguard.tensor_refs import TensorRef
+from gradguard.torch_internals import own_part
 
 if TYPE_CHECKING:
     from gradguard.rules.protocol.books import Book
@@ -141,7 +144,7 @@ class Rates:
     def _take(self, book: Book) -> None:
         chosen = [p for p in book.parameters() if p.dtype in _LOW_PRECISION and p.numel() >= 16 and p.grad is not None and p.requires_grad]
         for parameter in chosen[:: max(1, len(chosen) // 8)][:8]:
-            self.sample.append((weakref.ref(parameter), _values(parameter), _values(parameter.grad)))
+            self.sample.append((TensorRef(parameter), _values(parameter), _values(parameter.grad)))
 
     def _compare(self, ledger: Ledger, book: Book) -> None:
         with_gradient = still = 0
@@ -168,14 +171,14 @@ def rate_of(optimizer: Any) -> Any:
 
 
 def _all_zero(optimizer: Any) -> bool:
-    return all(group.get("lr") == 0 for group in optimizer.param_groups)
+    return all(type(rate := item_of(group, "lr")) in (int, float) and rate == 0 for group in elements(peek(optimizer, "param_groups")))
 
 
 def _attribute(optimizer: Any) -> float | None:
     """The attribute `lr` of one of torch's optimizers, which reads `param_groups` only; None where there is none."""
     if not type(optimizer).__module__.startswith("torch.optim"):
         return None
-    rate = getattr(optimizer, "__dict__", {}).get("lr")
+    rate = attributes(optimizer).get("lr")
     return float(rate) if type(rate) in (int, float) and rate else None
 
 
@@ -183,7 +186,7 @@ def _values(tensor: torch.Tensor | None) -> list[float]:
     if tensor is None:
         return []
     try:
-        flat = tensor.detach().reshape(-1)
+        flat = own_part(tensor).detach().reshape(-1)
         return [float(x) for x in flat[:: max(1, flat.numel() // _SAMPLED)][:_SAMPLED].tolist()]
     except internal_error():
         return []
@@ -192,7 +195,7 @@ def _values(tensor: torch.Tensor | None) -> list[float]:
 def innermost(optimizer: Any) -> Any:
     """The optimizer that updates, behind those that frameworks wrap around it."""
     for _ in range(4):
-        inner = next((value for value in getattr(optimizer, "__dict__", {}).values() if isinstance(value, torch.optim.Optimizer)), None)
+        inner = next((value for value in attributes(optimizer).values() if isinstance(value, torch.optim.Optimizer)), None)
         if inner is None or inner is optimizer:
             break
         optimizer = inner
@@ -205,14 +208,14 @@ class Schedule:
     def __init__(self, scheduler: Any) -> None:
         self.ref = weakref.ref(scheduler)
         self.type_name = type(scheduler).__name__
-        optimizer = None if getattr(scheduler, "optimizer", None) is None else innermost(scheduler.optimizer)
+        optimizer = None if (held := peek(scheduler, "optimizer", None)) is None else innermost(held)
         self.optimizer = None if optimizer is None else weakref.ref(optimizer)
         self.key = id(optimizer)  # the ledger's, which outlives it
-        rates = getattr(scheduler, "base_lrs", None)
+        rates = peek(scheduler, "base_lrs", None)
         self.base = max((rate for rate in rates if isinstance(rate, float)), default=0.0) if isinstance(rates, list) else 0.0
-        spans = (getattr(scheduler, name, None) for name in ("total_steps", "T_max", "total_iters"))
+        spans = (peek(scheduler, name, None) for name in ("total_steps", "T_max", "total_iters"))
         self.span = next((value for value in spans if isinstance(value, int)), 0)  # calls that it was made for
-        lowest = getattr(scheduler, "eta_min", 0.0)
+        lowest = peek(scheduler, "eta_min", 0.0)
         self.low = float(lowest) if isinstance(lowest, (int, float)) else 0.0
         self.made: CallSite | None = None
         self.began: Any = None  # the optimizer's rate when the scheduler had been made, and how many steps it had taken
@@ -279,7 +282,7 @@ class Schedules:
     def stepped(self, scheduler: Any, site: CallSite | None) -> None:
         """`scheduler.step()` was called by the user."""
         ledger = self._ledger()
-        optimizer = getattr(scheduler, "optimizer", None)
+        optimizer = peek(scheduler, "optimizer", None)
         if ledger is None or optimizer is None:
             return
         optimizer = innermost(optimizer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -17,6 +17,7 @@ from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.places import function_around, the_one
 from gradguard.rules.protocol.suspicion import Suspicion, few_values, version_of
+from gradguard.tensor_refs import TensorRef
 
 if TYPE_CHECKING:
     from gradguard.rules.protocol.ledger import Ledger
@@ -39,7 +40,7 @@ class Unheld:
             return
         parameters = [leaf for leaf in leaves if isinstance(leaf, torch.nn.Parameter)][:_MOST]
         if not self.first:
-            self.first = [(weakref.ref(p), version_of(p), few_values(p)) for p in parameters]
+            self.first = [(TensorRef(p), version_of(p), few_values(p)) for p in parameters]
             self.began = ledger.backwards
             return
         if any((p := ref()) is None or version_of(p) != version or few_values(p) != values for ref, version, values in self.first):
@@ -55,26 +56,30 @@ def told(incident: Incident, code: str, name: str) -> Diagnosis | None:
     parameters = [p for ref in data["of"] if (p := ref()) is not None]
     place = the_one(incident, lambda sources: _rebinding(sources))
     statement, source = (None, None) if place is None else (place.statement, place.source)
-    if place is None or source is None or not isinstance(statement, ast.Assign) or not parameters:
+    found = next((each for each in dropped(source) if each.statement is statement), None) if source is not None else None
+    if place is None or source is None or found is None or not parameters:
         return None
-    variable = dotted(statement.targets[0])
+    variable = found.target or "the result"
     names = tell.parameter_names(parameters, incident.names)
-    change = _changed_by(source, statement)
-    how = f": `{tell.short(change, 50)}`" if change else f" `{variable}` in place, under `torch.no_grad()`"
+    change = _changed_by(source, found)
+    how = f": `{tell.short(change, 50)}`" if change else " in place, under `torch.no_grad()`"
+    what = f"it binds `{variable}` to a new tensor" if found.target else "it computes a new tensor and drops it"
+    label = f"the new tensor is dropped: nothing reads `{variable}`" if found.target else "the new tensor is dropped"
+    if any(isinstance(node, ast.Name) and node.id == found.target for node in ast.walk(found.loop.target)):
+        label = f"the new tensor is dropped: `{variable}` is bound anew in the next turn of the loop"
     have = "have" if len(parameters) > 1 else "has"
     fix = Fix(
         title=f"Write into the parameter{how}",
         safety="unsafe",
-        patch=replaced(source, [(statement, change)]) if change else None,
+        patch=replaced(source, [(found.statement, change)]) if change else None,
         detail="Or let `torch.optim.SGD` do it.",
     )
     return Diagnosis(
         code=code,
         name=name,
         severity="warning",
-        headline=f"`{tell.short(place.text or source.flat(statement), 60)}` updates nothing: it binds `{variable}` to a new tensor, "
-        "and the parameters stay as they are",
-        culprit=place.statement_span(f"the new tensor is dropped: `{variable}` is bound anew in the next turn of the loop", "culprit"),
+        headline=f"`{tell.short(source.flat(found.statement), 60)}` updates nothing: {what}, and the parameters stay as they are",
+        culprit=place.statement_span(label, "culprit"),
         tensors=tell.facts(parameters, incident.names),
         explanation=f"No optimizer has stepped in this run, and {tell.listed(names, len(parameters))} {have} "
         f"not been written in {data['backwards']} backward calls. An assignment to a name does not change the tensor that the "
@@ -83,18 +88,55 @@ def told(incident: Incident, code: str, name: str) -> Diagnosis | None:
     )
 
 
+class Dropped(NamedTuple):
+    """A statement of a loop that computes a value which nothing reads.
+
+    Attributes:
+        target: the name it is bound to; None where the value is an expression's.
+    """
+
+    source: Source
+    loop: ast.For
+    statement: ast.Assign | ast.AnnAssign | ast.Expr
+    value: ast.expr
+    target: str | None
+
+
+def dropped(source: Source) -> Iterator[Dropped]:
+    """Assignments to a name that nothing reads before it is bound anew, and results of operations that are not even bound."""
+    for loop in ast.walk(source.tree or ast.Module([], [])):
+        if not isinstance(loop, ast.For):
+            continue
+        bound = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
+        around = function_around(source, loop) or source.tree
+        for node in ast.walk(loop):
+            if isinstance(node, ast.Expr) and _is_out_of_place(node.value):
+                yield Dropped(source, loop, node, node.value, None)
+            elif isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                name = targets[0].id if len(targets) == 1 and isinstance(targets[0], ast.Name) else None
+                if name is not None and not (read_later(source, loop, node, name) if name in bound else _is_read(around, name)):
+                    yield Dropped(source, loop, node, node.value, name)
+
+
+def _is_out_of_place(value: ast.expr) -> bool:
+    """Whether it is arithmetic, or a method of tensors that leaves its tensor alone and has a twin that does not."""
+    method = value.func.attr if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) else None
+    return isinstance(value, ast.BinOp) or (method is not None and not method.endswith("_") and hasattr(torch.Tensor, f"{method}_"))
+
+
+def _is_read(scope: ast.AST | None, name: str) -> bool:
+    return scope is None or any(
+        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load) for node in ast.walk(scope)
+    )
+
+
 def _rebinding(sources: list[Source]) -> Iterator[tuple[Source, ast.stmt]]:
-    """`for p in ...: p = ... p.grad ...`, where nothing reads `p` after that."""
+    """`for p in ...: p = ... p.grad ...`, where nothing reads `p` after that; also where the new value is given a name of its own."""
     for source in sources:
-        for loop in ast.walk(source.tree or ast.Module([], [])):
-            if not isinstance(loop, ast.For):
-                continue
-            bound = {node.id for node in ast.walk(loop.target) if isinstance(node, ast.Name)}
-            for node in ast.walk(loop):
-                if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-                    name = node.targets[0].id
-                    if name in bound and _reads_grad(node.value, name) and not read_later(source, loop, node, name):
-                        yield source, node
+        for found in dropped(source):
+            if any(_reads_grad(found.value, node.id) for node in ast.walk(found.loop.target) if isinstance(node, ast.Name)):
+                yield source, found.statement
 
 
 def _reads_grad(value: ast.expr, name: str) -> bool:
@@ -130,13 +172,13 @@ def _rebound_by(source: Source, use: ast.AST, name: str, loop: ast.For) -> bool:
     return False
 
 
-def _changed_by(source: Source, statement: ast.Assign) -> str | None:
+def _changed_by(source: Source, found: Dropped) -> str | None:
     """`p -= lr * p.grad` for `p = p - lr * p.grad`, where grad mode is off."""
-    value, target = statement.value, statement.targets[0]
-    name = dotted(target)
-    blocks = [item.context_expr for above in source.ancestors(statement) if isinstance(above, ast.With) for item in above.items]
+    value, bound = found.value, {node.id for node in ast.walk(found.loop.target) if isinstance(node, ast.Name)}
+    blocks = [item.context_expr for above in source.ancestors(found.statement) if isinstance(above, ast.With) for item in above.items]
     quiet = any(isinstance(block, ast.Call) and (dotted(block.func) or "").endswith("no_grad") for block in blocks)
-    if not quiet or name is None or not isinstance(value, ast.BinOp) or dotted(value.left) != name:
+    name = dotted(value.left) if isinstance(value, ast.BinOp) else None
+    if not quiet or not isinstance(value, ast.BinOp) or name not in bound:
         return None
     sign = "-=" if isinstance(value.op, ast.Sub) else "+=" if isinstance(value.op, ast.Add) else None
     right = source.segment(value.right)

@@ -9,17 +9,18 @@ from collections.abc import Iterator
 import torch
 
 from gradguard.diagnosis import Diagnosis, Fix
-from gradguard.evidence.source import at_line, dotted
-from gradguard.evidence.syntax import Source
+from gradguard.evidence.source import assignments_to, at_line, dotted
+from gradguard.evidence.syntax import FUNCTIONS, Source
 from gradguard.fixes.edits import replaced
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.places import in_tiers, written_in
-from gradguard.rules.protocol.rebound import read_later
+from gradguard.rules.protocol.rebound import Dropped, dropped
 from gradguard.rules.protocol.suspicion import few_values, version_of
+from gradguard.safe_read import named_modules, parameters_in
 
-_OVER_PARAMETERS = re.compile(r"\bzip\([^:]*\.parameters\(\)")
+_OVER_PARAMETERS = re.compile(r"\bfor\b[^:]*\.(?:named_parameters|parameters|state_dict)\(\)")
 _SEEN = "GG611 copies"  # what the parameters in question held at the survey before
 
 
@@ -28,35 +29,40 @@ def rebound_copy(incident: Incident, book: Book, code: str, name: str) -> Diagno
     known = incident.memory["ledger"].survey.known()
     if not any(_rebinding(written_in(incident, _OVER_PARAMETERS.search))):
         return None
-    if all(id(p) in known for _, root in incident.names.modules for p in root.parameters()):
+    if all(id(p) in known for _, root in incident.names.modules for p in parameters_in(root)):
         return None  # every parameter alive is some optimizer's: no copy is there
-    places = {(source.filename, node.lineno): held for source, node, held in _rebinding(next(in_tiers(incident)))}
+    places: dict[tuple[str, int], tuple[Dropped, dict[str, None]]] = {}
+    for each, held in _rebinding(next(in_tiers(incident))):
+        places.setdefault((each.source.filename, each.statement.lineno), (each, {}))[1][held] = None
     if len(places) != 1:
         return None
-    (at, held), *_ = places.items()
-    place = at_line(*at)
-    statement, source = (None, None) if place is None else (place.statement, place.source)
-    if place is None or source is None or not isinstance(statement, ast.Assign):
+    (at, (lost, modules)), *_ = places.items()
+    place, source = at_line(*at), lost.source
+    if place is None:
         return None
     if not any(version_of(p) > version for ref, version in book.first_versions if (p := ref()) is not None):
         return None
-    found = _module(incident, held, known)
-    if found is None:
+    idle = [found for held in modules if (found := _module(incident, held, known)) is not None]
+    if len(idle) != 1:
         return None
-    shown, parameters = found
+    shown, parameters = idle[0]
     values = [(id(p), few_values(p)) for p in parameters]
     before, incident.memory[_SEEN] = incident.memory.get(_SEEN), (book.key, book.steps, values)
     if before is None or before[0] != book.key or before[2] != values or before[1] >= book.steps:
         return None
-    variable = dotted(statement.targets[0])
-    written = f"{variable}.data.copy_({source.segment(statement.value)})"
+    runs = _runs_over(lost.loop.target, lost.loop.iter, source)
+    variable = next((name for name, module in runs.items() if module.rpartition(".")[2] == shown.rpartition(".")[2]), lost.target)
+    written = f"{variable}.data.copy_({source.segment(lost.value)})"
+    what = f"it binds `{lost.target}` to a new tensor" if lost.target else "it computes a new tensor and drops it"
+    label = f"the new tensor is dropped: nothing reads `{lost.target}`" if lost.target else "the new tensor is dropped"
+    if lost.target in runs:
+        label = f"the new tensor is dropped: `{lost.target}` is bound anew in the next turn of the loop"
     return Diagnosis(
         code=code,
         name=name,
         severity="warning",
-        headline=f"`{tell.short(source.flat(statement), 60)}` updates nothing: it binds `{variable}` to a new tensor, and `{shown}` stays "
-        "as it is",
-        culprit=place.statement_span(f"the new tensor is dropped: `{variable}` is bound anew in the next turn of the loop", "culprit"),
+        headline=f"`{tell.short(source.flat(lost.statement), 60)}` updates nothing: {what}, and `{shown}` stays as it is",
+        culprit=place.statement_span(label, "culprit"),
         related=tell.spans(tell.span(book.step_site, "trains the others", "context")),
         tensors=tell.facts(parameters, incident.names),
         explanation=f"An assignment to a name does not change the tensor that the name stood for. The {len(parameters)} parameters of "
@@ -65,41 +71,55 @@ def rebound_copy(incident: Incident, book: Book, code: str, name: str) -> Diagno
             Fix(
                 title=f"Write into the parameter: `{tell.short(written, 70)}`",
                 safety="unsafe",
-                patch=replaced(source, [(statement, written)]),
+                patch=replaced(source, [(lost.statement, written)]),
             )
         ],
     )
 
 
-def _rebinding(sources: list[Source]) -> Iterator[tuple[Source, ast.stmt, str]]:
-    """Assignments of a loop's variable that nothing reads after it, and the module whose parameters the variable runs over."""
+def _rebinding(sources: list[Source]) -> Iterator[tuple[Dropped, str]]:
+    """Statements that compute something of the parameters that a loop runs over, and drop it; with each module it may be meant for."""
     for source in sources:
-        for loop in [node for node in ast.walk(source.tree or ast.Module([], [])) if isinstance(node, ast.For)]:
-            runs = _runs_over(loop)
-            for node in ast.walk(loop) if runs else ():
-                if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-                    target = node.targets[0].id
-                    read = {each.id for each in ast.walk(node.value) if isinstance(each, ast.Name)}
-                    if target in runs and target in read and len(read & set(runs)) > 1 and not read_later(source, loop, node, target):
-                        yield source, node, runs[target]
+        for found in dropped(source):
+            runs = _runs_over(found.loop.target, found.loop.iter, source)
+            read = {each.id for each in ast.walk(found.value) if isinstance(each, ast.Name)}
+            if found.target in runs:
+                held = [runs[found.target]] if found.target in read else []
+            else:
+                held = [module for name, module in runs.items() if name in read]
+            if len(read) > 1:
+                yield from ((found, module) for module in held)
 
 
-def _runs_over(loop: ast.For) -> dict[str, str]:
-    """The variables of `for a, b in zip(x.parameters(), y.parameters())`, each with its module."""
-    call, target = loop.iter, loop.target
-    if (
-        not isinstance(call, ast.Call)
-        or dotted(call.func) != "zip"
-        or not isinstance(target, ast.Tuple)
-        or len(target.elts) != len(call.args)
-    ):
+def _runs_over(target: ast.expr, over: ast.expr, source: Source) -> dict[str, str]:
+    """The variables of a loop over parameters, each with its module: `for a, (_, b) in zip(x.parameters(), y.named_parameters())`."""
+    called = dotted(over.func) if isinstance(over, ast.Call) else None
+    if isinstance(over, ast.Call) and called in ("list", "tuple", "reversed", "iter") and len(over.args) == 1:
+        return _runs_over(target, over.args[0], source)
+    parts = target.elts if isinstance(target, (ast.Tuple, ast.List)) else []
+    if isinstance(over, ast.Call) and called == "enumerate" and len(parts) == 2 and over.args:
+        return _runs_over(parts[1], over.args[0], source)
+    if isinstance(over, ast.Call) and called == "zip" and len(parts) == len(over.args):
+        return {
+            name: module for part, each in zip(parts, over.args, strict=True) for name, module in _runs_over(part, each, source).items()
+        }
+    if isinstance(over, ast.Name):  # a list of them, made before
+        around = next((above for above in source.ancestors(over) if isinstance(above, FUNCTIONS)), source.tree)
+        made = [each for each in assignments_to(around, over.id) if isinstance(each, ast.Assign)] if around is not None else []
+        return _runs_over(target, made[0].value, source) if len(made) == 1 and not isinstance(made[0].value, ast.Name) else {}
+    if not isinstance(over, ast.Call) or over.args or not isinstance(over.func, ast.Attribute):
         return {}
-    found = {}
-    for variable, values in zip(target.elts, call.args, strict=True):
-        over = dotted(values.func) if isinstance(values, ast.Call) and not values.args else None
-        if isinstance(variable, ast.Name) and over is not None and over.endswith(".parameters"):
-            found[variable.id] = over.removesuffix(".parameters")
-    return found
+    owner: ast.expr = over.func.value
+    pairs = over.func.attr in ("named_parameters", "items")
+    if over.func.attr in ("items", "values"):
+        if not isinstance(owner, ast.Call) or not isinstance(owner.func, ast.Attribute) or owner.func.attr != "state_dict":
+            return {}
+        owner = owner.func.value
+    elif over.func.attr not in ("parameters", "named_parameters"):
+        return {}
+    variable = parts[1] if pairs and len(parts) == 2 else target
+    held = dotted(owner)
+    return {variable.id: held} if isinstance(variable, ast.Name) and held is not None else {}
 
 
 def _module(incident: Incident, written: str, known: set[int]) -> tuple[str, list[torch.Tensor]] | None:
@@ -107,10 +127,10 @@ def _module(incident: Incident, written: str, known: set[int]) -> tuple[str, lis
     last = written.rpartition(".")[2]
     found: dict[int, tuple[str, list[torch.Tensor]]] = {}
     for variable, root in incident.names.modules:
-        for path, module in root.named_modules():
+        for path, module in named_modules(root):
             full = ".".join(part for part in (variable, path) if part)
             if full.rpartition(".")[2] == last:
-                found.setdefault(id(module), (full, list(module.parameters())))
+                found.setdefault(id(module), (full, list(parameters_in(module))))
     if len(found) != 1:
         return None
     shown, parameters = next(iter(found.values()))

@@ -12,6 +12,8 @@ import torch
 from gradguard.rules.protocol.suspicion import version_of
 from gradguard.shield import barred
 from gradguard.signals import internal_error
+from gradguard.tensor_refs import TensorRef
+from gradguard.torch_internals import own_part
 
 if TYPE_CHECKING:
     from gradguard.rules.protocol.books import Book
@@ -80,7 +82,7 @@ def _begin(book: Book) -> OptimizerRecord:
     for i, parameter in enumerate(book.parameters()):
         state = names.state(parameter)
         record.names.append(state.path if state is not None else f"parameter {i}")
-        record.refs.append(weakref.ref(parameter))
+        record.refs.append(TensorRef(parameter))
         record.versions.append(first.get(id(parameter), -1))
         record.moved.append(False)
         record.got_gradient.append(False)
@@ -89,6 +91,6 @@ def _begin(book: Book) -> OptimizerRecord:
 
 def _norm(gradient: torch.Tensor) -> float:
     try:
-        return float(torch.linalg.vector_norm(gradient.detach().float()))
+        return float(torch.linalg.vector_norm(own_part(gradient).detach().float()))
     except internal_error():  # sparse and wrapped gradients
         return 0.0

@@ -34,11 +34,15 @@ when five calls of a scheduler in a row find that its own optimizer has not step
 
 from __future__ import annotations
 
+import ast
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from gradguard.diagnosis import Diagnosis, Fix
-from gradguard.evidence.source import resolve
+from gradguard.evidence.source import ResolvedSite, resolve
+from gradguard.fixes.edits import indent_of, replaced
 from gradguard.rules.base import Rule
+from gradguard.rules.frameworks import accelerated
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import rate_by_hand, tell
 from gradguard.rules.protocol.books import Book
@@ -119,7 +123,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
             confidence="likely",
         )
     if data["kind"] == "ahead":
-        return _ahead(book, name, scheduler, schedule)
+        return _ahead(incident, book, name, scheduler, schedule)
     if data["kind"] == "swings":
         return _swings(book, name, scheduler, schedule)
     rates = book.rates
@@ -145,10 +149,23 @@ def recognise(incident: Incident) -> Diagnosis | None:
     )
 
 
-def _ahead(book: Book, name: str, scheduler: str, schedule: Schedule) -> Diagnosis:
+def _ahead(incident: Incident, book: Book, name: str, scheduler: str, schedule: Schedule) -> Diagnosis:
     """It is stepped for every micro-batch, and was made for as many calls as the optimizer takes steps."""
     place = resolve(schedule.site)
     steps = max(1, book.steps - schedule.began_at)
+    fix = Fix(
+        title=f"Call `{scheduler}.step()` right after `{name}.step()`, under the same condition",
+        safety="unsafe",
+        detail="Or make the schedule for as many calls as there are.",
+    )
+    accelerator = accelerated.accelerator_name(incident) if accelerated.wrapper_of(incident, book.ref()) is not None else None
+    if accelerator is not None:  # whose optimizers' step() stands under no condition, and waits by itself
+        fix = Fix(
+            title=f"Step it only with the optimizer: `if {accelerator}.sync_gradients: {scheduler}.step()`",
+            safety="unsafe",
+            patch=_gated(place, f"{accelerator}.sync_gradients"),
+            detail=f"Or hand `{scheduler}` to `{accelerator}.prepare(...)`, which then steps it only with the optimizer.",
+        )
     return Diagnosis(
         code=CODE,
         name=NAME,
@@ -163,14 +180,19 @@ def _ahead(book: Book, name: str, scheduler: str, schedule: Schedule) -> Diagnos
         explanation=f"The rate was {book.rates.highest:g} at most. `{schedule.type_name}` counts the calls of its step(), "
         f"{schedule.calls / steps:.3g} for each step of the optimizer here: where gradients are accumulated over several batches, one "
         "call a batch runs through the schedule too early, and nothing is learnt after that.",
-        fixes=[
-            Fix(
-                title=f"Call `{scheduler}.step()` right after `{name}.step()`, under the same condition",
-                safety="unsafe",
-                detail="Or make the schedule for as many calls as there are.",
-            )
-        ],
+        fixes=[fix],
     )
+
+
+def _gated(place: ResolvedSite | None, condition: str) -> str | None:
+    """The diff that puts the statement of a call under a condition."""
+    statement, source = (None, None) if place is None else (place.statement, place.source)
+    if place is None or source is None or not isinstance(statement, ast.Expr) or statement.value is not place.call:
+        return None
+    if statement.lineno != statement.end_lineno or source.lines[statement.lineno - 1].strip() != source.flat(statement):
+        return None
+    below = indent_of(source, statement.lineno) + "    "
+    return replaced(source, [(statement, f"if {condition}:\n{below}{source.flat(statement)}")])
 
 
 def _swings(book: Book, name: str, scheduler: str, schedule: Schedule) -> Diagnosis:

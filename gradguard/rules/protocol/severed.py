@@ -13,6 +13,7 @@ from gradguard.evidence.graph import root_nodes, walk
 from gradguard.facts import BackwardFact, Cut
 from gradguard.journal import Journal
 from gradguard.shield import barred
+from gradguard.tensor_refs import TensorRef
 from gradguard.torch_internals import node_sequence
 
 _MOST_NODES = 8_192
@@ -66,6 +67,7 @@ class Severed:
         # losses of which only the number was taken, by where they were made: where it was, what is behind them
         self._lone: dict[CallSite, tuple[CallSite | None, frozenset[int]]] = {}
         self._reached: dict[int, set[tuple[Blocked, ...]]] = {}  # parameters that a loss's graph leads to: through which Functions
+        self.filled: set[int] = set()  # parameters that a backward call did fill, whatever became of it
         self._roots: set[CallSite] = set()  # where the losses that backward started from were made
         self._loss: CallSite | None = None  # where the backward call was
         self._leaves: dict[int, weakref.ref[Any]] = {}  # Parameters that the losses' graphs lead to
@@ -76,6 +78,7 @@ class Severed:
         self._journal.wanted = {id(p): ref for ref in parameters if (p := ref()) is not None}
         self._journal.severed = []
         self._used, self._lone, self._met, self._reached, self._leaves = {}, {}, {}, {}, {}
+        self.filled = set()
 
     @barred
     def disarm(self) -> None:
@@ -123,10 +126,12 @@ class Severed:
         while stack and len(seen) < _MOST_NODES:
             node, through = stack.pop()
             leaf = getattr(node, "variable", None)
-            if leaf is not None and id(leaf) in wanted and leaf.grad is None:
+            if leaf is not None and id(leaf) in wanted and leaf.grad is not None:
+                self.filled.add(id(leaf))
+            elif leaf is not None and id(leaf) in wanted:
                 self._reached.setdefault(id(leaf), set()).add(through)
             elif isinstance(leaf, nn.Parameter):
-                self._leaves[id(leaf)] = weakref.ref(leaf)
+                self._leaves[id(leaf)] = TensorRef(leaf)
             kind = getattr(node, "_forward_cls", None)
             count = len(node.next_functions)
             for i, (below, _) in enumerate(node.next_functions):

@@ -51,6 +51,7 @@ from gradguard.rules.protocol.exchanged import exchanged
 from gradguard.rules.protocol.new_leaves import CALLED_WITH, new_leaf
 from gradguard.rules.protocol.places import named_not_called
 from gradguard.rules.protocol.written_aside import written_aside
+from gradguard.safe_read import elements
 
 CODE, NAME = "GG606", "step-without-backward"
 
@@ -113,20 +114,28 @@ def recognise(incident: Incident) -> Diagnosis | None:
         else tell.span(earlier.site, "this step has already applied them", "context")
     )
     backward = None if book.last_part is None else tell.span(book.last_part.call.site, "made these gradients", "backward")
+    culprit = None if step is None else step.span("applies gradients that the step before has applied", "culprit")
+    fix = Fix(title="Remove this second `step()`", safety="unsafe", detail="One step for each set of gradients.")
+    clipped = tell.span(incident.suspicion.data.get("clipped"), "clips them in between", "context")
+    first = None if clipped is None or before is None else resolve(earlier.site if earlier is not None else None)
+    if first is not None and culprit is not None:  # the one that is meant comes after the clipping
+        before = culprit.model_copy(update={"role": "context", "label": "applies them a second time, clipped"})
+        culprit = first.span("applies the gradients before they are clipped", "culprit")
+        fix = fix.model_copy(update={"title": "Remove this first `step()`: the one after the clipping is enough"})
     return Diagnosis(
         code=CODE,
         name=NAME,
         severity="warning",
         headline=f"`{name}.step()` applies the same gradients a second time: no backward ran since its last step",
-        culprit=None if step is None else step.span("applies gradients that the step before has applied", "culprit"),
-        related=tell.spans(backward, before),
+        culprit=culprit,
+        related=tell.spans(backward, clipped, before),
         tensors=tell.facts(used, incident.names),
         explanation=(
-            f"At this step `.grad` of all {len(used)} parameters of `{name}` is unchanged since the optimizer's previous step. "
+            f"At this step `.grad` of all {len(used)} parameters of `{name}` holds what the optimizer's previous step has used. "
             "The update is applied twice, at parameters where this gradient was never computed, and running averages count it "
             "twice."
         ),
-        fixes=[Fix(title="Remove this second `step()`", safety="unsafe", detail="One step for each set of gradients.")],
+        fixes=[fix],
     )
 
 
@@ -143,7 +152,7 @@ def _returned(incident: Incident, book: Book) -> ResolvedSite | None:
     held = {id(p) for p in book.parameters()}
     text = None if len(inputs) != 1 else dotted(inputs[0])
     if text is not None:
-        values = [value for name, value in incident.names.bindings if name == text and isinstance(value, (list, tuple))]
+        values = [elements(value) for name, value in incident.names.bindings if name == text and isinstance(value, (list, tuple))]
         return place if any(value and all(id(item) in held for item in value) for value in values) else None
     # `list(model.parameters())`: a call about parameters
     about = inputs[0] if len(inputs) == 1 else None

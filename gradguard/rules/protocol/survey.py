@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from gradguard.callsite import CallSite, user_frame
 from gradguard.facts import BackwardFact
 from gradguard.rules.protocol.rebound import Unheld
 from gradguard.rules.protocol.suspicion import Suspicion, few_values, version_of
+from gradguard.safe_read import variables_of
 from gradguard.shield import barred
+from gradguard.tensor_refs import TensorRef
 
 if TYPE_CHECKING:
     from gradguard.rules.protocol.books import Book
@@ -29,7 +33,7 @@ class Stranger:
     __slots__ = ("first_backward", "is_parameter", "last_backward", "ref", "seen", "shape", "step", "values", "version")
 
     def __init__(self, leaf: torch.Tensor, backward: int, step: int) -> None:
-        self.ref = weakref.ref(leaf)
+        self.ref = TensorRef(leaf)
         self.shape = tuple(leaf.shape)
         self.is_parameter = isinstance(leaf, torch.nn.Parameter)
         self.version = version_of(leaf)
@@ -42,6 +46,36 @@ class Stranger:
         """Whether it lives and has not changed since it was first seen (written through `.data` included)."""
         leaf = self.ref()
         return leaf is not None and version_of(leaf) == self.version and few_values(leaf) == self.values
+
+
+class Making(NamedTuple):
+    """How a parameter came to be: in the course of a module's forward call.
+
+    Attributes:
+        site: the user's line: the call that constructs a module, or what gives a module a parameter.
+        attribute: what the parameter is called in its module, where no module was constructed.
+        owner: the type of the module that has it.
+    """
+
+    site: CallSite
+    attribute: str | None
+    owner: str
+
+
+_CALL = getattr(torch.nn.Module._call_impl, "__code__", None)
+
+
+def making(module: torch.nn.Module, name: str, frame: FrameType | None) -> Making | None:
+    """How a parameter was made that a module is being given; None outside of any forward call."""
+    caller = user_frame(frame)
+    built = False
+    while frame is not None and frame.f_code is not _CALL:
+        if frame.f_code.co_name == "__init__" and isinstance(variables_of(frame).get("self"), torch.nn.Module):
+            caller, built = user_frame(frame.f_back), True
+        frame = frame.f_back
+    if frame is None or caller is None:
+        return None
+    return Making(CallSite(caller.f_code, caller.f_lasti), None if built else name, type(module).__name__)
 
 
 class Survey:
@@ -58,6 +92,7 @@ class Survey:
         self.stale_ids = True
         self._known: set[int] = set()
         self.anew = 0  # looks in a row at which other parameters were there in the place of those of the look before
+        self.makings: dict[int, Making] = {}  # by id of the parameter, while they come and go
         self.again = 0  # steps at which everything is looked at once more
         self._resets = 3
 
@@ -66,6 +101,21 @@ class Survey:
         """Something new has begun: the next backward calls are looked at again."""
         self._gap = 1.0
         self.next_at = min(self.next_at, now + 2)
+
+    @property
+    def watches_making(self) -> bool:
+        """Whether parameters come and go, and where they are made is yet to be seen."""
+        return 0 < self.anew < _ANEW
+
+    def registered(self, module: torch.nn.Module, name: str, parameter: Any, frame: FrameType | None) -> None:
+        """A module is given a parameter."""
+        made = making(module, name, frame) if isinstance(parameter, torch.nn.Parameter) else None
+        if made is None:
+            self.makings.pop(id(parameter), None)  # another's id by now
+        else:
+            if len(self.makings) >= _MOST_STRANGERS:
+                self.makings.clear()
+            self.makings[id(parameter)] = made
 
     def known(self) -> set[int]:
         """ids of every optimizer's parameters."""
@@ -122,7 +172,9 @@ class Survey:
             return
         ours = {tuple(p.shape) for each in ledger.books.values() for p in each.parameters()}
         if any(shape not in ours for shape in shapes):  # else they may be copies, fitted by hand
-            ledger.found.append(Suspicion("GG603", book, {"anew": shapes}))
+            makings = [self.makings.get(key) for s in fresh if s.shape in gone and (key := id(s.ref()))]
+            ledger.found.append(Suspicion("GG603", book, {"anew": shapes, "makings": makings}))
+        self.makings.clear()
 
     @barred
     def after_step(self, book: Book) -> None:
@@ -133,7 +185,7 @@ class Survey:
         for code in ("GG609", "GG613", "GG615"):
             ledger.found.append(Suspicion(code, book, {"survey": True}))
         book.rates.swings(ledger, book, book.ref())
-        book.frozen = [(weakref.ref(p), few_values(p)) for p in book.parameters() if not p.requires_grad and p.grad is not None]
+        book.frozen = [(TensorRef(p), few_values(p)) for p in book.parameters() if not p.requires_grad and p.grad is not None]
         if book.frozen:
             book.frozen_at = book.steps
             if ledger.asleep:
@@ -144,23 +196,31 @@ class Survey:
             ledger.found.append(Suspicion("GG611", book, {"kind": "copy", "survey": True}))
         again, self.again = self.again == ledger.steps, 0 if self.again == ledger.steps else self.again
         if book.steps in (12, 24, 60, 400):
-            idle = [
-                ref
-                for ref, version in book.first_versions
-                if (p := ref()) is not None and p.requires_grad and p.grad is None and version_of(p) == version
-            ]
-            if idle and len(idle) < len(book.first_versions) and book.steps == 12:
-                ledger.census_until = ledger.steps + 3
-                ledger.severed.arm(idle)
-            elif idle and len(idle) < len(book.first_versions):
-                ledger.found.append(Suspicion("GG605", book, {"prepare": idle}))
-            elif off := book.switched_off():
-                ledger.found.append(Suspicion("GG605", book, {"off": off}))
+            self.look_for_idle(book)
         if again or book.steps in (12, 24, 60, 400):
             known = self.known()
             left_out = [s for key, s in self.strangers.items() if key not in known and s.seen >= 3 and s.same()]
             if left_out:
                 ledger.found.append(Suspicion("GG603", book, {"prepare": left_out}))
+
+    def look_for_idle(self, book: Book) -> None:
+        """Which of an optimizer's parameters have never had a gradient, while others had."""
+        ledger = self._ledger()
+        if ledger is None:
+            return
+        idle = [
+            ref
+            for ref, version in book.first_versions
+            if (p := ref()) is not None and p.requires_grad and p.grad is None and version_of(p) == version
+        ]
+        if idle and len(idle) < len(book.first_versions) and book.steps == 12:
+            ledger.census_until = ledger.steps + 3
+            ledger.severed.arm(idle)
+            book.idle_at = book.steps + 4
+        elif idle and len(idle) < len(book.first_versions):
+            ledger.found.append(Suspicion("GG605", book, {"prepare": idle}))
+        elif book.steps != book.idle_at and (off := book.switched_off()):
+            ledger.found.append(Suspicion("GG605", book, {"off": off}))
 
 
 def leaves(roots: tuple[Any, ...]) -> list[torch.Tensor]:

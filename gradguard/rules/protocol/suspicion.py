@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradguard.signals import internal_error
+from gradguard.torch_internals import has_memory, own_part
 
 if TYPE_CHECKING:
     from gradguard.rules.protocol.books import Book
@@ -39,6 +40,9 @@ def version_of(tensor: torch.Tensor) -> int:
 def few_values(tensor: torch.Tensor) -> list[float]:
     """Some of a tensor's values, to see whether it changes."""
     try:
+        tensor = own_part(tensor)
+        if not has_memory(tensor):
+            return []
         flat = tensor.detach().reshape(-1)
         return [float(x) for x in flat[:: max(1, flat.numel() // 8)][:8].tolist()]
     except internal_error():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import difflib
+import os
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -15,6 +17,7 @@ from gradguard.evidence.names import Names
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol.books import Book
+from gradguard.safe_read import parameters_in
 from gradguard.signals import internal_error
 
 _LISTED = 4
@@ -145,7 +148,7 @@ def cast(incident: Incident, parameters: list[torch.Tensor]) -> CallSite | None:
     wanted = {id(p) for p in parameters}
     casts: list[tuple[weakref.ref[Any], CallSite | None]] = incident.memory["ledger"].casts
     alive = ((module, site) for ref, site in reversed(casts) if (module := ref()) is not None)
-    return next((site for module, site in alive if any(id(p) in wanted for p in module.parameters())), None)
+    return next((site for module, site in alive if any(id(p) in wanted for p in parameters_in(module))), None)
 
 
 def facts(parameters: Iterable[torch.Tensor], names: Names, most: int = 4) -> list[TensorFacts]:
@@ -179,9 +182,6 @@ def inserted_before(place: ResolvedSite | None, text: str) -> str | None:
     """The diff that puts a statement before the one at a place; None where that cannot be done for certain."""
     if place is None or place.statement is None or place.source is None or place.source.filename.startswith("<"):
         return None
-    import difflib
-    import os
-
     source = place.source
     line = place.statement.lineno
     if not 0 < line <= len(source.lines):

@@ -55,6 +55,7 @@ from gradguard.rules.protocol.modes import ACTING
 from gradguard.rules.protocol.out_of_reach import out_of_reach
 from gradguard.rules.protocol.places import not_called
 from gradguard.rules.protocol.suspicion import few_values, version_of
+from gradguard.safe_read import modules_in, named_modules, parameters_in
 
 CODE, NAME = "GG609", "train-eval-mode"
 
@@ -80,7 +81,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
 
 
 def _what(module: nn.Module) -> str:
-    kinds = {"batch normalisation" if isinstance(m, _BatchNorm) else "dropout" for m in module.modules() if isinstance(m, ACTING)}
+    kinds = {"batch normalisation" if isinstance(m, _BatchNorm) else "dropout" for m in modules_in(module) if isinstance(m, ACTING)}
     return " and ".join(sorted(kinds))
 
 
@@ -176,9 +177,9 @@ def _frozen(incident: Incident) -> Diagnosis | None:
     modes = incident.memory["ledger"].modes
     roots = _roots(incident)
     for name, root in roots:
-        if not any(id(p) in trained for p in root.parameters()):
+        if not any(id(p) in trained for p in parameters_in(root)):
             continue
-        drifting = [(path, module) for path, module in root.named_modules() if _drifts(modes.norms, book, module)]
+        drifting = [(path, module) for path, module in named_modules(root) if _drifts(modes.norms, book, module)]
         if drifting:
             return _drift_told(incident, book, name, root, drifting)
     return None
@@ -186,7 +187,7 @@ def _frozen(incident: Incident) -> Diagnosis | None:
 
 def _roots(incident: Incident) -> list[tuple[str, nn.Module]]:
     named = [(name, value) for name, value in incident.names.bindings if isinstance(value, nn.Module)]
-    inner = {id(child) for _, value in named for child in value.modules() if child is not value}
+    inner = {id(child) for _, value in named for child in modules_in(value) if child is not value}
     found: dict[int, tuple[str, nn.Module]] = {}
     for name, value in named:
         if id(value) not in inner:
@@ -214,12 +215,16 @@ def _drift_told(incident: Incident, book: Book, name: str, root: nn.Module, drif
     switches = [
         s
         for s in incident.memory["ledger"].modes.switches
-        if s.mode and (m := s.ref()) is not None and any(c is drifting[0][1] for c in m.modules())
+        if s.mode and (m := s.ref()) is not None and any(c is drifting[0][1] for c in modules_in(m))
     ]
     switch = switches[-1] if switches else None
     place = None if switch is None else resolve(switch.site)
     paths = [path for path, _ in drifting]
     part = tell.common_prefix([path + ".x" for path in paths]) or name
+    inner = dict(root.named_modules()).get(part, root)
+    norms = {id(p) for _, module in drifting for p in module.parameters()}
+    alone = any(p.requires_grad for p in inner.parameters() if id(p) not in norms)  # the rest of it is trained
+    shown = part if part == name else f"{name}.{part}"
     toggles = incident.journal.toggle_of(drifting[0][1].weight)  # type: ignore[arg-type]
     frozen_at = tell.span(toggles[1], "its parameters are frozen here", "context") if toggles is not None else None
     culprit = place.span(f"puts the frozen batch norms of `{part}` into train mode, too", "culprit") if place is not None else None
@@ -229,7 +234,9 @@ def _drift_told(incident: Incident, book: Book, name: str, root: nn.Module, drif
         code=CODE,
         name=NAME,
         severity="warning",
-        headline=f"`{part}` is frozen, but its batch norms are in train mode: their running statistics drift",
+        headline=f"the batch norms of `{part}` are frozen, but in train mode: their running statistics drift"
+        if alone
+        else f"`{part}` is frozen, but its batch norms are in train mode: their running statistics drift",
         culprit=culprit,
         related=tell.spans(frozen_at, tell.span(book.step_site, "the rest is trained here", "context")),
         explanation=(
@@ -240,7 +247,9 @@ def _drift_told(incident: Incident, book: Book, name: str, root: nn.Module, drif
         ),
         fixes=[
             Fix(
-                title=f"Call `{part if part == name else name + '.' + part}.eval()` after `{name}.train()`",
+                title=f"Put the batch norms of `{shown}` back into eval mode after each `{name}.train()`"
+                if alone
+                else f"Call `{shown}.eval()` after `{name}.train()`",
                 safety="unsafe",
                 detail="Or override `train()` in the module so that the frozen part stays in eval mode.",
             )

@@ -3,7 +3,8 @@
 ## What it is
 Steps are taken, gradients are there, and yet parameters do not change: the learning rate is zero (a schedule is over, a loaded
 state brought the zero along, or the rate is written to an attribute of the optimizer, which no step reads), the updates are smaller
-than the parameters' precision can hold, or an update by hand binds a variable instead of writing into the parameter.
+than the parameters' precision can hold, an update by hand binds a variable instead of writing into the parameter, or a target network
+is loaded with its own state.
 
 ## Why it is wrong
 bfloat16 keeps eight bits: adding less than 1/512 of a value leaves the value as it was, however often it is repeated. Weights
@@ -28,7 +29,8 @@ run that never had another. For rounding: at step 41, when at least half of the 
 bit what they were 40 steps before, in parameters of 16-bit type. For updates by hand: in a run without any optimizer, when twelve
 backward calls have gone by and no parameter has changed, where one statement alone binds a loop's variable to what it computes of
 that variable's gradient, and nothing reads it. The same for an average over two networks (`k = k * m + q * (1 - m)`), at an
-optimizer's 24th step, when the parameters that it should move have not changed since the 12th.
+optimizer's 24th step, when the parameters that it should move have not changed since the 12th. And at the second
+`load_state_dict` in a row that copies a module's parameters onto themselves, if nothing has written them in between.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gradguard.diagnosis import Diagnosis, Fix
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
-from gradguard.rules.protocol import rate_attribute, rebound, tell, zero_rate
+from gradguard.rules.protocol import own_state, rate_attribute, rebound, tell, zero_rate
 from gradguard.rules.protocol.books import Book
 from gradguard.rules.protocol.rates import Schedule
 from gradguard.rules.protocol.rebound_copy import rebound_copy
@@ -60,6 +62,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     book, data = incident.suspicion.book, incident.suspicion.data
     if data.get("kind") == "rebound":
         return rebound.told(incident, CODE, NAME)
+    if data.get("kind") == "own state":
+        return own_state.told(incident, CODE, NAME)
     if book is None:
         return None
     if data["kind"] == "copy":

@@ -34,13 +34,14 @@ and some of which did. All at once, or only those that were frozen, is silent. F
 from __future__ import annotations
 
 import ast
-import builtins
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
 from gradguard.diagnosis import Diagnosis, Fix
+from gradguard.evidence.interpreter import Interpreter, UnknownError
 from gradguard.evidence.source import at_line, dotted
 from gradguard.evidence.syntax import Source
 from gradguard.rules.base import Rule
@@ -52,12 +53,10 @@ from gradguard.rules.protocol.misspelt import misspelt
 from gradguard.rules.protocol.places import class_node, the_one
 from gradguard.rules.protocol.suspicion import version_of
 from gradguard.rules.protocol.unfrozen import unfrozen
-from gradguard.signals import internal_error
+from gradguard.safe_read import attributes, class_attributes, modules_in, named_modules, parameters_in
 
 CODE, NAME = "GG613", "unintended-training"
 _STEPS = 12
-_PURE = {"range", "len", "min", "max", "list", "tuple", "reversed", "enumerate", "zip", "sorted", "int", "getattr", "isinstance", "hasattr"}
-_PURE_METHODS = {"parameters", "children", "modules", "named_parameters", "named_children", "named_modules", "values", "items", "keys"}
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
@@ -81,13 +80,13 @@ def recognise(incident: Incident) -> Diagnosis | None:
     for name, root in [(name, value) for name, value in incident.names.bindings if isinstance(value, nn.Module)]:
         if id(root) in seen:
             continue
-        for path, module in root.named_modules():
+        for path, module in named_modules(root):
             seen.add(id(module))
-            parameters = [p for p in module.parameters() if id(p) in moved and p.requires_grad]
+            parameters: list[torch.Tensor] = [p for p in parameters_in(module) if id(p) in moved and p.requires_grad]
             if not parameters:
                 continue
             full = f"{name}.{path}" if path else name
-            if vars(module).get("requires_grad") is False and len(parameters) == len(list(module.parameters())):
+            if attributes(module).get("requires_grad") is False and len(parameters) == len(list(parameters_in(module))):
                 return _flag(incident, book, full, module, parameters)
             found = _never_frozen(incident, book, full, module, moved)
             if found is not None:
@@ -141,8 +140,8 @@ def _in_parameter_loop(source: Source, node: ast.AST) -> bool:
 
 def _never_frozen(incident: Incident, book: Book, full: str, module: nn.Module, moved: set[int]) -> Diagnosis | None:
     kind = type(module)
-    if "train" not in vars(kind) or any(
-        s.ref() is module or ((m := s.ref()) is not None and any(c is module for c in m.modules()))
+    if "train" not in class_attributes(kind) or any(
+        s.ref() is module or ((m := s.ref()) is not None and any(c is module for c in modules_in(m)))
         for s in incident.memory["ledger"].modes.switches
     ):
         return None
@@ -238,64 +237,36 @@ def _would_freeze(module: nn.Module, freeze: ast.FunctionDef) -> list[torch.Tens
     """The parameters the method would freeze with the module's present values; nothing where that cannot be told without running it."""
     found: dict[int, torch.Tensor] = {}
     try:
-        for values in _bindings(freeze.body, {"self": module}):
-            for each in values:
-                if isinstance(each, nn.Module):
-                    found.update((id(p), p) for p in each.parameters())
-                elif isinstance(each, torch.Tensor):
-                    found[id(each)] = each
-    except _UnknownError:
+        for value in _frozen(freeze.body, Interpreter({"self": module})):
+            if isinstance(value, nn.Module):
+                found.update((id(p), p) for p in parameters_in(value))
+            elif isinstance(value, torch.Tensor):
+                found[id(value)] = value
+    except UnknownError:
         return []
     return list(found.values())
 
 
-class _UnknownError(Exception):
-    """An expression that cannot be evaluated without running the user's code."""
-
-
-def _bindings(body: list[ast.stmt], scope: dict[str, Any]) -> list[list[Any]]:
+def _frozen(body: list[ast.stmt], known: Interpreter) -> Iterator[Any]:
     """What `X` is in each `X.requires_grad = False`, loops and plain conditions followed."""
-    found: list[list[Any]] = []
     for statement in body:
-        if isinstance(statement, ast.For) and isinstance(statement.target, (ast.Name, ast.Tuple)):
-            for item in list(_value(statement.iter, scope))[:1000]:
-                inner = dict(scope)
-                if isinstance(statement.target, ast.Name):
-                    inner[statement.target.id] = item
-                else:
-                    inner.update({t.id: v for t, v in zip(statement.target.elts, item, strict=False) if isinstance(t, ast.Name)})
-                found += _bindings(statement.body, inner)
+        if isinstance(statement, ast.For):
+            for item in known.items(known.value(statement.iter)):
+                known.assign(statement.target, item)
+                yield from _frozen(statement.body, known)
         elif isinstance(statement, ast.If):
-            found += _bindings(statement.body if _value(statement.test, scope) else statement.orelse, scope)
+            yield from _frozen(statement.body if known.truth(statement.test) else statement.orelse, known)
         elif isinstance(statement, ast.Assign) and _freezes(statement):
-            found += [[_value(t.value, scope)] for t in statement.targets if isinstance(t, ast.Attribute)]
+            yield from (known.value(t.value) for t in statement.targets if isinstance(t, ast.Attribute))
         elif isinstance(statement, ast.Assign) and len(statement.targets) == 1 and isinstance(statement.targets[0], ast.Name):
-            scope[statement.targets[0].id] = _value(statement.value, scope)
+            known.assign(statement.targets[0], known.value(statement.value))
         elif (
             isinstance(statement, ast.Expr)
             and _freezes(statement)
             and isinstance(statement.value, ast.Call)
             and isinstance(statement.value.func, ast.Attribute)
         ):
-            found.append([_value(statement.value.func.value, scope)])
-    return found
-
-
-def _value(node: ast.expr, scope: dict[str, Any]) -> Any:
-    """An expression's value, if it only reads attributes and calls what has no effects."""
-    for each in ast.walk(node):
-        if isinstance(each, ast.Call):
-            name = dotted(each.func) or ""
-            method = each.func.attr if isinstance(each.func, ast.Attribute) else None
-            if name not in _PURE and method not in _PURE_METHODS:
-                raise _UnknownError
-        elif isinstance(each, (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.Lambda)):
-            raise _UnknownError
-    builtin = {name: getattr(builtins, name) for name in _PURE}
-    try:
-        return eval(compile(ast.Expression(node), "<freeze>", "eval"), {"__builtins__": builtin}, scope)
-    except internal_error():
-        raise _UnknownError from None
+            yield known.value(statement.value.func.value)
 
 
 RULE = Rule(

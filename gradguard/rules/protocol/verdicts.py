@@ -6,39 +6,84 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from gradguard.callsite import CallSite
-from gradguard.rules.protocol.books import Book, Part, unchanged
-from gradguard.rules.protocol.suspicion import Suspicion, version_of
+from gradguard.rules.protocol.books import Book, Part, Waste, unchanged
+from gradguard.rules.protocol.suspicion import Suspicion
 
 if TYPE_CHECKING:
     from gradguard.rules.protocol.ledger import Ledger
 
 
-def wasted(ledger: Ledger, parts: set[Part], site: CallSite | None, owner: Any) -> None:
-    """Backward calls all of whose gradient was cleared before any step used it."""
+def wasted(ledger: Ledger, book: Book, parts: dict[Part, None], site: CallSite | None, owner: Any) -> None:
+    """Backward calls all of whose gradient for one optimizer was cleared before any of its steps used it."""
     for part in parts:
-        if any(version_of(p) != version for ref, version in part.versions if (p := ref()) is not None):
+        share = part.shares[book.key]
+        if share.written():
             continue  # updated by hand, or SAM's ascent
+        share.zero, share.owner = site, weakref.ref(owner)
+        share.unread = unread = part.call.traced and part.call.step == ledger.journal.step and part.reads == ledger.journal.grad_reads
+        waste = book.wasted.setdefault(part.call.site, Waste())
+        waste.calls += 1
+        waste.unread += unread
+        waste.zero, waste.owner = site, share.owner
+        if part.used or part.cleared != part.filled:
+            continue  # another optimizer has its share of the call, as a critic has of a generator's
         key = (part.call.site, site)
         if len(ledger.wastes) > 64:
             ledger.wastes.clear()
         counts = ledger.wastes.setdefault(key, [0, 0])
         counts[0] += 1
-        if part.call.traced and part.call.step == ledger.journal.step and part.reads == ledger.journal.grad_reads:
-            counts[1] += 1  # and nobody looked at the gradients in between
+        counts[1] += any(each.unread for each in part.shares.values())
         if counts[0] in (3, 12, 48):
             ledger.found.append(Suspicion(""))
-        book = ledger.books.get(id(owner)) or next((b for b in ledger.books.values() if b.last_part is part), None)
+        loser = _loser(ledger, part)
         if (
-            counts[1] >= 2 and counts[0] >= ledger.options("GG602").times and book is not None and book.steps
+            counts[1] >= 2 and counts[0] >= ledger.options("GG602").times and loser is not None and loser.steps
         ):  # one that never steps is another rule's business
-            ledger.found.append(Suspicion("GG602", book, {"part": part, "zero": site, "count": counts[0], "owner": weakref.ref(owner)}))
+            lost = part.shares[loser.key]
+            sure = len(part.shares) < 2 or _idle(loser)
+            zeros = [] if sure else [each.zero for each in part.shares.values()]
+            data = {"part": part, "zero": lost.zero if sure else None, "zeros": zeros, "count": counts[0], "owner": lost.owner}
+            ledger.found.append(Suspicion("GG602", loser, data))
             counts[1] = -40  # said; look again much later
+
+
+def _loser(ledger: Ledger, part: Part) -> Book | None:
+    """The optimizer that a wasted backward call was to serve: of several, one that has nothing else to step on.
+
+    None where some step uses other calls of the same line: what is lost between these is seen at the step (`rounds`).
+    """
+    books = [book for key in part.shares if (book := ledger.books.get(key)) is not None]
+    if any(book.last_used is not None and book.last_used.call.site == part.call.site for book in books):
+        return None
+    return next((book for book in books if _idle(book)), books[0] if books else None)
+
+
+def _idle(book: Book) -> bool:
+    return book.empty > 0 or (book.steps > 0 and book.last_used is None)
+
+
+def rounds(ledger: Ledger, book: Book) -> None:
+    """A step has used a backward call of a line whose other calls since the step before were wasted: of a sum only the last term counts."""
+    part = book.last_used
+    waste = None if part is None else book.wasted.get(part.call.site)
+    if part is None or waste is None or waste.calls > 10_000:
+        book.rounds = 0
+        return
+    book.rounds += 1
+    if book.rounds == 1:
+        ledger.found.append(Suspicion(""))
+    if book.rounds >= 2 and book.rounds * waste.calls >= ledger.options("GG602").times and waste.unread == waste.calls:
+        data = {"part": part, "zero": waste.zero, "count": book.rounds * waste.calls, "owner": waste.owner}
+        ledger.found.append(Suspicion("GG602", book, data))
+        book.rounds = -40  # said; look again much later
 
 
 def nothing_new(ledger: Ledger, book: Book, same: int, none: int) -> None:
     """A step for which no followed parameter had a new gradient."""
     if same and same + none == len(book.active):
         book.repeated += 1
+        if book.clipped_late is not None:  # for this step: too late for the one before, not without effect
+            ledger.clips[book.clipped_late] = -1_000_000
         book.look_closely(2)
         waiting = next(
             (b for b in ledger.books.values() if b is not book and not b.steps and b.filled_since_step and b.ref() is not None), None
@@ -47,7 +92,7 @@ def nothing_new(ledger: Ledger, book: Book, same: int, none: int) -> None:
             if waiting.filled >= 5 and book.repeated >= 3:
                 ledger.found.append(Suspicion("GG607", waiting, {"instead": book}))
         elif book.repeated in (2, 20, 200):
-            ledger.found.append(Suspicion("GG606", book, {"kind": "repeated"}))
+            ledger.found.append(Suspicion("GG606", book, {"kind": "repeated", "clipped": book.clipped_late}))
     elif book.kept in (4, 40) and ledger.backwards > book.backwards_at_step:  # others got gradients in between
         ledger.found.append(Suspicion("GG606", book, {"kind": "kept"}))
     elif none == len(book.active):
@@ -128,6 +173,8 @@ def clipping(ledger: Ledger, parameters: list[Any], limit: float, site: CallSite
         _nothing_to_clip(ledger, parameters, wanted, site)
         return
     if all(used for used, _ in states):
+        for _, book in states:
+            book.clipped_late = site
         count = ledger.clips[site] = ledger.clips.get(site, 0) + 1
         if count == ledger.options("GG610").times:
             ledger.found.append(Suspicion("GG610", states[0][1], {"site": site}))

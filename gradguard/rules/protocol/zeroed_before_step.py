@@ -87,7 +87,9 @@ def recognise(incident: Incident) -> Diagnosis | None:
         code=CODE,
         name=NAME,
         severity="warning",
-        headline=f"`{who}.zero_grad()` clears the gradients of `{loss}` before any step has used them{learns or counts}",
+        headline=f"`{who}.zero_grad()` clears the gradients of `{loss}` before any step has used them{learns or counts}"
+        if zero is not None
+        else f"the gradients of `{loss}` are cleared before any step has used them{learns or counts}",
         culprit=None
         if zero is None
         else zero.span(f"clears what `{tell.short(backward.text if backward else 'backward()', 32)}` has just computed", "culprit"),
@@ -98,6 +100,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
                 "only its last gradients before a step are used" if used else "all the gradients of this backward are lost", "backward"
             ),
             None if other is None else other.span("only this backward's gradients reach the step", "backward"),
+            *[tell.span(each, "clears a part of them", "context") for each in data.get("zeros", ())],
         ),
         tensors=tell.facts(only if untrained else parameters, incident.names),
         explanation=(
@@ -109,6 +112,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
             if used and wrapper is not None
             else Fix(title=f"Move `{who}.zero_grad()` behind the optimizer's step, where it clears once an accumulation", safety="unsafe")
             if used
+            else Fix(title=f"Keep the gradients of `{loss}` until the optimizer that they are for has stepped", safety="manual")
+            if zero is None
             else Fix(
                 title=f"Remove this `{who}.zero_grad()`: clear once a step, before its first backward",
                 safety="unsafe",

@@ -14,12 +14,22 @@ import numpy as np
 from torch.utils.checkpoint import checkpoint
 
 own = torch.Generator().manual_seed(3)
+numbers, coin = np.random.default_rng(0), random.random
+
+def heads(p):
+    return random.uniform(0, 1) < p
+
+class Coin:
+    def random(self):
+        return 1.0
 
 class Stage(nn.Module):
     def __init__(self):
         super().__init__()
         self.layers = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(6))
         self.weight = random.random()
+        self.rng, self.legacy, self.numbers = random.Random(3), np.random.RandomState(3), np.random.default_rng(3)
+        self.generator, self.fair = torch.Generator().manual_seed(3), Coin()
         self.calls = 0
 
     def forward(self, x):
@@ -53,6 +63,14 @@ def program(skips: str, inside: str = "pass", before: str = "pass") -> str:
         ("self.training and random.random() < 0.5", "pass", "random.random()"),
         ("draw > 0.5", "draw = np.random.rand()", "np.random.rand()"),
         ("torch.rand(1, generator=own) < 0.5", "pass", "torch.rand(1, generator=own)"),
+        ("self.rng.random() < 0.5", "pass", "self.rng.random()"),
+        ("self.fair.random() < 0.5 or self.rng.betavariate(1, 1) < 0.5", "pass", "self.rng.betavariate(1, 1)"),
+        ("self.legacy.rand() < 0.5", "pass", "self.legacy.rand()"),
+        ("self.numbers.integers(2)", "pass", "self.numbers.integers(2)"),
+        ("numbers.random() < 0.5", "pass", "numbers.random()"),
+        ("torch.zeros(1).uniform_(generator=self.generator) < 0.5", "pass", "torch.zeros(1).uniform_(generator=self.generator)"),
+        ("coin() < 0.5", "pass", "coin()"),
+        ("heads(0.5)", "pass", "random.uniform(0, 1)"),
     ],
 )
 def test_a_draw_that_is_not_repeated(skips: str, inside: str, culprit: str, level: str, tmp_path: Path) -> None:

@@ -77,3 +77,15 @@ def test_grad_of_a_module_attribute_that_is_no_leaf() -> None:
     assert isinstance(caught.value, GradGuardError)
     assert caught.value.diagnosis.code == "GG307"
     assert "`probe.delta`" in caught.value.diagnosis.headline
+
+
+def test_numbers_kept_in_a_list_are_repaired_together_with_what_is_made_of_the_list() -> None:
+    w = torch.ones(3, requires_grad=True)
+    with pytest.raises(GradGuardError) as caught, gradguard():
+        losses = []
+        for part in w:
+            losses.append((part * 2).item())
+        loss = torch.tensor(losses).mean()
+        loss.backward()
+    fix = caught.value.diagnosis.fixes[0]
+    assert fix.patch is not None and "losses.append(part * 2)" in fix.patch and "torch.stack(losses).mean()" in fix.patch

@@ -470,6 +470,67 @@ features.sum().backward()
 )
 
 _add(
+    "view_of_a_view_made_under_no_grad",
+    "GG106",
+    ("part", "whole"),
+    """
+whole = torch.zeros(4)
+with torch.no_grad():
+    half = whole[:2]
+half.requires_grad_(True)
+part = half.view(2, 1)
+part.div_(2.0)  #!
+""",
+)
+
+_add(
+    "view_made_in_inference_mode",
+    "GG106",
+    ("window", "frame"),
+    """
+frame = nn.Linear(3, 4)(torch.randn(2, 3))
+def darken(pixels):
+    pixels.mul_(0.5)  #!
+with torch.inference_mode():
+    window = frame[:, 1:]
+darken(window)
+""",
+)
+
+_add(
+    "alias_of_the_branch_that_ran",
+    "GG101",
+    ("hidden",),
+    """
+net, spare = nn.Linear(3, 4), torch.zeros(2, 4)
+def blank(hidden, real):
+    if real:
+        rows = hidden[:, 0]
+    else:
+        rows = spare[:, 0]
+    rows.zero_()  #!
+    return hidden
+hidden = torch.tanh(net(torch.randn(2, 3)))
+blank(hidden, True).sum().backward()
+""",
+)
+
+_add(
+    "alias_under_an_if_without_else",
+    "GG101",
+    ("state",),
+    """
+cell, unused = nn.Linear(3, 4), torch.ones(2, 4)
+state = torch.sigmoid(cell(torch.randn(2, 3)))
+flat = state.view(-1)
+if unused.sum() < 0:
+    flat = unused.view(-1)
+flat[0] = 0.0  #!
+state.sum().backward()
+""",
+)
+
+_add(
     "expanded_bias",
     "GG107",
     ("bias",),

@@ -20,6 +20,23 @@ for _ in range(3):
     loss.backward()
     opt.step()
 """,
+    "gradcheck_of_a_product": """
+a = torch.randn(3, dtype=torch.double, requires_grad=True)
+b = torch.randn(3, dtype=torch.double, requires_grad=True)
+assert torch.autograd.gradcheck(lambda x, y: x * y, (a, b))
+assert torch.autograd.gradgradcheck(lambda x, y: x * y.exp(), (a, b))
+""",
+    "put_back_through_data": """
+w = torch.randn(3, requires_grad=True)
+loss = (w * w.exp()).sum()
+kept = w.data.clone()
+for i in range(3):
+    w.data[i] = kept[i] + 0.1
+    w.data[i] = kept[i]
+w.data.mul_(2.0)
+w.data.copy_(kept)
+loss.backward()
+""",
     "manual_sgd_through_data": """
 net = nn.Linear(3, 1)
 for _ in range(4):

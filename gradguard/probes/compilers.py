@@ -1,0 +1,153 @@
+"""Stepping aside for Dynamo and export.
+
+Dynamo guards on the function modes of the thread, and compiles whatever Python runs while its callback is set, hooks included. So
+while the callback is set in a thread, the op probe is off its stack, and gradguard's own functions run with the callback taken out
+(`gradguard.shield`). What a compiled function computes is recorded no more than what a C++ library does.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gradguard.probes.hub import local
+from gradguard.shield import Compiler
+from gradguard.torch_internals import eval_frame, never_compile, register_builtin
+
+_state: dict[str, Any] = {"original": None, "wrapper": None, "known": None}
+# who calls it by a name of its own, once it is imported
+_IMPORTERS = (
+    ("torch._dynamo.eval_frame", "set_eval_frame"),
+    ("torch._dynamo.eval_frame", "_maybe_set_eval_frame"),
+    ("torch._dynamo.decorators", "set_eval_frame"),
+)
+
+
+def install() -> None:
+    """Notes when the callback of Dynamo is set and taken out; once a process."""
+    original = getattr(eval_frame, "set_eval_frame", None)
+    if original is None or _state["original"] is not None:
+        return
+
+    def set_eval_frame(callback: Any) -> Any:
+        if callback is None:
+            prior = original(None)
+            if prior is not None and local.compiled:
+                _leave()
+            return prior
+        _enter()
+        prior = original(callback)
+        if prior is not None:  # one within another
+            local.compiled -= 1
+        return prior
+
+    never_compile(set_eval_frame.__code__)
+    _state.update(original=original, wrapper=set_eval_frame)
+    Compiler.running, Compiler.swap = (lambda: local.compiled), swap_callback
+    _exchange(original, set_eval_frame)
+
+
+def remove() -> None:
+    """Notes it no more."""
+    original, wrapper = _state["original"], _state["wrapper"]
+    if original is not None:
+        _exchange(wrapper, original)
+        _state.update(original=None, wrapper=None)
+
+
+def _exchange(old: Any, new: Any) -> None:
+    places = [(eval_frame, "set_eval_frame"), *((sys.modules.get(module), name) for module, name in _IMPORTERS)]
+    for owner, name in places:
+        if owner is not None and getattr(owner, name, None) is old:
+            setattr(owner, name, new)
+
+
+def _enter() -> None:
+    local.compiled += 1
+    if local.compiled == 1:
+        rules = sys.modules.get("torch._dynamo.trace_rules")
+        if rules is not None and rules is not _state["known"]:
+            _state["known"] = rules
+            for package in ("gradguard", "gradguard.integrations"):
+                rules.add(package)
+        session = local.listener
+        if session is not None:
+            session.compiled_begins()
+
+
+def _leave() -> None:
+    local.compiled -= 1
+    if not local.compiled:
+        session = local.listener
+        if session is not None:
+            session.compiled_ends()
+
+
+def swap_callback(callback: Any) -> Any:
+    """Exchanges Dynamo's callback of this thread without being noticed; returns the one before."""
+    original = _state["original"]
+    return None if original is None else original(callback)
+
+
+def unguarded(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that runs as in a thread without a guard, such as `torch.export.export`."""
+
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        session, coast = local.listener, local.coast
+        if session is None:
+            return original(*args, **kwargs)
+        local.compiled += 1
+        session.compiled_begins()
+        local.listener = local.coast = None
+        try:
+            return original(*args, **kwargs)
+        finally:
+            local.listener, local.coast = session, coast
+            local.compiled -= 1
+            if not local.compiled:
+                session.compiled_ends()
+
+    return guarded
+
+
+# -- the native fast path of attention ------------------------------------------------------------------------------------
+
+
+class FastPath:
+    """nn.TransformerEncoder and nn.MultiheadAttention ask `torch.overrides.has_torch_function` before they take their native fast
+    path, whose numbers differ in the last bits (TORCH_FACTS 28): a mode that only watches must not turn it off.
+
+    It is a function of C's and has to be replaced; that it is only while an op probe stands on some thread's stack.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._standing: set[int] = set()
+        self._original: Any = torch.overrides.has_torch_function
+        self._guarded = _has_torch_function(self._original)
+        register_builtin(self._guarded, "aten::has_torch_function")
+
+    def keep(self, probe: Any, standing: bool) -> None:
+        """An op probe is put on a stack, or taken off it."""
+        with self._lock:
+            (self._standing.add if standing else self._standing.discard)(id(probe))
+            old, new = (self._original, self._guarded) if self._standing else (self._guarded, self._original)
+            if torch.overrides.has_torch_function is old:
+                torch.overrides.has_torch_function = new
+
+
+def _has_torch_function(original: Callable[..., Any]) -> Callable[..., Any]:
+    def guarded(relevant_args: Any) -> bool:
+        session = local.listener
+        if session is None or not session.tracing:
+            return bool(original(relevant_args))
+        return bool(session.unwatched(original, relevant_args))
+
+    return guarded
+
+
+fast_path = FastPath()

@@ -1,0 +1,107 @@
+"""Functions of torch that do something more while they stay the objects they are.
+
+TorchScript finds builtins by the identity of a function, Dynamo has tables of functions and guards on those it has traced, libraries
+compare and wrap them. So a function is not replaced: it is given other code, of the same signature, which calls gradguard's function
+instead, and that one calls a copy of the function as it was. Aliases that a program made before are watched as well.
+
+The code says that it stands where the function's own stands, so that rules by file name (what Dynamo skips, what TorchScript reads)
+hold for it. Dynamo reads the branch that leads straight to the copy; it never sees gradguard's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import CodeType, FunctionType
+from typing import Any
+
+from gradguard.torch_internals import is_compiling, never_compile
+
+_TARGET = "gradguard's function goes here"
+_COMPILING = "__gradguard_compiling__"
+
+originals: dict[CodeType, FunctionType] = {}
+"""Copies of the diverted functions, by the code that stands in for theirs."""
+
+
+class Diversion:
+    """A diverted function.
+
+    Args:
+        function: of plain Python.
+        make: given a copy of the function, returns what is called in its place, with the arguments as the signature sorts them.
+
+    Raises:
+        ValueError: a function that cannot be diverted.
+    """
+
+    def __init__(self, function: FunctionType, make: Callable[[Any], Callable[..., Any]]) -> None:
+        self._function = function
+        code = self._code = function.__code__
+        self._name = f"__gradguard_{function.__qualname__.replace('.', '_').replace('<', '').replace('>', '')}_{id(function)}__"
+        copy = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+        copy.__kwdefaults__ = function.__kwdefaults__
+        copy.__qualname__ = function.__qualname__
+        copy.__module__ = function.__module__
+        copy.__doc__ = function.__doc__
+        copy.__dict__.update(function.__dict__)
+        self._detour = _detour(code, make(copy), self._name)
+        never_compile(self._detour)
+        originals[self._detour] = copy
+        function.__globals__[_COMPILING] = is_compiling
+        function.__globals__[self._name] = copy
+        function.__code__ = self._detour
+
+    def end(self) -> None:
+        """The function does what it did; nothing happens if somebody else has given it other code since."""
+        if self._function.__code__ is self._detour:
+            self._function.__code__ = self._code
+            self._function.__globals__.pop(self._name, None)
+
+
+def original_code(function: FunctionType) -> CodeType:
+    """The code that a function has without gradguard."""
+    code = function.__code__
+    copy = originals.get(code)
+    return code if copy is None else copy.__code__
+
+
+def _detour(code: CodeType, target: Callable[..., Any], copy: str) -> CodeType:
+    """Code of the same signature that calls `target`, or while something compiles the function called `copy`."""
+    names = list(code.co_varnames)
+    positional, keyword = names[: code.co_argcount], names[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+    rest = names[code.co_argcount + code.co_kwonlyargcount :]
+    formal = [*positional]
+    if code.co_posonlyargcount:
+        formal.insert(code.co_posonlyargcount, "/")
+    given = [*positional]
+    if code.co_flags & 4:
+        formal.append(f"*{rest[0]}")
+        given.append(f"*{rest.pop(0)}")
+    elif keyword:
+        formal.append("*")
+    formal += keyword
+    given += [f"{name}={name}" for name in keyword]
+    if code.co_flags & 8:
+        formal.append(f"**{rest[0]}")
+        given.append(f"**{rest[0]}")
+    call = f"({', '.join(given)})"
+    free = "".join(f"    {name} = None\n" for name in code.co_freevars)
+    kept = f" if 0: {', '.join(code.co_freevars)}" if code.co_freevars else " pass"
+    source = (
+        f"def outer():\n{free}"
+        f"    def inner({', '.join(formal)}):\n"
+        f"       {kept}\n"
+        f"        if {_COMPILING}(): return {copy}{call}\n"
+        f"        _gradguard = {_TARGET!r}; return _gradguard{call}\n"
+    )
+    outer = next(const for const in compile(source, "<gradguard>", "exec").co_consts if isinstance(const, CodeType))
+    inner = next(const for const in outer.co_consts if isinstance(const, CodeType))
+    if inner.co_freevars != code.co_freevars:
+        raise ValueError(f"{code.co_name} cannot be diverted")
+    return inner.replace(
+        co_consts=tuple(target if const == _TARGET else const for const in inner.co_consts),
+        co_filename=code.co_filename,
+        co_firstlineno=code.co_firstlineno,
+        co_name=code.co_name,
+        **({"co_qualname": code.co_qualname} if hasattr(code, "co_qualname") else {}),
+    )
