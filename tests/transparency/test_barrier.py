@@ -29,6 +29,12 @@ from tests.transparency.workloads import mlp
 _PACKAGE = Path(gradguard.__file__).parent
 # They start programs and print: no training runs inside what they catch but the user's own, which they hand on.
 _OUTSIDE = {"cli.py", "config_cli.py", "runner.py", "tracebacks.py", "settings.py", "settings_files.py", "settings_sources.py"}
+_OUTSIDE |= {
+    "apart.py",  # before a program starts
+    "signals.py",  # decides what is foreign
+    "safe_read.py",  # stands below it, and catches what C raises of dictionaries that change
+    "reach.py",  # puts everything back first; its caller raises what was foreign
+}
 _BROAD = {"Exception", "BaseException", "OSError", "RuntimeError", "TimeoutError"}
 
 

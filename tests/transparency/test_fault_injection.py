@@ -36,7 +36,7 @@ _BARRIER = {
     *(f"gradguard.session.Session.{name}" for name in ("before_step", "after_step", "protocol", "run_checkpoint", "coasted_returned")),
     *(f"gradguard.torch_internals.{name}" for name in ("call_alone", "stands_alone", "mode_is_active", "remove_mode", "is_compiling")),
     *(f"gradguard.guard.Guard.{name}" for name in ("__init__", "__enter__", "__exit__", "watch", "explaining", "step", "steps", "_leave")),
-    *("gradguard.rerun.run_step", "gradguard.guard.Guard.of_run"),
+    *("gradguard.rerun.run_step", "gradguard.guard.Guard.of_run", "gradguard.probes.protocol_patches._caller"),
 }
 
 
