@@ -17,7 +17,7 @@ from gradguard.probes.backward_nodes import NodeWatch
 from gradguard.probes.ops import OpProbe
 from gradguard.safe_read import elements, is_quiet
 from gradguard.signals import is_internal
-from gradguard.torch_internals import node_sequence, others_watch, quiet, sequence_number
+from gradguard.torch_internals import grad_fn_of, is_a, node_sequence, others_watch, quiet, sequence_number
 
 if TYPE_CHECKING:
     from gradguard.session import Session
@@ -166,7 +166,7 @@ def backward_fact(
         seqs: tuple[int, ...] = (-1 if node is None else node_sequence(node),)
     else:
         with quiet():
-            nodes = [getattr(root, "grad_fn", None) for root in roots]
+            nodes = [grad_fn_of(root) for root in roots]
             seqs = tuple([-1 if node is None else node_sequence(node) for node in nodes])
     return BackwardFact(
         journal.backward_count + 1,
@@ -189,9 +189,13 @@ def tensors_of(args: tuple[Any, ...], kwargs: dict[str, Any], position: int, nam
     value = args[position] if len(args) > position else next((kwargs[name] for name in names if name in kwargs), None)
     if value is None:
         return ()
-    if is_quiet(value) and isinstance(value, (torch.Tensor, GradientEdge)):
+    if _has_graph(value):
         return (value,)
-    if isinstance(value, dict):
-        return tuple(elements(value))
     # an iterator is PyTorch's to read: read here, it would be empty there, and no gradient would be computed
-    return tuple(elements(value)) if is_quiet(value) and isinstance(value, (list, tuple)) else ()
+    items = elements(value) if is_quiet(value) and isinstance(value, (list, tuple, dict)) else ()
+    return tuple([item if _has_graph(item) else None for item in items])
+
+
+def _has_graph(value: Any) -> bool:
+    """Whether a root or an input is one to look at, and no tensor-like, which has whatever attributes it has."""
+    return is_a(value, torch.Tensor) or is_a(value, GradientEdge)

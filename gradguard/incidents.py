@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import cached_property
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from gradguard.rules.base import Moment, Rule
 from gradguard.rules.incident import Incident
 from gradguard.shield import Shield
 from gradguard.signals import internal_error
-from gradguard.torch_internals import others_watch, quiet
+from gradguard.torch_internals import quiet
 
 if TYPE_CHECKING:
     from gradguard.guard import Guard
@@ -125,7 +125,7 @@ class Incidents:
     def moment(self, moment: Moment, where: str, frame: FrameType, **facts: Any) -> None:
         """Lets the rules that look at this moment look."""
         run, traced = self.run, self.tracing
-        with quiet() if traced or others_watch() else nullcontext():
+        with quiet():
             asked: list[Rule] = []
             memory = run.memory
             for screen, rules in run.screens(moment, traced):

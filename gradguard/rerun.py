@@ -16,7 +16,7 @@ from gradguard.replay import can_run_again, nothing_stays
 from gradguard.safe_read import message_of
 from gradguard.session import Session, current_session
 from gradguard.shield import say
-from gradguard.signals import internal_error
+from gradguard.signals import internal_error, is_internal
 
 if TYPE_CHECKING:
     from gradguard.guard import Guard
@@ -70,7 +70,7 @@ def _again(
     except UnrestorableError as reason:
         _raise_held(guard, first, held, f"the step failed untraced; it was not run again to find more: {reason}")
         return
-    except Exception as fault:
+    except internal_error() as fault:
         session.fault(fault)
         _raise_held(guard, first, held, None)
         return
@@ -89,9 +89,12 @@ def _again(
         note = "run again from the same random state, traced, the step did not fail: it depends on something that the first run changed"
     finally:
         guard.aside = None
-        for wrong in reach.put_back():
-            session.fault(wrong)
+        wrong = reach.put_back()
         after.restore()
+        for fault in wrong:
+            if not is_internal(fault):
+                raise fault
+            session.fault(fault)
     _raise_held(guard, first, held, note)
 
 

@@ -46,7 +46,12 @@ def internal_error(*kinds: type[Exception]) -> type[Exception] | tuple[type[Exce
 
 def is_internal(error: BaseException) -> bool:
     """Whether an exception that surfaced in gradguard is a failure of its own: no diagnosis, and not foreign."""
-    return isinstance(error, Exception) and not isinstance(error, (GradGuardError, GradGuardWarning)) and not is_foreign(error)
+    if not isinstance(error, Exception) or isinstance(error, (GradGuardError, GradGuardWarning)):
+        return False
+    try:
+        return not is_foreign(error)
+    except Exception:  # nothing stands below this
+        return True
 
 
 def is_foreign(error: BaseException) -> bool:

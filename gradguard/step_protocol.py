@@ -10,7 +10,7 @@ from gradguard.evidence.frames import live_frames
 from gradguard.probes.protocol_patches import take_census, watch_registrations
 from gradguard.rules.protocol import asleep
 from gradguard.rules.protocol.suspicion import Suspicion
-from gradguard.torch_internals import dynamo_in_use, others_watch, quiet, sequence_number
+from gradguard.torch_internals import dynamo_in_use, quiet, sequence_number
 
 if TYPE_CHECKING:
     from gradguard.facts import BackwardFact
@@ -31,10 +31,7 @@ def tell(session: Session, happening: str, frame: FrameType | None, *facts: Any)
         GradGuardError, GradGuardWarning: a rule has found something and the policy raises.
     """
     ledger = session.run.ledger
-    if session.tracing or others_watch():
-        with quiet():
-            getattr(ledger, happening)(*facts)
-    else:
+    with quiet():  # by a mode, or by a `__torch_function__` of a tensor's class
         getattr(ledger, happening)(*facts)
     if ledger.census_until:
         _census(session, ledger)
@@ -75,8 +72,11 @@ def after_step(session: Session, frame: FrameType, optimizer: Any, site: CallSit
     ledger = session.run.ledger
     if not ledger.asleep:
         tell(session, "after_step", frame, optimizer, site)
-    elif asleep.step(ledger, optimizer, site):
-        tell(session, "nothing", frame)
+    else:
+        with quiet():
+            asked = asleep.step(ledger, optimizer, site)
+        if asked:
+            tell(session, "nothing", frame)
 
 
 def _census(session: Session, ledger: Ledger) -> None:

@@ -194,6 +194,22 @@ def node_sequence(node: Any) -> int:
         return -1
 
 
+def is_a(value: Any, kind: type) -> bool:
+    """isinstance() by the class that an object has, not by the one it claims (`Mock(spec=...)`), and without asking the object."""
+    return kind in type(value).__mro__
+
+
+def grad_fn_of(tensor: Any) -> Any:
+    """A tensor's graph node; None where there is none or none can be had: a view whose base was written under no_grad raises when it is
+    asked, and what only looks like a tensor has whatever it has."""
+    if not is_a(tensor, torch.Tensor):
+        return None
+    try:
+        return tensor.grad_fn
+    except internal_error():
+        return None
+
+
 def only_leaf(node: Any, most: int) -> Any:
     """The leaf that a node's value is a plain function of (`scale.exp()`), through at most so many nodes with one input each."""
     for _ in range(most):
@@ -209,8 +225,8 @@ def only_leaf(node: Any, most: int) -> Any:
 
 def leaves_behind(tensors: list[Any], most: int) -> tuple[list[Any], list[Any]]:
     """The leaves that tensors were computed from, and the graph nodes on the way, of which there are so many at most."""
-    found = [tensor for tensor in tensors if tensor.grad_fn is None and tensor.requires_grad]
-    nodes = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    nodes = [node for tensor in tensors if (node := grad_fn_of(tensor)) is not None]
+    found = [tensor for tensor in tensors if tensor.is_leaf and tensor.requires_grad]
     seen = set(nodes)
     for node in nodes:  # grows while it is read
         leaf = getattr(node, "variable", None)
@@ -225,9 +241,10 @@ def leaves_behind(tensors: list[Any], most: int) -> tuple[list[Any], list[Any]]:
 
 def is_a_loss(tensor: Any, most: int) -> bool:
     """Whether a tensor is a single number that one of torch's loss functions went into, among so many graph nodes at most."""
-    if tensor.dim() or tensor.grad_fn is None:
+    node = grad_fn_of(tensor)
+    if tensor.dim() or node is None:
         return False
-    nodes = [tensor.grad_fn]
+    nodes = [node]
     seen = set(nodes)
     for node in nodes:  # grows while it is read
         if "Loss" in node.name() or "CrossEntropy" in node.name():

@@ -266,6 +266,6 @@ def _bounded(values: list[Any], op: type | None = None) -> list[Any]:
     else:
         try:
             large = torch.broadcast_shapes(*(tensor.shape for tensor in tensors)).numel() > MOST_ELEMENTS  # type: ignore[no-untyped-call]
-        except RuntimeError:
+        except internal_error(RuntimeError):
             large = False
     return [shape_only(value) if isinstance(value, torch.Tensor) else value for value in values] if large else values

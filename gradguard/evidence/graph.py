@@ -12,9 +12,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge
 
 from gradguard.signals import internal_error
-from gradguard.torch_internals import ACCUMULATE_SEQ, check_saved, held_by_hook, node_sequence, saved_data, saved_slots, storage_key
+from gradguard.torch_internals import (
+    ACCUMULATE_SEQ,
+    check_saved,
+    grad_fn_of,
+    held_by_hook,
+    is_a,
+    node_sequence,
+    saved_data,
+    saved_slots,
+    storage_key,
+)
 
 MAX_NODES = 200_000
 
@@ -55,7 +66,7 @@ def root_nodes(tensors: Iterable[torch.Tensor]) -> list[Any]:
     """The graph nodes that made these tensors (leaves have none)."""
     found = []
     for tensor in tensors:
-        node = getattr(tensor, "grad_fn", None) or getattr(tensor, "node", None)  # GradientEdge has .node
+        node = tensor.node if is_a(tensor, GradientEdge) else grad_fn_of(tensor)
         if node is not None:
             found.append(node)
     return found

@@ -15,7 +15,17 @@ from gradguard.facts import Prints
 from gradguard.fingerprints import fingerprint
 from gradguard.journal import Journal
 from gradguard.tensor_refs import TensorRef
-from gradguard.torch_internals import jit_tracing, node_sequence, numpy_reachable, quiet, saved_data, saved_slots, storage_key, version_of
+from gradguard.torch_internals import (
+    grad_fn_of,
+    jit_tracing,
+    node_sequence,
+    numpy_reachable,
+    quiet,
+    saved_data,
+    saved_slots,
+    storage_key,
+    version_of,
+)
 
 _Parameter = torch.nn.Parameter
 
@@ -57,7 +67,7 @@ class Contents:
             self._era = self.journal.backward_count
             self._steady.clear()
         parameters: dict[int | None, torch.Tensor] = {storage_key(arg): arg for arg in args if isinstance(arg, _Parameter)}
-        stack = [out.grad_fn for out in (result if type(result) in (tuple, list) else (result,)) if isinstance(out, torch.Tensor)]
+        stack = [grad_fn_of(out) for out in (result if type(result) in (tuple, list) else (result,)) if isinstance(out, torch.Tensor)]
         seen: set[Any] = set()
         while stack:
             node = stack.pop()

@@ -24,7 +24,7 @@ from gradguard.probes.distributions import is_scoring, sampled_distribution
 from gradguard.probes.op_kinds import ADDEND, ALIKE, DETACH, FRESH, GATHER, REWRAP, REWRAPS, WRITE
 from gradguard.safe_read import peek
 from gradguard.tensor_refs import TensorRef
-from gradguard.torch_internals import is_a_loss, leaves_behind, numpy_reachable, only_leaf, sequence_number, storage_key
+from gradguard.torch_internals import grad_fn_of, is_a, is_a_loss, leaves_behind, numpy_reachable, only_leaf, sequence_number, storage_key
 
 _grad_enabled = torch.is_grad_enabled
 _Tensor = torch.Tensor
@@ -116,7 +116,7 @@ class LostPaths:
         if not args or not isinstance(args[0], _Tensor):
             return
         attached, _, leaves, _ = self._inputs(args[1:], kwargs)
-        leaf = args[0].grad_fn is None
+        leaf = grad_fn_of(args[0]) is None
         if not attached or (leaf and max(attached) < 0):  # updates of parameters by others are written so
             return
         journal = self.journal
@@ -175,7 +175,7 @@ class LostPaths:
         site = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
         cut = journal.cut_of(source)
         if source.requires_grad:
-            node = source.grad_fn
+            node = grad_fn_of(source)
             leaf = source if node is None else only_leaf(node, 5)
             mode = journal.modes[-1] if not _grad_enabled() and journal.modes else None
             cut = Cut(
@@ -195,12 +195,14 @@ class LostPaths:
         value = result if isinstance(result, (int, float, complex)) else (tuple(result) if name == "tolist" and is_flat(result) else None)
         if storage is not None and journal.wanted and cut is not None and source.is_floating_point():
             value = tuple(source.detach().flatten()[:_TELLING].tolist())  # to know them again in a tensor made of arrays
-        array = None if storage is None else weakref.ref(result)
+        array = None if storage is None or not type(result).__weakrefoffset__ else weakref.ref(result)  # a subclass gives what it likes
         frame_id = 0 if frame is None else id(frame)
         journal.escapes.append(EscapeFact(self.journal.tick(), name, site, value, cut, storage, frame_id, journal.step, array))
 
     def data(self, source: Any, result: Any) -> None:
         """`source.data` was read: the result shares its memory and not its graph."""
+        if not is_a(result, _Tensor):  # of a subclass
+            return
         journal = self.journal
         aliases = journal.data_aliases
         aliases[id(result)] = TensorRef(result)
@@ -209,7 +211,7 @@ class LostPaths:
         if source.requires_grad:
             frame = user_frame(sys._getframe(1))
             site = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
-            node = source.grad_fn
+            node = grad_fn_of(source)
             outer = None if frame is None else user_frame(frame.f_back)
             cut = Cut(
                 "data",
@@ -236,7 +238,7 @@ class LostPaths:
             return
         frame = user_frame(sys._getframe(1))
         site = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
-        nodes = [-1 if (node := each.grad_fn) is None else node._sequence_nr() for each in reads]
+        nodes = [-1 if (node := grad_fn_of(each)) is None else node._sequence_nr() for each in reads]
         cut = Cut("nondiff", self.journal.tick(), site, name, sequence_number(), tuple(nodes))
         if self.journal.wanted:
             self._sever(cut, reads)
@@ -249,7 +251,7 @@ class LostPaths:
         journal = self.journal
         if self._searched_in != journal.step:
             self._searched_in, self._searched = journal.step, {}
-        nodes = [-1 if (node := getattr(each, "grad_fn", None)) is None else node._sequence_nr() for each in inputs]
+        nodes = [-1 if (node := grad_fn_of(each)) is None else node._sequence_nr() for each in inputs]
         key = nodes[0] if len(nodes) == 1 else -1  # the items of one tensor have the same node
         behind = self._searched.get(key) if key >= 0 else None
         if behind is None:
@@ -347,10 +349,10 @@ class LostPaths:
         cut_of = self.journal.cut_of
         for tensor in tensors_in(args, kwargs):
             if tensor.requires_grad:
-                node = tensor.grad_fn
+                node = grad_fn_of(tensor)
                 if node is None and tensor._base is not None:  # a view made under no_grad still says that it requires grad
                     tensor = tensor._base
-                    node = tensor.grad_fn
+                    node = grad_fn_of(tensor)
                 attached.append(-1 if node is None else node._sequence_nr())
                 leaf = tensor if node is None else only_leaf(node, 5)
                 if leaf is not None:

@@ -14,7 +14,7 @@ from gradguard.callsite import USER_FILES
 from gradguard.facts import Spread
 from gradguard.journal import Journal
 from gradguard.probes.arguments import call_name
-from gradguard.torch_internals import node_sequence
+from gradguard.torch_internals import grad_fn_of, node_sequence
 
 _Tensor = torch.Tensor
 _BETWEEN = tuple(os.path.dirname(file) + os.sep for file in (torch.__file__, os.path.dirname(__file__)))  # torch, and gradguard itself
@@ -96,7 +96,7 @@ def note_spread_loss(
     one, other = given
     size = one.numel()
     column = None if size < 2 or size != other.numel() or one.shape == other.shape else _column(one, other)
-    node = result.grad_fn
+    node = grad_fn_of(result)
     if column is None or node is None:
         return
     frame, direct = caller, True
@@ -118,7 +118,7 @@ def _column(one: torch.Tensor, other: torch.Tensor) -> int | None:
 
 def _is_meant(column: torch.Tensor) -> bool:
     """Whether a column was made one on purpose: of a row, or by a reduction that keeps its dimension."""
-    node = column.grad_fn
+    node = grad_fn_of(column)
     if node is None:
         base = column._base
         return base is not None and base.dim() == 1

@@ -12,6 +12,7 @@ from typing import Any
 
 from gradguard.diagnosis import Diagnosis
 from gradguard.errors import ConfigError
+from gradguard.signals import internal_error
 
 _FIRST = re.compile(rb'\s*\{\s*"code"\s*:\s*"GG\d')  # how every report begins
 _reports: set[Path] = set()  # known to be ours, or not to exist: `with gradguard(report=...)` in a loop must be cheap
@@ -83,7 +84,7 @@ def refuse_other_files(path: Path) -> None:
             return
         with path.open("rb") as file:
             ours = _FIRST.match(file.read(200))
-    except OSError:  # missing; or not to be read, and then `write` says so
+    except internal_error(OSError):  # missing; or not to be read, and then `write` says so
         return
     if not ours:
         raise ConfigError(f"{path} exists and is no report of gradguard's: nothing was written to it; name another file or delete it")
@@ -103,5 +104,5 @@ def begin_anew(path: Path) -> None:
     try:
         os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
         os.replace(fresh, path)
-    except OSError as error:
+    except internal_error(OSError) as error:
         raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import logging
 import pkgutil
 from functools import lru_cache
 
@@ -12,6 +13,7 @@ from gradguard.errors import UnknownRuleError
 from gradguard.rules.base import Moment, Rule
 from gradguard.signals import internal_error
 
+_LOGGER = logging.getLogger("gradguard")
 broken: list[tuple[str, Exception]] = []  # rule files that could not be loaded; a test holds that there are none
 
 
@@ -33,6 +35,12 @@ def all_rules() -> tuple[Rule, ...]:
                 rule = getattr(importlib.import_module(info.name), "RULE", None)
             except internal_error() as error:  # a rule that a new torch release breaks must not take the others along
                 broken.append((info.name, error))
+                _LOGGER.error(
+                    "gradguard cannot load its rule file %s: what it would find is not found (%s: %s)",
+                    info.name,
+                    type(error).__name__,
+                    error,
+                )
                 continue
             if not isinstance(rule, Rule):
                 continue

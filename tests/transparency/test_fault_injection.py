@@ -1,11 +1,10 @@
 """Every function of gradguard that runs in a guarded training is made to raise, one after the other: training goes on bit for bit.
 
-By default a fixed sample is taken, since each function takes a training of its own; `GRADGUARD_ALL_FAULTS=1` takes all of them.
+By default a fixed sample is taken, since each function takes a training of its own; `ALL_FAULTS=1` in the environment takes all of them.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 import threading
@@ -24,8 +23,8 @@ from gradguard import shield
 from gradguard.guard import Guard
 from tests.transparency.helpers import stack_length
 
-_ALL = bool(os.environ.get("GRADGUARD_ALL_FAULTS"))
-_SAMPLED = 90  # of some 900
+_ALL = bool(os.environ.get("ALL_FAULTS"))
+_SAMPLED = 60  # of some 1,000
 _HERE = os.path.dirname(os.path.abspath(package.__file__)) + os.sep
 
 # What the barrier itself is made of: code of a few lines that stands around the user's calls, or decides whether anything listens.
@@ -37,7 +36,7 @@ _BARRIER = {
     *(f"gradguard.session.Session.{name}" for name in ("before_step", "after_step", "protocol", "run_checkpoint", "coasted_returned")),
     *(f"gradguard.torch_internals.{name}" for name in ("call_alone", "stands_alone", "mode_is_active", "remove_mode", "is_compiling")),
     *(f"gradguard.guard.Guard.{name}" for name in ("__init__", "__enter__", "__exit__", "watch", "explaining", "step", "steps", "_leave")),
-    *("gradguard.rerun.run_step", "gradguard.guard.Guard.of_run"),
+    *("gradguard.rerun.run_step", "gradguard.guard.Guard.of_run", "gradguard.probes.protocol_patches._caller"),
 }
 
 
@@ -194,7 +193,7 @@ def _break(owner: Any, name: str, function: Any) -> Callable[[], None]:
 def test_whatever_fails_in_gradguard_the_training_goes_on(level: str, caplog: pytest.LogCaptureFixture) -> None:
     warnings.simplefilter("ignore")
     bare = _train()
-    _guarded(level)  # rules and replacements are loaded once
+    assert isinstance(_guarded(level)[0], list)  # rules and replacements are loaded once
     codes = _run_codes(level)
     targets = [each for each in _functions() if _code_of(each[3]) in codes and not _exempt(each[0])]
     assert len(targets) > 300
@@ -217,5 +216,4 @@ def test_whatever_fails_in_gradguard_the_training_goes_on(level: str, caplog: py
             wrong.append(f"{label}: a mode was left on the stack")
         elif len(said) > 1:
             wrong.append(f"{label}: said {len(said)} times: {said[1]}")
-    logging.getLogger("gradguard").info("%s functions were made to fail", len(targets))
     assert not wrong, "\n".join(wrong)

@@ -21,6 +21,7 @@ from gradguard.rules.contract.definitions import returns_of
 from gradguard.rules.contract.scopes import Scope, code_of, function_scope
 from gradguard.rules.incident import Incident
 from gradguard.safe_read import class_attributes, is_quiet, peek, unwrapped
+from gradguard.torch_internals import grad_fn_of
 
 
 @dataclass(eq=False)
@@ -146,8 +147,8 @@ def classes_in_graph(incident: Incident) -> list[type]:
     """The custom Functions in the graphs at hand, each once, the newest use first."""
     nodes = list(incident.root_nodes)
     for value in (*incident.args, *incident.kwargs.values()):
-        if isinstance(value, torch.Tensor) and value.grad_fn is not None:
-            nodes.append(value.grad_fn)
+        if (node := grad_fn_of(value)) is not None:
+            nodes.append(node)
     found: dict[type, None] = {}
     for node, _ in walk(nodes, limit=20_000):
         cls = getattr(node, "_forward_cls", None)

@@ -45,6 +45,7 @@ from gradguard.rules.contract.search import calls_in_use
 from gradguard.rules.contract.words import untraced_note
 from gradguard.rules.incident import Incident
 from gradguard.safe_read import peek
+from gradguard.torch_internals import grad_fn_of
 
 _ATEN = re.compile(r"derivative for (?:aten::|')([\w: ]+?)'? is not implemented")
 _ARGUMENT = re.compile(r"The function '(\w+)' is not differentiable with respect to argument '(\w+)'")
@@ -375,7 +376,7 @@ def _assigned_by_grad(incident: Incident) -> str | None:
         return None
     seqs = [call.seq for call in incident.journal.backwards if call.create_graph and call is not incident.call]
     for name, tensor in incident.names.tensor_bindings():
-        node = tensor.grad_fn if isinstance(tensor, torch.Tensor) and not name.startswith("grad") else None
+        node = grad_fn_of(tensor) if not name.startswith("grad") else None
         if node is None or not seqs or tensor.numel() != 1 or tensor in incident.roots:
             continue
         if int(node._sequence_nr()) >= seqs[-1]:

@@ -25,7 +25,7 @@ from gradguard.evidence.optimizers import trained_by
 from gradguard.evidence.source import function_def, resolve
 from gradguard.facts import BackwardFact
 from gradguard.rules.incident import Incident
-from gradguard.torch_internals import node_sequence
+from gradguard.torch_internals import grad_fn_of, node_sequence
 
 Cause = Literal["same root", "shared", "carried", "accumulated", "precomputed"]
 
@@ -235,7 +235,7 @@ def possibly_freed_by(result: Study, link: Link) -> list[BackwardFact]:
 def _reaches(result: Study, fact: BackwardFact, link: Link) -> bool | None:
     """Whether an earlier call's root leads to the link's source; None when that root is gone."""
     for tensor in live_roots(result, fact):
-        node = tensor.grad_fn
+        node = grad_fn_of(tensor)
         if node is not None:
             return link.source in result.graph.below(node)
     return None

@@ -17,6 +17,7 @@ from gradguard.rules.numerics.ranges import kinds
 from gradguard.rules.numerics.watching import Numbers
 from gradguard.safe_read import elements
 from gradguard.signals import internal_error
+from gradguard.torch_internals import grad_fn_of
 
 MESSAGES = (
     "nan",
@@ -92,6 +93,6 @@ def _bad_tensors(incident: Incident) -> Iterator[tuple[str | None, torch.Tensor]
                 look(value)
             except internal_error():
                 continue
-    seen.sort(key=lambda tensor: (tensor.grad_fn is None, not tensor.requires_grad))
+    seen.sort(key=lambda tensor: (grad_fn_of(tensor) is None, not tensor.requires_grad))
     for tensor in seen:
         yield incident.names.tensor(tensor), tensor
