@@ -15,6 +15,7 @@ from gradguard.evidence.syntax import FUNCTIONS, Source, range_of
 from gradguard.rules.incident import Incident
 from gradguard.rules.protocol import tell
 from gradguard.rules.protocol.books import Book
+from gradguard.rules.protocol.new_leaves import new_leaf
 from gradguard.rules.protocol.places import the_one
 from gradguard.rules.protocol.survey import Making
 
@@ -60,7 +61,8 @@ def _seen(incident: Incident, book: Book, shapes: list[tuple[int, ...]], makings
     makings = sorted(makings, key=lambda made: made.site.line)
     sites = list(dict.fromkeys(made.site for made in makings))
     places = [place for site in sites if (place := resolve(site)) is not None]
-    if not places:
+    computed = new_leaf(incident)  # of values with a path: that the path ends there is the bug, told by GG605
+    if not places or (computed is not None and any((computed.file, computed.line) == (place.file, place.line) for place in places)):
         return None
     attributes = list(dict.fromkeys(made.attribute for made in makings if made.attribute is not None))
     many = len(places) > 1
