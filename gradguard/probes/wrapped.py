@@ -28,9 +28,11 @@ def asked_by(func: Any, frame: FrameType | None) -> Any:
     """
     if str(getattr(type(func), "__module__", "")).partition(".")[0] == "torch":  # an operator as an object, a scripted function
         return func
+    called_by = frame
     while frame is not None and (frame.f_code in _HANDING or str(frame.f_globals.get("__name__")).partition(".")[0] == _HERE):
         frame = frame.f_back
-    if frame is None or str(frame.f_globals.get("__name__")).partition(".")[0] != "torch":
+    # what C hands over (`torch.device(...)`) is no wrapper of the function of torch's that happens to call it
+    if frame is called_by or frame is None or str(frame.f_globals.get("__name__")).partition(".")[0] != "torch":
         return next((_in_c(name) or func for name, value in vars(torch.Tensor).items() if value is func), func)
     code = frame.f_code
     if type(func) is FunctionType and func.__code__ is code:
