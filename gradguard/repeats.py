@@ -89,7 +89,7 @@ def _lines(incident: Incident) -> frozenset[Hashable]:
     since = next((fact.clock for fact in reversed(journal.backwards) if fact is not call and fact.site == site and not fact.nested), 0)
     found: set[Hashable] = {(id(op[2]), op[3]) for op in takewhile(lambda op: op[5] > since, reversed(journal.ops))}
     for facts in (journal.writes, journal.escapes, journal.modes):
-        recent: Any = takewhile(lambda fact: fact.clock > since, reversed(facts))  # type: ignore[arg-type]
+        recent: Any = takewhile(lambda fact: fact.clock > since, reversed(facts))
         found.update((type(fact).__name__, fact.site) for fact in recent)
     return frozenset(found)
 
@@ -101,7 +101,8 @@ def _plain(value: Any) -> Hashable:
         TypeError: what it is cannot be told without asking it.
     """
     if type(value) in _PLAIN:
-        return value
+        plain: Hashable = value
+        return plain
     if type(value) in (tuple, list):
         return tuple(map(_plain, value))
     if isinstance(value, weakref.ref):
