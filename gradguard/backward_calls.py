@@ -17,6 +17,7 @@ from gradguard.probes.backward_nodes import NodeWatch
 from gradguard.probes.ops import OpProbe
 from gradguard.safe_read import elements, is_quiet
 from gradguard.signals import is_internal
+from gradguard.tensor_refs import TensorRef
 from gradguard.torch_internals import grad_fn_of, is_a, node_sequence, others_watch, quiet, sequence_number
 
 if TYPE_CHECKING:
@@ -181,6 +182,7 @@ def backward_fact(
         session.tracing,
         session.depth > 0,
         stack,
+        tuple([TensorRef(root) for root in roots if issubclass(type(root), torch.Tensor)]),
     )
 
 

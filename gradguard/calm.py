@@ -135,11 +135,11 @@ class Stretch:
         calls, step = self._calls, self._step
         for event, clock in zip(self._log, self._clocks, strict=True):
             if event[0] == "backward":
-                _, frames, _, root, seq, retain = event
+                _, frames, _, root, seq, retain, ref = event
                 calls += 1
                 stack = tuple([CallSite(code, lasti) for code, lasti in frames[:_STACK]])
                 # neither creates a graph nor is traced or nested
-                yield BackwardFact(calls, clock, step, stack[0], "backward", (root,), seq, bool(retain), False, False, False, stack)
+                yield BackwardFact(calls, clock, step, stack[0], "backward", (root,), seq, bool(retain), False, False, False, stack, (ref,))
             elif event[0] == "step":
                 _, where, seq, optimizer, _, _ = event
                 yield StepFact(clock, seq, step, _site(where), optimizer, type(optimizer()).__name__)

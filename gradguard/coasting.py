@@ -17,6 +17,7 @@ import torch
 
 from gradguard.callsite import USER_FILES, KnownStacks
 from gradguard.signals import internal_error
+from gradguard.tensor_refs import TensorRef
 from gradguard.torch_internals import dispatch_modes, function_modes, sequence_number
 
 ODD = 1e9  # a loss beyond this is worth a closer look
@@ -27,8 +28,8 @@ Where = tuple[CodeType | None, int]  # a frame of the user's, if there is one: i
 _stacks = KnownStacks()
 
 # The entries of the list, plain tuples for what they cost. A backward call: the frames of the user's around it, innermost first; its
-# loss, its node's number, the thread's next one, whether it keeps the graph.
-BackwardEvent = tuple[Literal["backward"], list[tuple[CodeType, int]], float, int, int, bool]
+# loss, its node's number, the thread's next one, whether it keeps the graph, the loss itself.
+BackwardEvent = tuple[Literal["backward"], list[tuple[CodeType, int]], float, int, int, bool, TensorRef]
 # An optimizer's step: where, the thread's next number, which optimizer, its id and its learning rate.
 StepEvent = tuple[Literal["step"], Where, int, weakref.ref[Any], int, Any]
 TurnEvent = tuple[Literal["turn"], Where, weakref.ref[Any], int]  # a scheduler's step: where, which, its id
@@ -117,7 +118,8 @@ class Coast:
             value = root.item()  # raises where there are several
             if type(value) is not float or not -ODD < value < ODD:  # as neither NaN nor infinity is
                 return False
-            self.log.append(("backward", frames, value, root.grad_fn._sequence_nr(), sequence_number(), args[2]))  # type: ignore[union-attr]
+            seq = root.grad_fn._sequence_nr()  # type: ignore[union-attr]
+            self.log.append(("backward", frames, value, seq, sequence_number(), args[2], TensorRef(root)))
         except internal_error():  # a place that is not known, a root without a graph or a value: looked at the long way, if at all
             return False
         self.calls[place] = left - 1

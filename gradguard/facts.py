@@ -15,6 +15,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 
 from gradguard.callsite import CallSite
+from gradguard.tensor_refs import TensorRef
+from gradguard.torch_internals import node_sequence
 
 
 class CallableRef:
@@ -99,6 +101,12 @@ class BackwardFact(NamedTuple):
     traced: bool
     nested: bool  # called from within another backward
     stack: tuple[CallSite, ...] = ()  # the user's frames around the call, innermost (`site`) first: tells iterations and helpers apart
+    roots: tuple[TensorRef, ...] = ()  # as far as they are tensors: sequence numbers are a thread's own, others have the same
+
+    def live_roots(self) -> list[torch.Tensor]:
+        """The tensors that the call began at, as far as they are alive and still what they were."""
+        alive = [tensor for ref in self.roots if (tensor := ref()) is not None and tensor.grad_fn is not None]
+        return [tensor for tensor in alive if node_sequence(tensor.grad_fn) in self.root_seqs]
 
 
 class StepFact(NamedTuple):

@@ -322,8 +322,16 @@ class Guard:
         """
         __tracebackhide__ = True
         for rule in rules:
+            repeats, known = self.run.repeats, None
+            with current_session().lookout:
+                known = repeats.again(rule, incident)
+            if known is not None:
+                self.run.speaker.count(known)
+                continue
             diagnosis = self.diagnose((rule,), incident)
             if diagnosis is None or self._suppressed(diagnosis, incident):
+                with current_session().lookout:
+                    repeats.unlearn(rule, incident)
                 continue
             if not incident.traced:
                 self.run.depth.incident()
@@ -334,6 +342,9 @@ class Guard:
                 self.announce()
                 raise GradGuardError(self.record(diagnosis), diagnosis)
             self._tell(diagnosis, action, incident)
+            if self.run.speaker.knows(diagnosis):
+                with current_session().lookout:
+                    repeats.learn(rule, incident, diagnosis)
 
     def announce(self) -> None:
         """A diagnosis is about to be raised."""

@@ -20,6 +20,7 @@ from gradguard.calm import Calm
 from gradguard.depth import Depth
 from gradguard.errors import GradGuardError, GradGuardWarning
 from gradguard.policy import Policy
+from gradguard.repeats import Repeats
 from gradguard.reporters.layout import clean, one_line
 from gradguard.rules.base import Moment, Rule, Screen
 from gradguard.rules.protocol.ledger import Ledger
@@ -51,6 +52,7 @@ class Run:
         self.depth = Depth(settings)
         self.speaker = Speaker(wanted_color(settings))
         self.suppressions = Suppressions()
+        self.repeats = Repeats()
         policy = self.policy
         self.ledger = Ledger(cache(lambda code: policy.options(get_rule(code))))
         if settings.summary:

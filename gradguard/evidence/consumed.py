@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gradguard.evidence.alive import Alive
-from gradguard.evidence.graph import is_accumulate, walk
+from gradguard.evidence.graph import is_accumulate, root_nodes, walk
 from gradguard.facts import BackwardFact
 from gradguard.journal import Journal
 from gradguard.torch_internals import node_sequence, saved_state
@@ -107,7 +107,7 @@ def consumed(roots: Sequence[Any], journal: Journal, call: BackwardFact | None =
     state = Consumed(list(roots))
     earlier = [fact for fact in journal.backwards if fact is not call and (call is None or fact.index < call.index)]
     begun = {seq for fact in earlier if retained or not fact.retain_graph for seq in fact.root_seqs if seq >= 0}
-    past = _Past([fact for fact in earlier if not fact.retain_graph], state.alive)
+    past = _Past([fact for fact in earlier if not fact.retain_graph])
     edges = {}
     for node, outgoing in walk(roots):
         state.order.append(node)
@@ -134,11 +134,9 @@ def consumed(roots: Sequence[Any], journal: Journal, call: BackwardFact | None =
 class _Past:
     """What the earlier calls can have used up."""
 
-    def __init__(self, calls: Sequence[BackwardFact], alive: Alive) -> None:
+    def __init__(self, calls: Sequence[BackwardFact]) -> None:
         self.calls = calls
-        self._alive = alive
-        self._live: dict[int, Any] | None = None
-        self._below: dict[int, set[Any]] = {}
+        self._below: dict[int, tuple[set[Any], bool]] = {}
 
     def can_have_freed(self, node: Any) -> bool:
         """Whether any earlier call can have gone through the node; with no call known, whatever freed it came before the guard."""
@@ -152,19 +150,12 @@ class _Past:
 
     def _reaches(self, fact: BackwardFact, node: Any) -> bool | None:
         """Whether a call's roots lead to the node; None where some of them are gone."""
-        if self._live is None:
-            wanted = {seq for call in self.calls for seq in call.root_seqs}
-            self._live = {node_sequence(tensor.grad_fn): tensor.grad_fn for tensor in self._alive.made_at(wanted)}
-        known = True
-        for seq in fact.root_seqs:
-            if seq not in self._live:
-                known = False
-                continue
-            if seq not in self._below:
-                self._below[seq] = {found for found, _ in walk([self._live[seq]])}
-            if node in self._below[seq]:
-                return True
-        return False if known else None
+        known = self._below.get(fact.index)
+        if known is None:
+            roots = fact.live_roots()
+            known = self._below[fact.index] = ({found for found, _ in walk(root_nodes(roots))}, len(roots) == len(fact.root_seqs))
+        below, whole = known
+        return True if node in below else False if whole else None
 
 
 def freeing_call(journal: Journal, seq: int, call: BackwardFact | None, *, nested: bool | None = None) -> BackwardFact | None:

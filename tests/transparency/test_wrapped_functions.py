@@ -14,6 +14,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from gradguard import gradguard
+from tests.transparency.helpers import guarding
 
 LEVELS = ["watch", "standard", "strict", "forensic"]
 WRAPPED: list[tuple[Any, str]] = [
@@ -114,3 +115,24 @@ def test_a_wrapper_put_on_before_the_guard_is_entered() -> None:
     with wrapped(guarded, True), gradguard(level="strict", actions__silent="log"):
         assert train() == expected
     assert guarded == counts
+
+
+def test_what_c_hands_over_is_not_taken_for_the_function_that_calls_it(level: str) -> None:
+    """`GradScaler.unscale_` makes a `torch.device`, which goes through the function modes too."""
+
+    def scaled_steps() -> list[Any]:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu")
+        for _ in range(4):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.ones(2, 3)).pow(2).mean()).backward()
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+        return [p.tolist() for p in model.parameters()]
+
+    bare = scaled_steps()
+    with guarding(level):
+        assert scaled_steps() == bare

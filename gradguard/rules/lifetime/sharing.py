@@ -19,7 +19,7 @@ from gradguard.evidence.optimizers import trained_by
 from gradguard.evidence.source import ResolvedSite, function_def, resolve
 from gradguard.evidence.syntax import FUNCTIONS, Source
 from gradguard.facts import BackwardFact
-from gradguard.rules.lifetime.study import Study, live_roots, possibly_freed_by
+from gradguard.rules.lifetime.study import Study, possibly_freed_by
 from gradguard.safe_read import elements
 
 Side = Literal["first", "second", "both"]
@@ -283,7 +283,7 @@ def whose_parameters(study: Study, carrier: Carrier) -> Side:
         return "both"
     below = {id(leaf) for leaf in leaves([carrier.link.source])}
     second = {id(leaf) for leaf in leaves(study.graph.roots)} - below
-    first_roots = live_roots(study, first)
+    first_roots = first.live_roots()
     of_first = {id(leaf) for tensor in first_roots for leaf in leaves([tensor.grad_fn])} - below
     optimizers = [optimizer for optimizer in study.incident.names.optimizers() if (below | second | of_first) & trained_by(optimizer)]
     owners = [optimizer for optimizer in optimizers if below & trained_by(optimizer)]

@@ -234,16 +234,11 @@ def possibly_freed_by(result: Study, link: Link) -> list[BackwardFact]:
 
 def _reaches(result: Study, fact: BackwardFact, link: Link) -> bool | None:
     """Whether an earlier call's root leads to the link's source; None when that root is gone."""
-    for tensor in live_roots(result, fact):
+    for tensor in fact.live_roots():
         node = grad_fn_of(tensor)
         if node is not None:
             return link.source in result.graph.below(node)
     return None
-
-
-def live_roots(study: Study, fact: BackwardFact) -> list[torch.Tensor]:
-    """The tensors an earlier call began at, as far as they are still alive."""
-    return study.graph.alive.made_at(set(fact.root_seqs))
 
 
 def _summands(graph: Consumed) -> set[Any]:
