@@ -91,10 +91,10 @@ def _again(
         guard.aside = None
         wrong = reach.put_back()
         after.restore()
-        for fault in wrong:
-            if not is_internal(fault):
-                raise fault
-            session.fault(fault)
+        for each in wrong:
+            if not is_internal(each):
+                raise each
+            session.fault(each)
     _raise_held(guard, first, held, note)
 
 

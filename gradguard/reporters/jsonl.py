@@ -105,4 +105,4 @@ def begin_anew(path: Path) -> None:
         os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
         os.replace(fresh, path)
     except internal_error(OSError) as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
+        raise ConfigError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error
