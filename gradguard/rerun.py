@@ -91,10 +91,10 @@ def _again(
         guard.aside = None
         wrong = reach.put_back()
         after.restore()
-        for each in wrong:
-            if not is_internal(each):
-                raise each
-            session.fault(each)
+        for problem in wrong:
+            if not is_internal(problem):
+                raise problem
+            session.fault(problem)
     _raise_held(guard, first, held, note)
 
 

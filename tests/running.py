@@ -57,7 +57,7 @@ def forget_compiled() -> None:
 
 
 def applied(source: str, patch: str) -> str:
-    """The source with a unified diff in it; each hunk must stand where it says."""
+    """The source with a unified diff in it; a hunk stands where it says, or (of a source without its head) where else its lines are."""
     lines, offset = source.splitlines(keepends=True), 0
     hunks: list[list[str]] = []
     for line in patch.splitlines():
@@ -70,7 +70,11 @@ def applied(source: str, patch: str) -> str:
         start = int(first) - (count != "0") + offset
         old = [line[1:] + "\n" for line in body if line[:1] in " -"]
         new = [line[1:] + "\n" for line in body if line[:1] in " +"]
-        assert [line.rstrip("\n") + "\n" for line in lines[start : start + len(old)]] == old, patch
+        ended = [line.rstrip("\n") + "\n" for line in lines]
+        if ended[start : start + len(old)] != old:
+            found = [i for i in range(len(ended)) if ended[i : i + len(old)] == old]
+            assert len(found) == 1, patch
+            start = found[0]
         lines[start : start + len(old)] = new
         offset += len(new) - len(old)
     return "".join(lines)

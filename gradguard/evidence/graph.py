@@ -9,7 +9,7 @@ import heapq
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.autograd.graph import GradientEdge
@@ -66,7 +66,7 @@ def root_nodes(tensors: Iterable[Any]) -> list[Any]:
     """The graph nodes that made these tensors (leaves have none)."""
     found = []
     for tensor in tensors:
-        node = tensor.node if is_a(tensor, GradientEdge) else grad_fn_of(tensor)
+        node = cast(Any, tensor).node if is_a(tensor, GradientEdge) else grad_fn_of(tensor)
         if node is not None:
             found.append(node)
     return found

@@ -28,14 +28,21 @@ add up to 1 along the class dimension and were normalised; a layer's output abov
 of the graph uses it too (`logits.logsumexp(1) + F.nll_loss(logits, y)` is right). Probabilities that are scaled before `cross_entropy`,
 `log_softmax` before `cross_entropy`, unnormalised log-densities, losses that are only logged and losses written by hand are silent.
 `# gradguard: ignore[GG506]` on the call's line silences it.
+
+What PyTorch refuses is explained at every level: numbers outside [0, 1] for `binary_cross_entropy`, and a target with a column of class
+numbers or a one-hot table for `cross_entropy` and `nll_loss`.
 """
 
 from __future__ import annotations
 
 import ast
+import math
 from typing import Any
 
-from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
+import torch
+
+from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
+from gradguard.evidence.frames import traceback_frames
 from gradguard.evidence.graph import nodes_from
 from gradguard.evidence.source import ResolvedSite
 from gradguard.facts import DomainFact
@@ -68,7 +75,9 @@ def screen(memory: dict[str, Any], moment: Moment, facts: dict[str, Any], traced
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
-    """The first call of this step whose result is part of the loss."""
+    """The first call of this step whose result is part of the loss; or the call that PyTorch refuses."""
+    if incident.error is not None:
+        return _refused(incident)
     journal = incident.journal
     facts = [fact for fact in journal.domains if fact.step == journal.step]
     nodes = nodes_from(incident.root_nodes)
@@ -220,13 +229,104 @@ def _wrapped(place: ResolvedSite | None) -> str | None:
     return None if name is None else replaced(place.source, [(first, f"{name}({place.source.flat(first)}, dim=1)")])
 
 
+_REFUSED = (
+    "all elements of input should be between 0 and 1",
+    "all elements of target should be between 0 and 1",
+    "0d or 1d target tensor expected",
+    "multi-target not supported",
+)
+_NAMES = ("binary_cross_entropy", "nll_loss", "cross_entropy")
+
+
+def _refused(incident: Incident) -> Diagnosis | None:
+    """PyTorch refuses the numbers, or the shape, of what a loss was given."""
+    given = _given(incident)
+    if given is None:
+        return None
+    name, scores, target = given
+    place = incident.place
+    if not incident.says("should be between 0 and 1"):
+        return _class_numbers(name, scores, target, place)
+    which, tensor = ("first argument", scores) if incident.says("elements of input") else ("target", target)
+    low, high = (float(value) for value in tensor.detach().float().aminmax())
+    if not math.isfinite(low) or not math.isfinite(high):
+        return None
+    found = f"numbers from {low:.3g} to {high:.3g}"
+    if which == "target":
+        fixes = [Fix(title="Bring the target to [0, 1]: `(target > 0).float()` of labels -1 and 1, `/ 255` of an image", safety="unsafe")]
+    else:
+        patch = None
+        if place is not None and place.call is not None and place.source is not None and _is_function(place, "binary_cross_entropy"):
+            patch = replaced(place.source, [(place.call.func, f"{place.source.flat(place.call.func)}_with_logits")])
+        instead = "F.binary_cross_entropy_with_logits" if patch else "nn.BCEWithLogitsLoss()"
+        fixes = [
+            Fix(title=f"Give raw scores to `{instead}`, which applies the sigmoid itself", safety="unsafe", patch=patch),
+            Fix(title="Put a sigmoid before the loss", safety="unsafe"),
+        ]
+    return Diagnosis(
+        code=CODE,
+        name=NAME,
+        headline=f"`{name}` expects probabilities as its {which}, and gets {found}",
+        culprit=None if place is None else place.span(f"its {which} has {found}", "culprit"),
+        tensors=[TensorFacts(shape=list(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))],
+        explanation="It takes the logarithm of the first argument and of one minus it: both have to lie between 0 and 1."
+        if which == "first argument"
+        else "The loss has a minimum only for targets between 0 and 1.",
+        fixes=fixes,
+    )
+
+
+def _class_numbers(name: str, scores: torch.Tensor, target: torch.Tensor, place: ResolvedSite | None) -> Diagnosis | None:
+    """Of one class number a sample there is one dimension less than of scores."""
+    column = target.dim() == scores.dim() == 2 and target.shape[1] == 1
+    table = target.dim() == scores.dim() == 2 and target.shape == scores.shape
+    if not column and not table:
+        return None
+    shape, what = list(target.shape), "a column" if column else "a table with a column for each class"
+    wanted = "squeeze(1)" if column else "argmax(dim=1)"
+    patch = None
+    if place is not None and place.call is not None and place.source is not None and len(place.call.args) > 1:
+        patch = replaced(place.source, [(place.call.args[1], _method(place.source.flat(place.call.args[1]), place.call.args[1], wanted))])
+    return Diagnosis(
+        code=CODE,
+        name=NAME,
+        headline=f"`{name}` expects one class number a sample as its target, of shape [{shape[0]}], and gets {what} of shape {shape}",
+        culprit=None if place is None else place.span(f"its target has shape {shape}", "culprit"),
+        tensors=[TensorFacts(shape=shape, dtype=str(target.dtype).removeprefix("torch."))],
+        explanation="An integer target holds the number of the right class for each sample, not a row of marks."
+        if table
+        else "An integer target holds one number a sample, without a dimension of its own for it.",
+        fixes=[Fix(title=f"Pass the class numbers: `target.{wanted}`", safety="safe" if column else "unsafe", patch=patch)],
+    )
+
+
+def _method(text: str, node: ast.expr, call: str) -> str:
+    return f"{text}.{call}" if isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)) else f"({text}).{call}"
+
+
+def _given(incident: Incident) -> tuple[str, torch.Tensor, torch.Tensor] | None:
+    """The loss's name, and its two tensors: as the failing call got them, or as the loss's own frame has them."""
+    name = getattr(incident.func, "__name__", "")
+    if name in _NAMES:
+        both = [*incident.args, *(incident.kwargs.get(key) for key in ("input", "target")[len(incident.args) :])][:2]
+        if len(both) == 2 and all(issubclass(type(each), torch.Tensor) for each in both):
+            return name, both[0], both[1]
+    for view in [*traceback_frames(incident.error.__traceback__ if incident.error is not None else None), *incident.frames]:
+        if view.code_name in _NAMES and view.frame.f_code.co_filename.endswith("functional.py"):
+            scores, target = view.locals.get("input"), view.locals.get("target")
+            if isinstance(scores, torch.Tensor) and isinstance(target, torch.Tensor):
+                return view.code_name, scores, target
+    return None
+
+
 RULE = Rule(
     code=CODE,
     name=NAME,
     summary="a loss function is given probabilities, log-probabilities or raw scores where it expects another of these",
     recognise=recognise,
-    moments=frozenset({"before_backward"}),
+    moments=frozenset({"error", "before_backward"}),
     priority=20,
+    messages=_REFUSED,
     severity="warning",
     traced_only=True,
     screen=screen,

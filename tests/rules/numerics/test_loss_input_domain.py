@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.running import HEAD, applied, run_source
+from tests.running import HEAD, applied, only, run_source, said
 
 LOOP = """
 {before}
@@ -297,3 +297,41 @@ SOUND: dict[str, tuple[str, str]] = {
 def test_what_is_meant_is_silent(tmp_path: Path, slug: str) -> None:
     found = run_source(tmp_path, program(*SOUND[slug]), "strict")
     assert not [each for each, _ in found if each.code.startswith("GG5")], found[0][0].headline
+
+
+REFUSED = {
+    "scores for probabilities": ("loss = F.binary_cross_entropy(net(x), y)", "F.binary_cross_entropy(net(x), y)"),
+    "scores for probabilities, as a module": ("loss = nn.BCELoss()(net(x), y)", "nn.BCELoss()(net(x), y)"),
+    "scores for probabilities, in a helper": ("""
+def criterion(scores, wanted):
+    return F.binary_cross_entropy(input=scores, target=wanted)
+
+loss = criterion(net(x), y)""", "F.binary_cross_entropy(input=scores, target=wanted)"),
+    "labels of -1": ("loss = F.binary_cross_entropy(net(x).sigmoid(), 2 * y - 1)", "F.binary_cross_entropy(net(x).sigmoid(), 2 * y - 1)"),
+    "a column of class numbers": (
+        "loss = F.cross_entropy(many(x), torch.zeros(8, 1).long())", "F.cross_entropy(many(x), torch.zeros(8, 1).long())"
+    ),
+    "a column of class numbers, as a module": (
+        "numbers = torch.zeros(8, 1).long()\nloss = nn.CrossEntropyLoss()(many(x), numbers)", "nn.CrossEntropyLoss()(many(x), numbers)"
+    ),
+    "a column for nll_loss": ("loss = F.nll_loss(many(x).log_softmax(1), torch.zeros(8, 1).long())",
+                              "F.nll_loss(many(x).log_softmax(1), torch.zeros(8, 1).long())"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("level", ["watch", "standard"])
+@pytest.mark.parametrize("program", REFUSED.values(), ids=REFUSED)
+def test_numbers_that_a_loss_refuses_are_named(tmp_path: Path, program: tuple[str, str], level: str) -> None:
+    source, culprit = program
+    head = "net, many = nn.Linear(4, 1), nn.Linear(4, 3)\nx, y = 3 * torch.randn(8, 4), (torch.arange(8) % 2).float()[:, None]\n"
+    diagnosis = only(tmp_path, head + source + "\nloss.backward()\n", "GG506", culprit, level)
+    assert diagnosis.severity == "error"
+    patch = diagnosis.fixes[0].patch
+    if patch is not None:
+        repaired = applied(HEAD + head + source + "\nloss.backward()\n", patch)
+        assert run_source(tmp_path, repaired, level) == []
+
+
+def test_a_refused_loss_of_nan_is_told_by_where_the_nan_comes_from(tmp_path: Path) -> None:
+    source = "net = nn.Linear(4, 1)\nloss = F.binary_cross_entropy((net(torch.ones(8, 4)) * 0 - 1).sqrt(), torch.ones(8, 1))\n"
+    assert [diagnosis.code for diagnosis in said(tmp_path, source)] == ["GG501"]
