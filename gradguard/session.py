@@ -182,6 +182,8 @@ class Session(Incidents):
         if self.guards == [guard]:  # before it is taken from the list: an exception from outside may come anywhere, and one closes again
             self._off()
             set_listener(None)
+            self.shield.reset()
+            self.lookout.reset()
         for i in range(len(self.guards) - 1, -1, -1):  # the same guard may stand there twice
             if self.guards[i] is guard:
                 del self.guards[i]

@@ -17,7 +17,7 @@ from types import FunctionType, TracebackType
 from typing import Any, TypeVar, cast
 
 from gradguard.signals import internal_error, is_internal
-from gradguard.torch_internals import quiet
+from gradguard.torch_internals import functions_on, quiet
 
 _LOGGER = logging.getLogger("gradguard")
 _DEBUG = bool(os.environ.get("GRADGUARD_DEBUG"))
@@ -50,11 +50,26 @@ class Shield:
         self._quiet: list[AbstractContextManager[Any]] = []  # no mode and no subclass of the user's sees what is asked of tensors
 
     def __enter__(self) -> None:
-        hidden = quiet()
-        hidden.__enter__()
-        self._quiet.append(hidden)
-        if Compiler.running():
-            self._callbacks.append(Compiler.swap(None))
+        hidden: AbstractContextManager[Any] | None = None
+        entered, on = len(self._quiet), functions_on()
+        try:
+            hidden = quiet()
+            hidden.__enter__()
+            self._quiet.append(hidden)
+            if Compiler.running():
+                self._callbacks.append(Compiler.swap(None))
+        except BaseException:  # from outside: `__exit__` will not be called
+            del self._quiet[entered:]
+            if hidden is not None and on and not functions_on():
+                hidden.__exit__(None, None, None)
+            raise
+
+    def reset(self) -> None:
+        """No block is open: what one has left behind is taken back, whose `__exit__` an exception from outside met at its start."""
+        if self._quiet and not functions_on():
+            self._quiet[0].__exit__(None, None, None)
+        self._quiet.clear()
+        self._callbacks.clear()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> bool:
         if self._callbacks and Compiler.running():

@@ -51,6 +51,8 @@ _no_torch_function: Callable[[], AbstractContextManager[Any]] = _lookup("_C.Disa
 # How many modes stand on this thread's two stacks.
 function_modes: Callable[[], int] = _len_stack or (lambda: 0)
 dispatch_modes: Callable[[], int] = _lookup("_C._len_torch_dispatch_stack", lambda: 0)
+# Whether `__torch_function__` of classes and modes is heard in this thread.
+functions_on: Callable[[], bool] = _lookup("_C._is_torch_function_enabled", lambda: True)
 _no_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _lookup("utils._python_dispatch._disable_current_modes", nullcontext)
 # The module of `torch.vmap`, which calls its `vmap_impl`.
 functorch: Any = _lookup("_functorch.apis", None)

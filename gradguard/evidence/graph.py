@@ -62,7 +62,7 @@ class Mismatch:
         return node_sequence(self.node)
 
 
-def root_nodes(tensors: Iterable[torch.Tensor]) -> list[Any]:
+def root_nodes(tensors: Iterable[Any]) -> list[Any]:
     """The graph nodes that made these tensors (leaves have none)."""
     found = []
     for tensor in tensors:

@@ -154,12 +154,26 @@ def test_time_limits_arrive_and_leave_nothing_behind(level: str) -> None:
                 with guarding(level):
                     for _ in range(5_000):
                         training.step()
-            assert stack_length() == 0
+            assert stack_length() == 0 and torch._C._is_torch_function_enabled()
             torch.set_grad_enabled(True)  # which PyTorch's own no_grad blocks may leave off, guarded or not
             assert not current_session().guards
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def test_an_exception_from_outside_at_the_edges_of_a_shield(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = current_session()
+    monkeypatch.setattr(shield.Compiler, "running", lambda: _handler(1, None))  # right after torch functions were switched off
+    with pytest.raises(TimeUp):
+        with session.shield:
+            raise AssertionError("entered")
+    assert torch._C._is_torch_function_enabled()
+    monkeypatch.undo()
+    with guarding("standard"):
+        session.lookout.__enter__()  # whose `__exit__` is never called
+        assert not torch._C._is_torch_function_enabled()
+    assert torch._C._is_torch_function_enabled()
 
 
 def _write_in_place() -> GradGuardError | None:

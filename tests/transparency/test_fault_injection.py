@@ -37,6 +37,7 @@ _BARRIER = {
     *(f"gradguard.torch_internals.{name}" for name in ("call_alone", "stands_alone", "mode_is_active", "remove_mode", "is_compiling")),
     *(f"gradguard.guard.Guard.{name}" for name in ("__init__", "__enter__", "__exit__", "watch", "explaining", "step", "steps", "_leave")),
     *("gradguard.rerun.run_step", "gradguard.guard.Guard.of_run", "gradguard.probes.protocol_patches._caller"),
+    "gradguard.torch_internals.quiet",  # which every shield begins with
 }
 
 
