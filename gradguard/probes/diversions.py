@@ -94,7 +94,7 @@ def _detour(code: CodeType, target: Callable[..., Any], copy: str) -> CodeType:
         f"        if {_COMPILING}(): return {copy}{call}\n"
         f"        _gradguard = {_TARGET!r}; return _gradguard{call}\n"
     )
-    outer = next(const for const in compile(source, "<gradguard>", "exec").co_consts if isinstance(const, CodeType))
+    outer = next(const for const in compile(source, "<gradguard>", "exec", dont_inherit=True).co_consts if isinstance(const, CodeType))
     inner = next(const for const in outer.co_consts if isinstance(const, CodeType))
     if inner.co_freevars != code.co_freevars:
         raise ValueError(f"{code.co_name} cannot be diverted")

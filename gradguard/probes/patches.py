@@ -59,6 +59,8 @@ def install(*more: Callable[[Callable[..., None]], None]) -> None:
         protocol_patches.install(_divert)
         _divert(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _checkpoint)
         _divert(torch.export, "export", compilers.unguarded)
+        for name in ("trace", "trace_module", "_get_trace_graph"):  # the tracer names values and lines after the innermost frame
+            _divert(torch.jit._trace, name, compilers.unguarded)
         _replace(torch.nn.functional, "handle_torch_function", _handle_torch_function)
         _replace(torch._tensor, "handle_torch_function", _handle_torch_function)
         for put in more:

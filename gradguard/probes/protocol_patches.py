@@ -7,8 +7,8 @@ guard is open.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Callable
+from types import FrameType, GeneratorType
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch.nn.modules import module as _module
 from gradguard.callsite import USER_FILES
 from gradguard.coasting import Coast
 from gradguard.probes.hub import idle_listener, listener, local
-from gradguard.safe_read import parameters_in
+from gradguard.safe_read import UNKNOWN, elements, in_class, in_training, parameters_in
 from gradguard.torch_internals import dynamo_in_use, is_compiling
 
 Original = Callable[..., Any]
@@ -94,7 +94,8 @@ def _turned(coast: Coast, scheduler: Any, frame: FrameType) -> bool:
 
 
 def _loaded(args: Any, kwargs: Any) -> tuple[Any, ...]:
-    return args[0], bool(kwargs.get("assign") or (args[3:] and args[3])), args[1] if len(args) > 1 else kwargs.get("state_dict")
+    assign = kwargs["assign"] if "assign" in kwargs else args[3] if len(args) > 3 else False
+    return args[0], assign is True, args[1] if len(args) > 1 else kwargs.get("state_dict")
 
 
 def _cast(args: Any, kwargs: Any) -> tuple[Any, ...] | None:
@@ -110,14 +111,19 @@ def _clip(original: Original) -> Original:
             return original(parameters, *args, **kwargs)
         session = listener()
         if session is not None:
-            if isinstance(parameters, Iterator):
-                parameters = list(parameters)
+            kind = type(parameters)
+            if kind is GeneratorType:  # walked once, as torch would, and handed on as what it is
+                walked = list(parameters)
+                parameters = (item for item in walked)
+            elif in_class(kind, "__next__") is not UNKNOWN and in_class(kind, "__iter__") is not UNKNOWN:
+                walked = parameters = list(parameters)
+            else:  # of other iterables than those of Python's own nothing is known before torch walks them
+                walked = [parameters] if issubclass(kind, torch.Tensor) else elements(parameters)
             frame = _caller()
             with session.lookout:
-                listed = [parameters] if isinstance(parameters, torch.Tensor) else parameters
                 limit = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value", 1.0))
-                if isinstance(limit, (int, float)):
-                    session.protocol("clipping", frame, list(listed), float(limit))
+                if walked and type(limit) in (int, float):
+                    session.protocol("clipping", frame, walked, float(limit))
         return original(parameters, *args, **kwargs)
 
     return guarded
@@ -130,7 +136,7 @@ def _train(original: Original) -> Original:
         frame = _caller()
         if frame.f_code is code:  # a child, in the course of its parent's
             return original(self, mode)
-        was = self.training
+        was = in_training(self)
         result = original(self, mode)
         if was == bool(mode) and local.coast is not None:
             return result  # which changes nothing

@@ -53,8 +53,15 @@ def _is_library(place: object) -> bool:
 
 
 def result_name(origin: Origin) -> str | None:
-    """The variable that the cut value went to."""
-    targets = origin.place.targets if origin.place is not None else []
+    """The variable that the cut value went to; None where it is one operand of what the variable gets, as in `total + x.detach()`."""
+    place = origin.place
+    if place is not None and place.source is not None and place.node is not None and origin.kind in ("detach", "data", "escape"):
+        for above in place.source.ancestors(place.node):
+            if isinstance(above, (ast.BinOp, ast.BoolOp, ast.IfExp, ast.Compare)):
+                return None
+            if isinstance(above, ast.stmt):
+                break
+    targets = place.targets if place is not None else []
     return targets[origin.output] if len(targets) > origin.output else targets[0] if targets and not origin.output else None
 
 

@@ -47,8 +47,10 @@ def _reported(place: ResolvedSite) -> bool:
     for above in place.source.ancestors(place.node):
         if isinstance(above, (ast.JoinedStr, ast.Dict)) or (isinstance(above, ast.Tuple) and isinstance(place.statement, ast.Return)):
             return True
-        if isinstance(above, ast.Call) and (dotted(above.func) or "").rpartition(".")[2] in _REPORTS:
-            return True
+        if isinstance(above, ast.Call):
+            called = above.func.attr if isinstance(above.func, ast.Attribute) else dotted(above.func)
+            if called in _REPORTS:  # of whatever: `self.history[name].append(x.item())`
+                return True
         if isinstance(above, ast.stmt):
             break
     return False
