@@ -18,6 +18,7 @@ from gradguard.callsite import USER_FILES
 from gradguard.coasting import Coast
 from gradguard.probes.hub import idle_listener, listener, local
 from gradguard.safe_read import UNKNOWN, elements, in_class, in_training, parameters_in
+from gradguard.signals import internal_error
 from gradguard.torch_internals import dynamo_in_use, is_compiling
 
 Original = Callable[..., Any]
@@ -136,7 +137,10 @@ def _train(original: Original) -> Original:
         frame = _caller()
         if frame.f_code is code:  # a child, in the course of its parent's
             return original(self, mode)
-        was = in_training(self)
+        try:
+            was = in_training(self)
+        except internal_error():
+            return original(self, mode)
         result = original(self, mode)
         if was == bool(mode) and local.coast is not None:
             return result  # which changes nothing

@@ -422,14 +422,14 @@ def test_a_property_of_the_users_is_no_variable() -> None:
 
 
 def test_the_text_of_programs_is_never_evaluated() -> None:
-    """`eval`, `exec` and `compile` are for running the user's script as such: nothing else in the package has them."""
+    """`eval`, `exec` and `compile` are for running the user's script as such: beside, two probes compile text of their own."""
     root = Path(package.__file__).parent
     found = set()
     for file in sorted(root.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec", "compile"):
                 found.add((file.relative_to(root).as_posix(), "PyCF_ONLY_AST" in ast.unparse(node)))
-    assert {file for file, parsed_only in found if not parsed_only} == {"runner.py"}
+    assert {file for file, parsed_only in found if not parsed_only} == {"runner.py", "probes/diversions.py", "probes/patches.py"}  # code of our own
 
 
 def test_rules_list_what_modules_hold_by_reading() -> None:

@@ -18,6 +18,7 @@ from gradguard.rules.protocol.suspicion import Suspicion, version_of
 
 if TYPE_CHECKING:
     from gradguard.rules.protocol.ledger import Ledger
+from gradguard.safe_read import named_parameters
 
 _TENSORS = (torch.Tensor, nn.Parameter)
 _MOST = 64
@@ -37,7 +38,7 @@ class OwnStates:
         """
         if type(state) not in (dict, OrderedDict) or not ledger.backwards:
             return
-        parameters = dict(module.named_parameters())
+        parameters = dict(named_parameters(module))
         if not parameters or not all(_is_alias(state.get(name), parameter) for name, parameter in parameters.items()):
             return
         versions = [version_of(parameter) for parameter in parameters.values()]
@@ -87,4 +88,4 @@ def told(incident: Incident, code: str, name: str) -> Diagnosis | None:
 
 
 def _shapes(module: nn.Module) -> list[tuple[str, tuple[int, ...]]]:
-    return [(name, tuple(parameter.shape)) for name, parameter in module.named_parameters()]
+    return [(name, tuple(parameter.shape)) for name, parameter in named_parameters(module)]

@@ -221,9 +221,9 @@ def _drift_told(incident: Incident, book: Book, name: str, root: nn.Module, drif
     place = None if switch is None else resolve(switch.site)
     paths = [path for path, _ in drifting]
     part = tell.common_prefix([path + ".x" for path in paths]) or name
-    inner = dict(root.named_modules()).get(part, root)
-    norms = {id(p) for _, module in drifting for p in module.parameters()}
-    alone = any(p.requires_grad for p in inner.parameters() if id(p) not in norms)  # the rest of it is trained
+    inner = dict(named_modules(root)).get(part, root)
+    norms = {id(p) for _, module in drifting for p in parameters_in(module)}
+    alone = any(p.requires_grad for p in parameters_in(inner) if id(p) not in norms)  # the rest of it is trained
     shown = part if part == name else f"{name}.{part}"
     toggles = incident.journal.toggle_of(drifting[0][1].weight)  # type: ignore[arg-type]
     frozen_at = tell.span(toggles[1], "its parameters are frozen here", "context") if toggles is not None else None
