@@ -27,7 +27,7 @@ from gradguard.rules.protocol.ledger import Ledger
 from gradguard.rules.protocol.recorder import Recorder
 from gradguard.rules.registry import get_rule, rules_for
 from gradguard.settings import Settings, wanted_color
-from gradguard.shield import mute, say
+from gradguard.shield import mute, say, unmute
 from gradguard.signals import internal_error
 from gradguard.speak import Speaker
 from gradguard.suppress import Suppressions
@@ -63,6 +63,7 @@ class Run:
         self._summed = 0  # the entry at whose end a summary was printed
         self.raised: Counter[str] = Counter()  # diagnoses that were raised, by title
         self.blind = False  # after a fault of gradguard's own: nothing is traced
+        self.muted: list[Any] = []  # parts that failed and do nothing in this run
         self._left_out: set[Rule] = set()  # rules that have failed
         self.skipped = 0  # optimizer steps left out (`gradguard.skipping`)
         self.entries = 0  # how often a guard of this run was entered
@@ -90,6 +91,11 @@ class Run:
             calm = self._calm = Calm(tuple(dict.fromkeys(rule for moment in moments for rule in self.silent_rules(moment, False))))
         return calm
 
+    def left(self) -> None:
+        """Another run begins in this thread: the parts that both use start anew."""
+        while self.muted:
+            unmute(self.muted.pop())
+
     def silent_rules(self, moment: Moment, traced: bool) -> tuple[Rule, ...]:
         """The rules to ask at a moment, those switched off or in need of a trace left out."""
         rules = self._silent.get((moment, traced))
@@ -116,6 +122,7 @@ class Run:
         if part is self.ledger:
             self.ledger = self.memory["ledger"] = part.unwritten()
         mute(part)
+        self.muted.append(part)
 
     def screens(self, moment: Moment, traced: bool) -> tuple[tuple[Screen | None, tuple[Rule, ...]], ...]:
         """The rules to ask at a moment, by the cheap look that comes before them: what several share is asked once."""

@@ -83,6 +83,7 @@ class Session(Incidents):
         self.under_way: Any = None  # the fact of the newest of those that are not
         self._on = False  # whether the op probe stands on the mode stack, as far as this session put it there
         self._backwards = 0  # since the step began
+        self._opened: Run | None = None  # the run that was under way last
         self.ended = False  # the loop is over: the step that began behind the last optimizer's step is none
         self._stands = False  # whether the whole step is watched, apart from what an optimizer and torch's own functions do
         self._stale = False  # whether the op probe may have been left on the stack
@@ -136,6 +137,10 @@ class Session(Incidents):
         if len(self.guards) == 1:
             set_listener(self)
             run = self.run = guard.run
+            if run is not self._opened:
+                if self._opened is not None:
+                    self._opened.left()
+                self._opened = run
             with self.lookout:
                 attribution.keep()
             with self.lookout:

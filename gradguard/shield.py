@@ -141,6 +141,13 @@ def mute(part: Any, but: tuple[str, ...] = ()) -> None:
                 setattr(part, name, _nothing)
 
 
+def unmute(part: Any) -> None:
+    """Undoes `mute`, for a part that outlives the run in which it failed."""
+    for name, value in list(vars(part).items()):
+        if value is _nothing:
+            delattr(part, name)
+
+
 def _nothing(*args: Any, **kwargs: Any) -> None: ...
 
 
