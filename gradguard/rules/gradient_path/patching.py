@@ -23,7 +23,7 @@ def with_patch(fix: Fix, origin: Origin, others: Sequence[Origin] = ()) -> Fix:
         others: further origins of the same lost path; those cut by the same statement are repaired together.
     """
     place = origin.place
-    if origin.switch is not None:
+    if origin.switch is not None and origin.kind in ("no_grad", "inference"):
         patch = _with_grad_mode(origin.switch, place)
         return fix if patch is None else fix.model_copy(update={"patch": patch, "safety": "unsafe"})
     if place is None or place.source is None:
