@@ -320,6 +320,8 @@ for step in range(30):
 """
     found = only(tmp_path, source, "GG609", "net.train()")
     assert found.headline.startswith("the batch norms of")
+    one = only(tmp_path, source.replace("(net[1], net[3])", "(net[1],)"), "GG609", "net.train()")
+    assert one.headline == "`1`, a frozen batch norm, is in train mode: its running statistics drift"
 
 
 def test_a_condition_in_a_function_that_never_ran_is_not_blamed(tmp_path: Path) -> None:

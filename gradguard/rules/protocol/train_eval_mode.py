@@ -234,7 +234,9 @@ def _drift_told(incident: Incident, book: Book, name: str, root: nn.Module, drif
         code=CODE,
         name=NAME,
         severity="warning",
-        headline=f"the batch norms of `{part}` are frozen, but in train mode: their running statistics drift"
+        headline=f"`{part}`, a frozen batch norm, is in train mode: its running statistics drift"
+        if isinstance(inner, _BatchNorm)
+        else f"the batch norms of `{part}` are frozen, but in train mode: their running statistics drift"
         if alone
         else f"`{part}` is frozen, but its batch norms are in train mode: their running statistics drift",
         culprit=culprit,
