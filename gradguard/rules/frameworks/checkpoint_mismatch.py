@@ -37,7 +37,7 @@ from gradguard.diagnosis import Diagnosis, Fix, TensorFacts
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.fixes.edits import edit_of, patched
 from gradguard.rules.base import Rule
-from gradguard.rules.frameworks import drawn_anew, remembered
+from gradguard.rules.frameworks import drawn_anew, remembered, rewritten_buffer
 from gradguard.rules.incident import Incident
 
 CODE, NAME = "GG712", "checkpoint-mismatch"
@@ -127,6 +127,9 @@ def _raised(incident: Incident) -> Diagnosis:
     filled = remembered.filled_in(function) if function is not None and not drawn else None
     if filled is not None:
         return remembered.told(filled, place, CODE, NAME)
+    written = rewritten_buffer.rewritten_in(incident, function) if function is not None and not drawn else None
+    if written is not None:
+        return rewritten_buffer.told(written, place, CODE, NAME)
     text = drawn[0].text if len(drawn) == 1 else None
     told = [each.span("draws anew when the function runs again", "culprit") for each in drawn]
     headline = "a checkpointed function did not do in backward what it did in forward: "
