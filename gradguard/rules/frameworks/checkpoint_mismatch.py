@@ -23,9 +23,10 @@ gradients belong to another function. PyTorch notices different shapes, not diff
 Safe: the forward stays as it is, the gradients become right.
 
 ## When it speaks, what silences it
-When PyTorch raises; in a traced step where `preserve_rng_state=False` is given for a module with an active dropout; and before a
-backward whose checkpoints would recompute from a closed-over tensor that was written in place after forward had read it. Tensors
-passed as arguments, and tensors bound to a new value, are silent.
+When PyTorch raises, with the line that wrote a buffer which forward had read, where there is one; in a traced step where
+`preserve_rng_state=False` is given for a module with an active dropout; and before a backward whose checkpoints would recompute from a
+closed-over tensor that was written in place after forward had read it. Tensors passed as arguments, and tensors bound to a new value,
+are silent.
 """
 
 from __future__ import annotations
