@@ -47,6 +47,50 @@ def test_names_that_begin_otherwise(tmp_path: Path, test: str, level: str) -> No
     assert "net.encoder.0.weight`" in diagnosis.headline and "`freeze()`" in diagnosis.headline
 
 
+FROM_THE_NAME = [
+    "parameter.requires_grad = {}",
+    "parameter.requires_grad_({})",
+    "parameter.requires_grad_(requires_grad={})",
+]
+BRANCH = """            if {test}:
+                parameter.requires_grad = False
+"""
+NONE = "not name.startswith(tuple(prefixes))"
+
+
+@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize(
+    ("written", "test"),
+    [
+        (FROM_THE_NAME[0], NONE),
+        (FROM_THE_NAME[1], f"not {ANY}"),
+        (FROM_THE_NAME[2], NONE),
+        (FROM_THE_NAME[0], "True if not name.startswith(tuple(prefixes)) else False"),
+    ],
+)
+def test_a_flag_that_comes_from_the_name(tmp_path: Path, written: str, test: str, level: str) -> None:
+    source = NAMED.replace(BRANCH, f"            {written.format(test)}\n")
+    diagnosis = only(tmp_path, source.replace("{prefixes}", '("encoder.",)'), "GG613", test, level)
+    assert "net.encoder.0.weight`" in diagnosis.headline and "is true for every name" in diagnosis.headline
+
+
+@pytest.mark.parametrize(
+    ("test", "prefixes"),
+    [
+        (NONE, '("net.encoder.",)'),
+        (NONE, '("decoder.",)'),
+        (NONE, "()"),
+        ("not prefixes or True", '("encoder.",)'),
+        ("parameter.dim() > 0 or name.startswith(tuple(prefixes))", '("encoder.",)'),
+        ('"net" in name', '("encoder.",)'),
+    ],
+)
+def test_flags_that_come_from_the_name_and_are_meant(tmp_path: Path, test: str, prefixes: str) -> None:
+    for written in FROM_THE_NAME[:2]:
+        source = NAMED.replace(BRANCH, f"            {written.format(test)}\n")
+        assert said(tmp_path, source.replace("{prefixes}", prefixes)) == []
+
+
 @pytest.mark.parametrize(
     ("test", "prefixes"),
     [
@@ -54,6 +98,7 @@ def test_names_that_begin_otherwise(tmp_path: Path, test: str, level: str) -> No
         (ANY, "()"),
         (ANY, '("decoder.",)'),  # of another network: nothing here has such a name
         (f"not self.quick and {ANY}", '("encoder.",)'),
+        ('"net" not in name', "[0]"),  # the words are those of what is trained
         ('name == "bias"', "[0]"),  # of this module itself: it has none
         (f"len(torch.__version__) == 0 and {ANY}", '("encoder.",)'),  # not known without running it
     ],

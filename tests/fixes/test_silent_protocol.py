@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.running import applied, only, said
+from tests.running import HEAD, applied, only, run_source, said
 
 LOOP = """
 net = nn.Linear(4, 1)
@@ -206,8 +206,10 @@ def test_a_part_that_is_cut_off_for_good_is_told_early_and_the_fix_leaves_no_emp
     found = only(tmp_path, source, "GG605", "h.detach()")
     assert found.step is not None and found.step <= 20 and found.confidence == "likely"
     patch = found.fixes[0].patch
-    assert patch is not None and "h = h\n" not in applied(source, patch)
-    assert not said(tmp_path, applied(source, patch))
+    assert patch is not None
+    repaired = applied(HEAD + source, patch)
+    assert "h = h\n" not in repaired
+    assert not run_source(tmp_path, repaired)
 
 
 def test_a_part_that_is_cut_off_for_a_while_is_silent(tmp_path: Path) -> None:
@@ -320,6 +322,8 @@ for step in range(30):
 """
     found = only(tmp_path, source, "GG609", "net.train()")
     assert found.headline.startswith("the batch norms of")
+    one = only(tmp_path, source.replace("(net[1], net[3])", "(net[1],)"), "GG609", "net.train()")
+    assert one.headline == "`1`, a frozen batch norm, is in train mode: its running statistics drift"
 
 
 def test_a_condition_in_a_function_that_never_ran_is_not_blamed(tmp_path: Path) -> None:

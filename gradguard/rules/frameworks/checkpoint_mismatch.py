@@ -23,9 +23,10 @@ gradients belong to another function. PyTorch notices different shapes, not diff
 Safe: the forward stays as it is, the gradients become right.
 
 ## When it speaks, what silences it
-When PyTorch raises; in a traced step where `preserve_rng_state=False` is given for a module with an active dropout; and before a
-backward whose checkpoints would recompute from a closed-over tensor that was written in place after forward had read it. Tensors
-passed as arguments, and tensors bound to a new value, are silent.
+When PyTorch raises, with the line that wrote a buffer which forward had read, where there is one; in a traced step where
+`preserve_rng_state=False` is given for a module with an active dropout; and before a backward whose checkpoints would recompute from a
+closed-over tensor that was written in place after forward had read it. Tensors passed as arguments, and tensors bound to a new value,
+are silent.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from gradguard.diagnosis import Diagnosis, Fix, TensorFacts
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.fixes.edits import edit_of, patched
 from gradguard.rules.base import Rule
-from gradguard.rules.frameworks import drawn_anew, remembered
+from gradguard.rules.frameworks import drawn_anew, remembered, rewritten_buffer
 from gradguard.rules.incident import Incident
 
 CODE, NAME = "GG712", "checkpoint-mismatch"
@@ -127,6 +128,9 @@ def _raised(incident: Incident) -> Diagnosis:
     filled = remembered.filled_in(function) if function is not None and not drawn else None
     if filled is not None:
         return remembered.told(filled, place, CODE, NAME)
+    written = rewritten_buffer.rewritten_in(incident, function) if function is not None and not drawn else None
+    if written is not None:
+        return rewritten_buffer.told(written, place, CODE, NAME)
     text = drawn[0].text if len(drawn) == 1 else None
     told = [each.span("draws anew when the function runs again", "culprit") for each in drawn]
     headline = "a checkpointed function did not do in backward what it did in forward: "

@@ -46,7 +46,7 @@ from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
 from gradguard.rules.lifetime import overwritten, retained, tell
 from gradguard.rules.lifetime.collecting import emptying
-from gradguard.rules.lifetime.resetting import state_fixes
+from gradguard.rules.lifetime.resetting import learning_kept, state_fixes
 from gradguard.rules.lifetime.study import MESSAGES, Study, is_overwritten, study
 
 AVOID = (
@@ -144,6 +144,7 @@ def _fixes(facts: Study, carrier: Carrier, name: str) -> list[Fix]:
         ]
     call = resolve(facts.call.site) if facts.call is not None else None
     fixes = state_fixes(carrier, name, call, facts.incident.journal, facts.previous)
+    fixes = learning_kept(fixes, carrier, name, facts.incident, facts.previous)
     fixes.append(
         Fix(
             title="if the gradient through several steps is wanted, sum their losses and call backward() once for all of them",

@@ -12,15 +12,21 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from gradguard.callsite import CallSite
 from gradguard.diagnosis import Fix
 from gradguard.evidence.bindings import dotted, targets_of
 from gradguard.evidence.carried import Carrier, called_in
+from gradguard.evidence.graph import MAX_NODES, is_accumulate, nodes_from
 from gradguard.evidence.source import ResolvedSite
 from gradguard.evidence.stores import classes_of
 from gradguard.facts import BackwardFact
 from gradguard.journal import Journal
+from gradguard.rules.incident import Incident
 from gradguard.rules.lifetime.detaching import detach_fix
+from gradguard.rules.protocol import tell
+from gradguard.torch_internals import node_sequence
 
 _MAKERS = {"zeros", "zeros_like", "new_zeros"}
 
@@ -115,6 +121,67 @@ def state_fixes(carrier: Carrier, name: str, call: ResolvedSite | None, journal:
     if calling is None:
         return [detaching]
     return [calling, detaching] if several is None else [detaching, calling]
+
+
+def learning_kept(fixes: list[Fix], carrier: Carrier, name: str, incident: Incident, previous: BackwardFact | None) -> list[Fix]:
+    """The fixes for a state that goes from step to step, where it begins from a parameter that detaching it would cut off.
+
+    Then the state is to begin from there in each step, and it is said what stops learning otherwise.
+    """
+    cut_off = tell.parameter_names(_only_behind(incident.root_nodes, 0 if previous is None else previous.seq), incident.names)
+    if not cut_off:
+        return fixes
+    shown = tell.listed(cut_off, len(cut_off))
+    reset = _reset_method(carrier)
+    if reset is not None and not reset.keeps_value:
+        first = [fix for fix in fixes if fix.title.startswith(f"call `{reset.name}()`")]
+    else:
+        begun = _at_first(carrier)
+        back = f"set {name} back to its first value" + (f" (`{begun}`)" if begun is not None else "")
+        first = [
+            Fix(
+                title=f"{back} between the steps, so that each step begins from {shown} again",
+                safety="unsafe",
+                detail="before the forward of the next step, outside of any loop over time",
+            )
+        ]
+    has, them = ("have", "they are") if len(cut_off) > 1 else ("has", "it is")
+    warned = f"{shown} {has} no other part in this loss: while the value goes on detached, {them} not trained"
+    rest = [fix for fix in fixes if fix not in first]
+    return first + [fix.model_copy(update={"detail": f"{fix.detail}; {warned}" if fix.detail else warned}) for fix in rest]
+
+
+def _only_behind(roots: list[Any], seq: int) -> list[torch.Tensor]:
+    """The parameters that a graph reaches only through nodes which were there before that sequence number."""
+    near: set[int] = set()
+    seen, stack = set(roots), [node for node in roots if node_sequence(node) >= seq]
+    while stack and len(seen) < MAX_NODES:
+        for source, _ in stack.pop().next_functions:
+            if source is None or source in seen:
+                continue
+            seen.add(source)
+            if is_accumulate(source):
+                near.add(id(source))
+            elif node_sequence(source) >= seq:
+                stack.append(source)
+    if stack:
+        return []
+    variables = [(node, getattr(node, "variable", None)) for node in nodes_from(roots) if is_accumulate(node) and id(node) not in near]
+    return [variable for _, variable in variables if isinstance(variable, torch.nn.Parameter)]
+
+
+def _at_first(carrier: Carrier) -> str | None:
+    """The statement of the constructor that gives the state its first value, as written; a constant alone can be written elsewhere."""
+    owner, holding = _owner(carrier), carrier.holding
+    if owner is None or holding is None:
+        return None
+    for source, definition in classes_of(owner):
+        for function in definition.body:
+            if isinstance(function, ast.FunctionDef) and function.name == "__init__":
+                for statement in ast.walk(function):
+                    if isinstance(statement, ast.Assign) and f"self.{holding.attribute}" in map(dotted, targets_of(statement)):
+                        return source.flat(statement) if isinstance(statement.value, ast.Constant) else None
+    return None
 
 
 def _owner(carrier: Carrier) -> Any:

@@ -17,7 +17,7 @@ from gradguard.evidence.stores import Store
 from gradguard.facts import BackwardFact, StepFact
 from gradguard.rules.incident import Incident
 from gradguard.rules.lifetime import tell
-from gradguard.rules.lifetime.resetting import state_fixes
+from gradguard.rules.lifetime.resetting import learning_kept, state_fixes
 
 CHANGED = "has been modified by an inplace operation"
 
@@ -153,7 +153,7 @@ def _told(incident: Incident, of: _Kept, rule: tuple[str, str]) -> Diagnosis:
             "the update is right, the history that reaches behind it is not."
         ),
         notes=[*(["`retain_graph=True` is not needed once the value is detached"] if previous.retain_graph else []), *_unseen(incident)],
-        fixes=state_fixes(carrier, holder, call, incident.journal, previous),
+        fixes=learning_kept(state_fixes(carrier, holder, call, incident.journal, previous), carrier, holder, incident, previous),
         avoid=[AVOID],
         confidence="certain" if carrier.made is not None else "likely",
     )

@@ -20,10 +20,11 @@ from gradguard.rules.protocol.places import function_around, statement_span, wri
 from gradguard.safe_read import named_parameters
 
 _MOST_NAMES = 4_000
+_NOBODYS = "\x00"  # a name that has no word of any condition in it
 
 
 def freezes_nothing(incident: Incident, book: Book, moved: set[int], code: str, name: str) -> Diagnosis | None:
-    """A loop over named parameters whose condition none of them satisfies, while those whose names have its words are trained."""
+    """A loop over named parameters whose condition freezes none of them, while those whose names have its words are trained."""
     sources = written_in(incident, lambda text: ".named_parameters(" in text and "requires_grad" in text)
     loops = [(source, loop) for source in sources for loop in _loops(source)]
     if not loops:
@@ -51,10 +52,9 @@ def _loops(source: Source) -> Iterator[ast.For]:
             and isinstance(loop.target, ast.Tuple)
             and len(loop.target.elts) == 2
             and all(isinstance(each, ast.Name) for each in loop.target.elts)
+            and _condition(source, loop) is not None
         ):
-            freezing = [node for node in ast.walk(loop) if isinstance(node, ast.stmt) and _freezes(node, loop.target.elts[1])]
-            if len(freezing) == 1 and _test(source, freezing[0], loop) is not None:
-                yield loop
+            yield loop
 
 
 def _freezes(statement: ast.stmt, parameter: ast.expr) -> bool:
@@ -78,11 +78,30 @@ def _test(source: Source, statement: ast.stmt, loop: ast.For) -> ast.If | None:
     return one if isinstance(one, ast.If) and statement in one.body else None
 
 
-def _condition(source: Source, loop: ast.For) -> ast.If:
-    freezing = next(node for node in ast.walk(loop) if isinstance(node, ast.stmt) and _freezes(node, loop.target.elts[1]))  # type: ignore[attr-defined]
-    found = _test(source, freezing, loop)
-    assert found is not None
-    return found
+def _flag(statement: ast.stmt, parameter: ast.expr) -> ast.expr | None:
+    """What `<parameter>.requires_grad = ...` or `<parameter>.requires_grad_(...)` sets, where that is not a constant."""
+    name = dotted(parameter)
+    value: ast.expr | None = None
+    if isinstance(statement, ast.Assign) and any(dotted(target) == f"{name}.requires_grad" for target in statement.targets):
+        value = statement.value
+    elif isinstance(statement, ast.Expr) and isinstance(call := statement.value, ast.Call):
+        given = [*call.args, *(word.value for word in call.keywords)]
+        value = given[0] if dotted(call.func) == f"{name}.requires_grad_" and len(given) == 1 else None
+    return None if isinstance(value, ast.Constant) else value
+
+
+def _condition(source: Source, loop: ast.For) -> tuple[ast.expr, bool] | None:
+    """What decides whether the loop freezes a parameter, and the truth with which it does; None where that is not one expression."""
+    assert isinstance(loop.target, ast.Tuple)
+    parameter = loop.target.elts[1]
+    freezing = [node for node in ast.walk(loop) if isinstance(node, ast.stmt) and _freezes(node, parameter)]
+    setting = [(node, value) for node in ast.walk(loop) if isinstance(node, ast.stmt) and (value := _flag(node, parameter)) is not None]
+    if len(freezing) == 1 and not setting:
+        gate = _test(source, freezing[0], loop)
+        return None if gate is None else (gate.test, True)
+    if len(setting) == 1 and not freezing and setting[0][0] in loop.body:
+        return setting[0][1], False
+    return None
 
 
 def _meant(known: KnownValues, source: Source, loop: ast.For, moved: set[int]) -> list[tuple[torch.Tensor, str, str]]:
@@ -93,7 +112,9 @@ def _meant(known: KnownValues, source: Source, loop: ast.For, moved: set[int]) -
     Raises:
         UnknownError: what it compares with, whose parameters they are, or whether it has run at all, is not known.
     """
-    test = _condition(source, loop).test
+    decided = _condition(source, loop)
+    assert decided is not None
+    test, sense = decided
     assert isinstance(loop.target, ast.Tuple) and isinstance(loop.iter, ast.Call) and isinstance(loop.iter.func, ast.Attribute)
     name, parameter_name = (each.id for each in loop.target.elts if isinstance(each, ast.Name))
     if any(isinstance(n, ast.Name) and n.id == parameter_name for n in ast.walk(test)):
@@ -102,12 +123,14 @@ def _meant(known: KnownValues, source: Source, loop: ast.For, moved: set[int]) -
     scope = known.scope(source, test, {name, parameter_name})
     module = known.value(source, loop.iter.func.value)
     named = list(named_parameters(module))[:_MOST_NAMES] if isinstance(module, nn.Module) else []
-    if any(known.truth(source, test, {**scope, name: full}) for full, _ in named):
+    if any(known.truth(source, test, {**scope, name: full}) is sense for full, _ in named):
         return []
+    if known.truth(source, test, {**scope, name: _NOBODYS}) is sense:
+        return []  # the words are those of what is to be trained, and that is all of them
     meant: list[tuple[torch.Tensor, str, str]] = []
     for full, parameter in named:
         shorter = [full.split(".", i)[-1] for i in range(1, full.count("."))]
-        found = next((each for each in shorter if known.truth(source, test, {**scope, name: each})), None)
+        found = next((each for each in shorter if known.truth(source, test, {**scope, name: each}) is sense), None)
         if found is not None:
             meant.append((parameter, full, found))
     return meant if all(id(p) in moved and p.requires_grad for p, _, _ in meant) else []
@@ -156,26 +179,29 @@ def _taken(known: KnownValues, source: Source, gate: ast.If, inside: ast.AST) ->
 def _told(
     incident: Incident, book: Book, source: Source, loop: ast.For, meant: list[tuple[torch.Tensor, str, str]], code: str, name: str
 ) -> Diagnosis:
-    condition = _condition(source, loop)
+    decided = _condition(source, loop)
+    assert decided is not None
+    condition, sense = decided
     found = [parameter for parameter, _, _ in meant]
     _, is_called, expected = meant[0]
     function = getattr(function_around(source, loop), "name", None)
     shown = tell.listed(tell.parameter_names(found, incident.names), len(found))
     are, them = ("are", "them") if len(found) > 1 else ("is", "it")
     optimizer = tell.optimizer_name(book, incident)
-    test, over = tell.short(source.segment(condition.test)), tell.short(source.segment(loop.iter))
+    test, over = tell.short(source.segment(condition)), tell.short(source.segment(loop.iter))
     where = f"`{function}()`" if function is not None else "the loop over names"
     beginning = is_called.removesuffix(expected)
     return Diagnosis(
         code=code,
         name=name,
         severity="warning",
-        headline=f"{shown} {are} trained: {where} was to freeze {them}, and no name satisfies `{test}`",
-        culprit=statement_span(source, condition.test, "is true for none of the parameters' names"),
+        headline=f"{shown} {are} trained: {where} was to freeze {them}, and "
+        + (f"no name satisfies `{test}`" if sense else f"`{test}` is true for every name"),
+        culprit=statement_span(source, condition, f"is {str(sense).lower()} for none of the parameters' names"),
         related=tell.spans(tell.span(book.step_site, f"`{optimizer}` changes {them} here", "context")),
         tensors=tell.facts(found, incident.names),
-        explanation=f"It would be true for `{expected}`, and `{over}` gives `{is_called}`. All of them still require grad, and each of "
-        f"the {book.steps} steps of `{optimizer}` changed {them}.",
+        explanation=f"It would be {str(sense).lower()} for `{expected}`, and `{over}` gives `{is_called}`. All of them still require "
+        f"grad, and each of the {book.steps} steps of `{optimizer}` changed {them}.",
         fixes=[
             Fix(
                 title=f"Compare with names as `{over}` gives them: here they begin with `{beginning}`",

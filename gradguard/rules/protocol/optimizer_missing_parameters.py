@@ -21,7 +21,8 @@ Unsafe: more is trained than before; saved checkpoints get new entries.
 
 ## When it speaks, what silences it
 When the optimizer or the guard comes to its end (or after 400 steps), if leaves that were seen in three or more graphs are
-in no optimizer and have exactly the values they had at first; at the twelfth step already, as likely, where no module lists them, or
+in no optimizer and have exactly the values they had at first; at the twelfth step already, as likely, where no module lists them, where the
+optimizer has nothing but frozen parameters, or
 they joined the model after the optimizer was made. It is silent about leaves that are no module's (inputs,
 latent codes), about modules in eval mode or loaded with `load_state_dict` (a pretrained network through which gradients only
 flow), about anything an optimizer made later takes up, and about values that change by hand. And at the
@@ -84,7 +85,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
 
     if book.steps >= 400 and holds():
         return diagnosis
-    if diagnosis.code == orphans.CODE or all(not owner.registered for _, owner in left) or joined_later(book, left):
+    if diagnosis.code == orphans.CODE or _is_frozen(book) or all(not owner.registered for _, owner in left) or joined_later(book, left):
         early = diagnosis.model_copy(update={"confidence": "likely"})  # nothing but another optimizer could change it
     else:
         early = None
@@ -113,6 +114,12 @@ def _is_meant(incident: Incident, book: Book, owner: Owner, trained: set[int], r
         return True
     # a module of its own: meant to be trained when the optimizer trains modules at all, not an image or a latent code
     return owner.registered and any(incident.names.state(p) is not None for p in book.parameters()[:4])
+
+
+def _is_frozen(book: Book) -> bool:
+    """Whether an optimizer has nothing that it could train."""
+    parameters = book.parameters()
+    return bool(parameters) and not any(p.requires_grad for p in parameters)
 
 
 def _told(incident: Incident, book: Book, left: Found) -> Diagnosis:
@@ -163,6 +170,19 @@ def _told(incident: Incident, book: Book, left: Found) -> Diagnosis:
         fix = Fix(
             title=f"Make `{name}` after `{model}` has all its parameters, or call `{name}.add_param_group(...)` where they are added",
             safety="unsafe",
+        )
+    elif _is_frozen(book):
+        frozen = [toggle[1] for p in book.parameters() if (toggle := incident.journal.toggle_of(p)) is not None]
+        culprit = tell.span(book.made, "all that it was given is frozen", "culprit")
+        related = tell.spans(tell.span(frozen[0], "frozen here", "context") if frozen and len(set(frozen)) == 1 else None)
+        headline = (
+            f"every parameter of `{name}` is frozen: its steps change nothing, and {tell.listed(paths, len(paths))}, which "
+            f"get{'' if len(paths) > 1 else 's'} the gradients, {'are' if len(paths) > 1 else 'is'} not in it"
+        )
+        fix = Fix(
+            title=f"Give `{name}` the parameters that are to be trained: `[p for p in model.parameters() if p.requires_grad]`",
+            safety="unsafe",
+            detail="Made after the freeze. Or do not freeze what it has.",
         )
     else:
         culprit = tell.span(book.made, f"leaves out {tell.listed(paths, len(paths))}", "culprit")

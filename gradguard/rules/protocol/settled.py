@@ -24,13 +24,13 @@ def settled(incident: Incident, culprit: SourceSpan | None, paths: list[str]) ->
         paths: of the parameters, with or without the variable in front.
     """
     place = None if culprit is None else at_line(culprit.file, culprit.line)
-    if place is None or place.source is None or place.statement is None or _is_conditional(place.source, place.statement):
+    if place is None or place.source is None or place.statement is None or is_conditional(place.source, place.statement):
         return False
     sources = next(in_tiers(incident), [])
     function = place.enclosing_function
     if isinstance(function, FUNCTIONS) and not isinstance(function, ast.Lambda) and function.name != "forward":
         calls = [(source, node) for source in sources for node in _calls(source, function.name)]
-        if len(calls) > 1 or any(_is_conditional(source, node) for source, node in calls):
+        if len(calls) > 1 or any(is_conditional(source, node) for source, node in calls):
             return False
     names = {name for path in paths for name in _modules(path)[-1:]}
     return bool(names) and all(sum(1 for source in sources for _ in _calls(source, name)) <= 1 for name in names)
@@ -54,7 +54,7 @@ def _calls(source: Source, name: str) -> list[ast.Call]:
     return found
 
 
-def _is_conditional(source: Source, node: ast.AST) -> bool:
+def is_conditional(source: Source, node: ast.AST) -> bool:
     """Whether a branch of the node's function decides if it runs, or a statement before it can leave the function."""
     if any(isinstance(inner, (ast.IfExp, ast.BoolOp)) for inner in ast.walk(node)):
         return True

@@ -29,7 +29,8 @@ calls whose result is thrown away (re-estimating batch norm) and the same input 
 silent, and so are modules in no optimizer (targets, teachers). At the fifth optimizer step in a row with the trained module
 in eval mode since a call of `eval()` that was followed by forwards without grad. At the 24th step of an optimizer, about
 batch norms in train mode whose own parameters are frozen and have not changed since its 12th. At the first forward without grad in
-eval mode of a trained module whose class calls a dropout function without saying what `training` is; `training=True` says so.
+eval mode of a trained module whose forward, or a function that it calls in any case, calls a dropout function without saying what
+`training` is, where that call has run; `training=True` says so.
 There too when a dropout or batch norm in train mode, which is no part of the module, was made in the call or is kept in a plain list
 or dict. And at the third such forward on different inputs of a module whose own flag is False while its parts are in train mode,
 if `eval()` was not called and one statement sets a `training` to False.
@@ -174,6 +175,8 @@ def _frozen(incident: Incident) -> Diagnosis | None:
     if not isinstance(book, Book) or book.steps not in (12, 24, 60, 150):
         return None
     trained = {id(p) for p in book.parameters()}
+    if not any(p.requires_grad for p in book.parameters()):
+        return None  # it trains nothing, which is another rule's
     modes = incident.memory["ledger"].modes
     roots = _roots(incident)
     for name, root in roots:
@@ -234,7 +237,9 @@ def _drift_told(incident: Incident, book: Book, name: str, root: nn.Module, drif
         code=CODE,
         name=NAME,
         severity="warning",
-        headline=f"the batch norms of `{part}` are frozen, but in train mode: their running statistics drift"
+        headline=f"`{part}`, a frozen batch norm, is in train mode: its running statistics drift"
+        if isinstance(inner, _BatchNorm)
+        else f"the batch norms of `{part}` are frozen, but in train mode: their running statistics drift"
         if alone
         else f"`{part}` is frozen, but its batch norms are in train mode: their running statistics drift",
         culprit=culprit,
