@@ -294,6 +294,11 @@ def _is_wrapped(tensor: torch.Tensor) -> bool:
         return True
 
 
+def as_code(path: str) -> str:
+    """A module's dotted path as it is written in a program: `net[1].bn` of `net.1.bn`."""
+    return "".join(f"[{part}]" if part.isdigit() and i else f".{part}" if i else part for i, part in enumerate(path.split(".")))
+
+
 def short_list(names: Iterable[str], most: int = 5) -> str:
     """`a, b, c and 12 more`."""
     items = list(names)

@@ -45,6 +45,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.evidence.names import as_code
 from gradguard.evidence.source import resolve
 from gradguard.rules.base import Rule
 from gradguard.rules.incident import Incident
@@ -254,7 +255,7 @@ def _drift_told(incident: Incident, book: Book, name: str, root: nn.Module, drif
             Fix(
                 title=f"Put the batch norms of `{shown}` back into eval mode after each `{name}.train()`"
                 if alone
-                else f"Call `{shown}.eval()` after `{name}.train()`",
+                else f"Call `{as_code(shown)}.eval()` after `{name}.train()`",
                 safety="unsafe",
                 detail="Or override `train()` in the module so that the frozen part stays in eval mode.",
             )
