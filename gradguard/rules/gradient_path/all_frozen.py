@@ -290,9 +290,13 @@ def _plain(incident: Incident, lost: lost_path.LostPath, made: list[ResolvedSite
 
 
 def _had_a_graph(incident: Incident) -> int:
-    """How many backward calls of this line got through before: those had a graph."""
+    """How many backward calls of this line began at a root with a graph before."""
     call = incident.call
-    return 0 if call is None else sum(fact is not call and fact.site == call.site for fact in incident.journal.backwards)
+    if call is None or call.site is None:
+        return 0
+    code, lasti = call.site  # code objects of equal text are equal, those of another run of the same file too
+    earlier = [fact.site for fact in incident.journal.backwards if fact is not call and fact.site is not None and fact.root_seqs]
+    return sum(site[0] is code and site[1] == lasti for site in earlier)
 
 
 def _this_time(incident: Incident, lost: lost_path.LostPath, made: list[ResolvedSite]) -> Diagnosis:
