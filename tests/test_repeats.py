@@ -72,7 +72,8 @@ def test_a_known_cause_is_counted_and_seldom_looked_into(found: Counter[str], lo
         _train(loss_of)
     (diagnosis,) = guard.diagnoses
     assert diagnosis.repeats == STEPS - 1
-    assert found[diagnosis.code] == 6  # at the 1st, 2nd, 4th, 8th, 16th and 32nd meeting
+    # at the 1st, 2nd, 4th, 8th, 16th and 32nd meeting; once more where the evidence of the first step is another
+    assert found[diagnosis.code] in (6, 7)
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size")

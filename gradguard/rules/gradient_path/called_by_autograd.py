@@ -44,7 +44,7 @@ class Called:
 
 def called_by_autograd(incident: Incident, origin: Origin) -> Called | None:
     """The hook or Function in which the path was lost, where no block of the program's switched grad mode off."""
-    if origin.kind != "no_grad" or (origin.switch is not None and origin.switch.how != "caller"):
+    if origin.kind != "no_grad":
         return None
     frames = list(incident.frames)
     start = next((i for i, view in enumerate(frames) if view.is_user), None)
@@ -55,6 +55,8 @@ def called_by_autograd(incident: Incident, origin: Origin) -> Called | None:
     if what is None or place is None:
         return None
     inside = {_function(view) for view in frames[start:end]}
+    if origin.switch is not None and origin.switch.how != "caller" and origin.switch.span.function in inside:
+        return None  # a block around backward is no reason: autograd switches grad mode off all the same
     if origin.place is not None and origin.place.function not in inside and (origin.outer is None or origin.outer.function not in inside):
         return None
     return Called(what, place.function.rpartition(".")[2], place)
