@@ -109,6 +109,13 @@ def recognise(incident: Incident) -> Diagnosis | None:
         why = "DDP makes the copies equal once, when the module is wrapped; "
         why += "from then on they are equal only as long as every rank does the same."
         fix = Fix(title="Do on every rank what changes gradients or weights, or before the module is wrapped", safety="unsafe")
+        if not found:  # every rank may have done the same
+            fix = Fix(
+                title=f"Compute the loss through `{name}(...)` alone, and cast, move or change the module before it is wrapped",
+                safety="manual",
+                detail=f"A call of the module inside `{name}`, or a cast after it was made, leaves gradients that are not averaged, also"
+                " where every rank does it. What only some ranks do to gradients or weights has the same effect.",
+            )
     made = shared.made(incident, ddp, "made the copies equal, once")
     return Diagnosis(
         code=CODE,
