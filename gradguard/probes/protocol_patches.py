@@ -179,11 +179,14 @@ def _enter(original: Original) -> Original:
     def guarded(self: Any) -> Any:
         result = original(self)
         session = idle_listener()
-        if session is not None and _is_users(_caller()) and session.wants_forwards() and not dynamo_in_use():
-            _state["depth"] += 1
-            self._gradguard = True
-            if _state["hook"] is None:
-                _state["hook"] = _module.register_module_forward_pre_hook(_forward)
+        if session is not None:
+            caller = _caller()
+            with session.lookout:
+                if _is_users(caller) and session.wants_forwards() and not dynamo_in_use():
+                    _state["depth"] += 1
+                    self._gradguard = True
+                    if _state["hook"] is None:
+                        _state["hook"] = _module.register_module_forward_pre_hook(_forward)
         return result
 
     return guarded

@@ -5,10 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from gradguard.diagnosis import Diagnosis, Fix
+from gradguard.evidence.bindings import names_read
+from gradguard.evidence.evaluate import Evaluator
 from gradguard.evidence.source import assignments_to, at_line, dotted
 from gradguard.evidence.syntax import FUNCTIONS, Source
 from gradguard.fixes.edits import replaced
@@ -46,11 +49,13 @@ def rebound_copy(incident: Incident, book: Book, code: str, name: str) -> Diagno
     if len(idle) != 1:
         return None
     shown, parameters = idle[0]
+    runs = _runs_over(lost.loop.target, lost.loop.iter, source)
+    if lost.target not in runs and not _is_average(lost, runs):
+        return None
     values = [(id(p), few_values(p)) for p in parameters]
     before, incident.memory[_SEEN] = incident.memory.get(_SEEN), (book.key, book.steps, values)
     if before is None or before[0] != book.key or before[2] != values or before[1] >= book.steps:
         return None
-    runs = _runs_over(lost.loop.target, lost.loop.iter, source)
     variable = next((name for name, module in runs.items() if module.rpartition(".")[2] == shown.rpartition(".")[2]), lost.target)
     written = f"{variable}.data.copy_({source.segment(lost.value)})"
     what = f"it binds `{lost.target}` to a new tensor" if lost.target else "it computes a new tensor and drops it"
@@ -75,6 +80,14 @@ def rebound_copy(incident: Incident, book: Book, code: str, name: str) -> Diagno
             )
         ],
     )
+
+
+def _is_average(lost: Dropped, runs: dict[str, str]) -> bool:
+    """Whether what is dropped is an update: of equal parameters an average gives the same again, and a distance between them does not."""
+    equal = torch.arange(1.0, 7.0).reshape(2, 3)
+    values: dict[str, Any] = dict.fromkeys(names_read(lost.source, [lost.value]), 0.5)  # the weights
+    found = Evaluator(values | dict.fromkeys(runs, equal)).of(lost.value)
+    return isinstance(found, torch.Tensor) and found.shape == equal.shape and not found.is_meta and torch.allclose(found, equal)
 
 
 def _rebinding(sources: list[Source]) -> Iterator[tuple[Dropped, str]]:
