@@ -114,16 +114,18 @@ def _clip(original: Original) -> Original:
         if session is not None:
             kind = type(parameters)
             if kind is GeneratorType:  # walked once, as torch would, and handed on as what it is
-                walked = list(parameters)
-                parameters = (item for item in walked)
+                walked: list[Any] | None = list(parameters)
+                parameters = (item for item in walked or ())
             elif in_class(kind, "__next__") is not UNKNOWN and in_class(kind, "__iter__") is not UNKNOWN:
                 walked = parameters = list(parameters)
-            else:  # of other iterables than those of Python's own nothing is known before torch walks them
-                walked = [parameters] if issubclass(kind, torch.Tensor) else elements(parameters)
+            elif issubclass(kind, torch.Tensor):
+                walked = [parameters]
+            else:  # of iterables of the program's own nothing is known before torch walks them
+                walked = elements(parameters) if issubclass(kind, (list, tuple, set, dict)) else None
             frame = _caller()
             with session.lookout:
                 limit = args[0] if args else kwargs.get("max_norm", kwargs.get("clip_value", 1.0))
-                if walked and type(limit) in (int, float):
+                if walked is not None and type(limit) in (int, float):
                     session.protocol("clipping", frame, walked, float(limit))
         return original(parameters, *args, **kwargs)
 

@@ -419,7 +419,7 @@ PAIRS = {
         ("    target.weight = nn.Parameter(weights)\n    return target(x)", "    return F.linear(x, weights)"),
     ),
     "one head for all": Pair(
-        "GG605", "return self.out(torch.cat([self.heads[0](x) for head in self.heads], 1))", ("`self.heads`", "`self.heads[0]`"), ONE_HEAD,
+        "GG605", "self.heads[0](x)", ("`self.heads`", "`self.heads[0]`"), ONE_HEAD,
         ("self.heads[0](x)", "head(x)"),
     ),
     "a step past the scaler": Pair(

@@ -16,7 +16,7 @@ import torch
 
 from gradguard.callsite import CallSite
 from gradguard.diagnosis import Fix
-from gradguard.evidence.bindings import dotted, targets_of
+from gradguard.evidence.bindings import assignments_to, dotted, targets_of
 from gradguard.evidence.carried import Carrier, called_in
 from gradguard.evidence.graph import MAX_NODES, is_accumulate, nodes_from
 from gradguard.evidence.source import ResolvedSite
@@ -148,7 +148,18 @@ def learning_kept(fixes: list[Fix], carrier: Carrier, name: str, incident: Incid
     has, them = ("have", "they are") if len(cut_off) > 1 else ("has", "it is")
     warned = f"{shown} {has} no other part in this loss: while the value goes on detached, {them} not trained"
     rest = [fix for fix in fixes if fix not in first]
-    return first + [fix.model_copy(update={"detail": f"{fix.detail}; {warned}" if fix.detail else warned}) for fix in rest]
+    warned_of = [fix.model_copy(update={"detail": f"{fix.detail}; {warned}" if fix.detail else warned}) for fix in rest]
+    return warned_of + first if _begins_empty(carrier) else first + warned_of
+
+
+def _begins_empty(carrier: Carrier) -> bool:
+    """Whether a loop's own variable begins as `None`: a memory that is to be carried on, so it is not to be dropped in each step."""
+    store, name = carrier.store, carrier.name or ""
+    scope = None if store is None else store.function or store.source.tree
+    if scope is None or not name.isidentifier():
+        return False
+    values = [statement.value for statement in assignments_to(scope, name) if isinstance(statement, ast.Assign)]
+    return any(isinstance(value, ast.Constant) for value in values)
 
 
 def _only_behind(roots: list[Any], seq: int) -> list[torch.Tensor]:
