@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from tests.running import said
 
@@ -135,7 +136,9 @@ for it in range(60):
 
 def test_a_relu_on_the_output_cannot_reach_targets_below_zero(tmp_path: Path) -> None:
     source = REGRESSION.format(target="-2.0 - x[:, :1]", last=", nn.ReLU()")
+    other = nn.Sequential(nn.Linear(2, 2), nn.ReLU())  # alive beside it: not the model that is trained
     diagnosis = next(item for item in said(tmp_path, source) if item.code == "GG504")
+    assert isinstance(other[1], nn.ReLU)
     assert "take the ReLU off the output" in diagnosis.fixes[0].title
     assert any("model.3" in note for note in diagnosis.notes)
     assert said(tmp_path, REGRESSION.format(target="-2.0 - x[:, :1]", last="")) == []

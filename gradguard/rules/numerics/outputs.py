@@ -12,7 +12,7 @@ from gradguard.evidence.recompute import node_kind
 from gradguard.evidence.values import GraphValues
 from gradguard.rules.incident import Incident
 from gradguard.rules.numerics.ranges import value_range
-from gradguard.safe_read import named_children
+from gradguard.safe_read import named_children, parameters_in
 from gradguard.signals import internal_error
 
 _VIEWS = {"View", "ReshapeAlias", "UnsafeView", "Squeeze", "Unsqueeze", "Alias", "Select", "Slice", "T", "Transpose", "Permute"}
@@ -43,11 +43,13 @@ def below_targets(values: GraphValues, node: Any) -> Fix | None:
     )
 
 
-def last_activation(incident: Incident) -> str | None:
-    """The path of the ReLU that a `Sequential` ends with, if only one such model is alive."""
+def last_activation(incident: Incident, leaves: list[torch.Tensor]) -> str | None:
+    """The path of the ReLU that a `Sequential` ends with, if only one such model has parameters among `leaves`."""
+    cut_off = {id(leaf) for leaf in leaves}
     found = []
     for variable, root in incident.names.modules:
         children = list(named_children(root))
-        if isinstance(root, nn.Sequential) and children and isinstance(children[-1][1], nn.ReLU):
+        ends_in_relu = isinstance(root, nn.Sequential) and children and isinstance(children[-1][1], nn.ReLU)
+        if ends_in_relu and any(id(parameter) in cut_off for parameter in parameters_in(root)):
             found.append(f"{variable}.{children[-1][0]}" if variable else children[-1][0])
     return found[0] if len(set(found)) == 1 else None

@@ -154,7 +154,7 @@ def saturated(incident: Incident, memory: Numbers) -> Diagnosis | None:
     trail = ", ".join(number(value) for value in list(plan.losses)[-3:])
     module = module_at(place, incident)
     if last is not None and module is None:
-        module = last_activation(incident)
+        module = last_activation(incident, behind)
     notes = [f"in the module `{module}`"] if module is not None else []
     if elsewhere:
         notes.append(f"the same holds for {short_list(elsewhere, 4)}")
