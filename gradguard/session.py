@@ -23,7 +23,7 @@ from gradguard.facts import CallableRef, StepFact
 from gradguard.incidents import Incidents
 from gradguard.journal import current_journal
 from gradguard.probes import attribution
-from gradguard.probes.compilers import fast_path
+from gradguard.probes.compilers import unseen
 from gradguard.probes.finite import note_nonfinite
 from gradguard.probes.hub import local, set_coast, set_listener
 from gradguard.probes.ops import OpProbe
@@ -282,9 +282,10 @@ class Session(Incidents):
     def _stand(self, on: bool) -> None:
         """Puts the op probe on this thread's stack, where nothing compiled is under way, or takes it off."""
         on = on and not local.compiled
-        if on != self._stands:
-            fast_path.keep(self.probe, on)
-            self._stands = on
+        stands = on or (self.depth > 0 and not local.compiled)  # torch may put it back, see `trace`
+        if stands != self._stands:
+            unseen.keep(self.probe, stands)
+            self._stands = stands
         if not on:
             remove_mode(self.probe)
         elif not mode_is_active(self.probe):

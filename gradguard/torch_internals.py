@@ -56,7 +56,6 @@ functions_on: Callable[[], bool] = _lookup("_C._is_torch_function_enabled", lamb
 _no_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _lookup("utils._python_dispatch._disable_current_modes", nullcontext)
 # The module of `torch.vmap`, which calls its `vmap_impl`.
 functorch: Any = _lookup("_functorch.apis", None)
-_default_device: Any = _lookup("_GLOBAL_DEVICE_CONTEXT", None)
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 ACCUMULATE_SEQ = 2**63  # AccumulateGrad nodes carry the maximum number, far above any count
@@ -141,11 +140,29 @@ def stands_alone(mode: Any) -> bool:
     return _len_stack is not None and _stack_at is not None and _len_stack() == 1 and _stack_at(0) is mode
 
 
-def insert_mode(mode: Any) -> None:
-    """Puts a function mode at the bottom of this thread's stack, or right above `torch.set_default_device`'s.
+def users_modes() -> int:
+    """How many function modes stand on this thread's stack, those not counted that `insert_mode` put there."""
+    assert _len_stack is not None
+    return _len_stack() - sum(_inserted(i) for i in range(_len_stack()))
 
-    At the bottom, a user's own `with SomeMode():` that ends after ours was inserted pops its own mode, not ours.
-    `torch.set_default_device` does the same for the same reason, and insists on standing lowest when it is taken away.
+
+def users_mode(index: int) -> Any:
+    """The function mode at this place of the stack, as `users_modes` counts."""
+    assert _len_stack is not None and _stack_at is not None
+    seen = [i for i in range(_len_stack()) if not _inserted(i)]
+    return _stack_at(seen[index] if 0 <= index < len(seen) else max(index, _len_stack()))
+
+
+def _inserted(index: int) -> bool:
+    assert _stack_at is not None
+    return getattr(type(_stack_at(index)), "HIDDEN", False) is True
+
+
+def insert_mode(mode: Any) -> None:
+    """Puts a function mode at the bottom of this thread's stack.
+
+    There, a user's own `with SomeMode():` that ends after ours was inserted pops its own mode, not ours. `torch.set_default_device`
+    does the same for the same reason, and insists on standing lowest of those that `users_modes` counts when it is taken away.
     """
     if _len_stack is None or _push is None or _stack_at is None:
         return
@@ -153,8 +170,7 @@ def insert_mode(mode: Any) -> None:
         _push(mode)
         return
     stack = [_stack_at(i) for i in range(_len_stack())]
-    stack.insert(1 if stack[0] is getattr(_default_device, "device_context", None) else 0, mode)
-    _restack(stack)
+    _restack([mode, *stack])
 
 
 def remove_mode(mode: Any) -> None:
@@ -294,9 +310,11 @@ def own_part(tensor: torch.Tensor) -> torch.Tensor:
 
 def has_memory(tensor: torch.Tensor) -> bool:
     """Whether there is memory behind a tensor's elements. FSDP frees that of gathered parameters, which are still saved in the
-    graph, by `storage.resize_(0)`: reading them then is a segmentation fault."""
+    graph, by `storage.resize_(0)`: reading them then is a segmentation fault. Fake tensors have a device and the storage of a meta
+    tensor: a constant that `torch.export` made and a module kept."""
     try:
-        return bool(tensor.untyped_storage().nbytes()) or not tensor.numel()
+        storage = tensor.untyped_storage()
+        return storage.device.type != "meta" and (bool(storage.nbytes()) or not tensor.numel())
     except internal_error():  # tensors without a storage find their values otherwise
         return True
 

@@ -71,7 +71,7 @@ def health(tensor: torch.Tensor) -> Health:
 def plain(tensor: Any) -> torch.Tensor | None:
     """The tensor without its graph, as something whose elements can be read; None for the odd kinds."""
     try:
-        if not isinstance(tensor, torch.Tensor) or tensor.device.type == "meta" or tensor.is_nested:
+        if not isinstance(tensor, torch.Tensor) or tensor.is_nested or not has_memory(tensor):
             return None
         if tensor.layout != torch.strided:
             return tensor.detach().coalesce().values() if tensor.layout == torch.sparse_coo else None

@@ -16,7 +16,7 @@ import torch
 
 from gradguard.probes.hub import local
 from gradguard.shield import Compiler
-from gradguard.torch_internals import eval_frame, never_compile, register_builtin
+from gradguard.torch_internals import eval_frame, never_compile, register_builtin, users_mode, users_modes
 
 _state: dict[str, Any] = {"original": None, "wrapper": None, "known": None}
 # who calls it by a name of its own, once it is imported
@@ -114,30 +114,40 @@ def unguarded(original: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
-# -- the native fast path of attention ------------------------------------------------------------------------------------
+# -- what asks which modes there are ----------------------------------------------------------------------------------------
 
 
-class FastPath:
-    """nn.TransformerEncoder and nn.MultiheadAttention ask `torch.overrides.has_torch_function` before they take their native fast
-    path, whose numbers differ in the last bits (TORCH_FACTS 28): a mode that only watches must not turn it off.
+class Unseen:
+    """While an op probe stands on some thread's stack, what asks torch about function modes is answered as if it did not stand there.
 
-    It is a function of C's and has to be replaced; that it is only while an op probe stands on some thread's stack.
+    nn.TransformerEncoder and nn.MultiheadAttention ask `torch.overrides.has_torch_function` before they take their native fast path,
+    whose numbers differ in the last bits (TORCH_FACTS 28): a mode that only watches must not turn it off. Who counts the modes, to
+    check that each was taken off or to take them all off, must not count one that comes and goes between two steps.
+
+    These are functions of C's and have to be replaced; that they are only while a probe stands.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._standing: set[int] = set()
-        self._original: Any = torch.overrides.has_torch_function
-        self._guarded = _has_torch_function(self._original)
-        register_builtin(self._guarded, "aten::has_torch_function")
+        has = torch.overrides.has_torch_function
+        guarded = _has_torch_function(has)
+        register_builtin(guarded, "aten::has_torch_function")
+        self._answers: list[tuple[str, str, Any, Any]] = [("torch.overrides", "has_torch_function", has, guarded)]
+        for name, answer in (("_len_torch_function_stack", users_modes), ("_get_function_stack_at", users_mode)):
+            original = getattr(torch._C, name, None)
+            if original is not None:  # `torch.utils._device` is imported when it is first needed
+                self._answers += [(owner, name, original, answer) for owner in ("torch._C", "torch.overrides", "torch.utils._device")]
 
     def keep(self, probe: Any, standing: bool) -> None:
         """An op probe is put on a stack, or taken off it."""
         with self._lock:
             (self._standing.add if standing else self._standing.discard)(id(probe))
-            old, new = (self._original, self._guarded) if self._standing else (self._guarded, self._original)
-            if torch.overrides.has_torch_function is old:
-                torch.overrides.has_torch_function = new
+            for module, name, original, guarded in self._answers:
+                old, new = (original, guarded) if self._standing else (guarded, original)
+                owner = sys.modules.get(module)
+                if owner is not None and getattr(owner, name, None) is old:
+                    setattr(owner, name, new)
 
 
 def _has_torch_function(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -150,4 +160,4 @@ def _has_torch_function(original: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
-fast_path = FastPath()
+unseen = Unseen()

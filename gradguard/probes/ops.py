@@ -94,6 +94,8 @@ class OpProbe(TorchFunctionMode):
         on_fault: called when gradguard's own bookkeeping fails; training goes on.
     """
 
+    HIDDEN = True  # from who counts the function modes (`torch_internals.users_modes`)
+
     def __init__(self, journal: Journal, on_failure: Failure, on_fault: Fault) -> None:
         super().__init__()
         self.journal = journal

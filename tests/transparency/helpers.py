@@ -13,6 +13,7 @@ import torch
 
 from gradguard import GradGuardError, GradGuardWarning, gradguard
 from gradguard.settings import Settings, load_settings
+from gradguard.torch_internals import function_modes
 
 LEVELS = ("watch", "standard", "strict", "forensic")
 
@@ -33,8 +34,8 @@ def guarding(level: str, *objects: Any, **overrides: Any) -> gradguard:
 
 
 def stack_length() -> int:
-    """How many function modes stand on this thread's stack."""
-    return int(torch._C._len_torch_function_stack())
+    """How many function modes stand on this thread's stack, gradguard's own counted."""
+    return function_modes()
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

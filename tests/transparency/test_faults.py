@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gradguard import backward_calls, calm, replicas, shield
 from gradguard import session as session_module
 from gradguard.calm import Calm
 from gradguard.depth import Depth
 from gradguard.evidence.frames import FrameView
+from gradguard.evidence.values import GraphValues, health, plain
 from gradguard.journal import Journal
 from gradguard.probes.lost_paths import LostPaths
 from gradguard.probes.ops import OpProbe
@@ -222,3 +224,16 @@ for it in range(6):
     assert [diagnosis.code for diagnosis, _ in said] == ["GG601"]
     assert not [warning for warning in caught if warning.category is FutureWarning]
     assert not [record for record in caplog.records if "internal fault" in record.message]
+
+
+def test_the_values_of_fake_tensors_are_not_read() -> None:
+    """They say of themselves that they are on the CPU, and raise when an element is asked for."""
+    with FakeTensorMode():
+        fake = torch.ones(3, 2, requires_grad=True)
+        result = fake.exp().square()
+    assert fake.device.type == "cpu"
+    assert plain(fake) is None
+    assert health(fake).finite
+    assert GraphValues([result.grad_fn], [fake]).output(result.grad_fn) is None
+    assert plain(torch.ones(2)) is not None
+    assert plain(torch.ones(0)) is not None

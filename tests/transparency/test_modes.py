@@ -12,7 +12,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradguard import gradguard
-from gradguard.probes.ops import OpProbe
+from gradguard.session import current_session
+from gradguard.torch_internals import mode_is_active
 from tests.transparency.helpers import assert_transparent, bits, fresh_settings, grads, guarding, stack_length
 
 
@@ -316,7 +317,9 @@ def test_the_probe_comes_back_after_a_step_that_raised() -> None:
         net(torch.ones(1, 2)).sum().backward()
         optimizer.step()
         assert stack_length() == 1
-        assert isinstance(torch._C._get_function_stack_at(0), OpProbe)
+        session = current_session()
+        assert session is not None
+        assert mode_is_active(session.probe)
 
 
 def test_no_mode_stands_in_steps_that_are_not_traced() -> None:
@@ -333,3 +336,32 @@ def test_no_mode_stands_in_steps_that_are_not_traced() -> None:
             optimizer.step()
     assert seen[:4] == [0, 1, 1, 1]
     assert seen[-1] == 0  # a new optimizer, or a first step of another size, may have been looked at a little longer
+
+
+@pytest.mark.parametrize("level", ["standard", "strict", "watch", "forensic"])
+def test_who_counts_the_function_modes_counts_the_users_alone(level: str) -> None:
+    """Before, within and after a step, whether or not the step is traced; a count that was 0 at the start is 0 at the end."""
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    asked = torch._C._len_torch_function_stack
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    mode, counts, lowest = Mode(), [], []
+    with gradguard(level=level):
+        for _ in range(3):
+            counts.append(torch._C._len_torch_function_stack())
+            with mode:
+                loss = model(torch.randn(4, 3)).square().mean()
+                counts.append(torch._C._len_torch_function_stack())
+                lowest.append(torch._C._get_function_stack_at(0))
+                assert torch.overrides._get_current_function_mode_stack() == [mode]
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert counts == [0, 1] * 3
+    assert lowest == [mode] * 3
+    assert torch._C._len_torch_function_stack is asked
+    assert torch._C._len_torch_function_stack() == 0
