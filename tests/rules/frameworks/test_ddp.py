@@ -255,6 +255,15 @@ class Scorer(nn.Linear):
         return 2 * self(x)
 
 
+class Whole(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.inner(x)
+
+
 def squares(net, x):
     return net(x).pow(2).mean()
 
@@ -301,6 +310,38 @@ BODIES = {
         "squares(bare, x)",
         "bare = ddp.module if isinstance(ddp, DDP) else ddp\nguess(bare, x)\nsquares(bare, x).backward()",
     ),
+    "beside": ("GG703", "net(x)", "ddp(x).pow(2).mean().backward()\nnet(x).abs().mean().backward()"),
+    "submodule_beside": (
+        "GG703",
+        "net.inner(x)",
+        "if step == 0:\n    net = Whole()\n    ddp = DDP(net)\n    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)\n"
+        "ddp(x).pow(2).mean().backward()\nnet.inner(x).abs().mean().backward()",
+    ),
+    "cast_and_back": (
+        "GG706",
+        "ddp.double()",
+        "if step == 0:\n    ddp.double()\n    ddp.float()\nddp(x).pow(2).mean().backward()",
+    ),
+    "cast_within": (
+        "GG706",
+        "ddp.module.half()",
+        "if step == 0:\n    ddp.module.half().float()\nddp(x).pow(2).mean().backward()",
+    ),
+    "cast_by_a_function": (
+        "GG706",
+        "m.to(torch.float64)",
+        "def wider(m):\n    m.to(torch.float64)\n    return m\nif step == 0:\n    wider(net).to(torch.float32)\n"
+        "ddp(x).pow(2).mean().backward()",
+    ),
+    "cast_to_what_it_is": (None, None, "if step == 0:\n    ddp.float()\n    net.to('cpu')\nddp(x).pow(2).mean().backward()"),
+    "cast_and_wrapped_again": (
+        None,
+        None,
+        "if step == 0:\n    ddp.double()\n    ddp.float()\n    ddp = DDP(net)\nddp(x).pow(2).mean().backward()",
+    ),
+    "one_backward": (None, None, "(ddp(x).pow(2).mean() + net(x).abs().mean()).backward()"),
+    "looked_at": (None, None, "net(x).abs().mean().item()\nddp(x).pow(2).mean().backward()\nnet(x).sum().item()"),
+    "averaged_last": (None, None, "with ddp.no_sync():\n    ddp(x).pow(2).mean().backward()\nddp(x).pow(2).mean().backward()"),
     "handed_on_without_grad": (None, None, "bare = ddp.module\nguess(bare, x)\nsquares(ddp, x).backward()"),
     "thawed": (
         "GG706",
@@ -332,6 +373,8 @@ def test_two_ranks(kind: str, tmp_path: Path) -> None:
     assert [each["code"] for each in said] == [code], done.stderr
     assert said[0]["culprit"]["text"] == text
     assert said[0]["rank"] in (0, 1)
+    if kind in ("beside", "submodule_beside", "cast_and_back", "cast_within", "cast_by_a_function", "handed_on", "inside"):
+        assert said[0]["step"] <= 2 or kind == "inside", said[0]["step"]
     if code == "GG705":
         assert done.returncode and "ddp-rank-skips-backward" in done.stderr and "ProcessRaisedException" in done.stderr
     else:
