@@ -81,7 +81,8 @@ def forward(module: Any, caller: FrameType) -> None:
 def _note(ddp: Any, watch: Watch, caller: FrameType) -> None:
     frame: FrameType | None = caller
     while frame is not None:
-        if frame.f_code is _FORWARD and variables_of(frame).get("self") is ddp:
+        owner: Any = variables_of(frame).get("self") if frame.f_code is _FORWARD else None
+        if owner is not None and owner is ddp:
             watch.through = True
             watch.held = watch.held or not ddp.require_backward_grad_sync
             return
