@@ -78,6 +78,8 @@ def after_step(session: Session, frame: FrameType, optimizer: Any, site: CallSit
     else:
         with quiet():
             asked = asleep.step(ledger, optimizer, site)
+        if session.forwards is not None:
+            _forwards(session)
         if asked:
             tell(session, "nothing", frame)
 

@@ -241,6 +241,21 @@ def test_sound_training_is_silent(recwarn: pytest.WarningsRecorder) -> None:
     assert not guard.diagnoses
 
 
+def test_no_hook_on_modules_outlasts_the_guard() -> None:
+    hooks = torch.nn.modules.module._global_forward_pre_hooks
+    ddp = DistributedDataParallel(nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    with gradguard() as guard:
+        for step in range(10):
+            ddp(torch.randn(2, 4)).pow(2).mean().backward()
+            assert bool(hooks) == (step < 8)
+            optimizer.step()
+            optimizer.zero_grad()
+    with gradguard():
+        DistributedDataParallel(nn.Linear(4, 4))(torch.randn(2, 4)).sum().backward()
+    assert not hooks and not guard.diagnoses
+
+
 PROGRAM = """
 import os
 import torch
