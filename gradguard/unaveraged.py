@@ -21,7 +21,8 @@ from gradguard.callsite import USER_FILES, CallSite
 from gradguard.safe_read import function_code, in_class, modules_in, variables_of
 from gradguard.signals import internal_error
 
-_WATCHED = 8  # an optimizer's steps in which forwards are watched
+_WATCHED = 8  # steps on a replica's parameters in which it is watched ...
+_MOST = 24  # and steps of any optimizer
 _COUNTING = ("gloo", "nccl")  # backends that number their collectives
 _FORWARD = DistributedDataParallel.forward.__code__
 
@@ -32,7 +33,7 @@ class Watch:
 
     Attributes:
         modules: the wrapped module and those within, by id.
-        steps: of optimizers that have its parameters.
+        steps, others: of optimizers that have its parameters, and of any.
         before: number of the last collective, and the gradients, when the backward call under way began.
         began: number of the last collective when the last backward call began that gave it gradient; None where there was none.
         silent: whether that call ended with the same number.
@@ -43,6 +44,7 @@ class Watch:
 
     modules: dict[int, weakref.ref[Any]] = field(default_factory=dict)
     steps: int = 0
+    others: int = 0
     before: tuple[int, list[tuple[int, int]]] | None = None
     began: int | None = None
     silent: bool = False
@@ -51,13 +53,17 @@ class Watch:
     past: dict[CallSite, bool] = field(default_factory=dict)
     blamed: dict[CallSite, bool] = field(default_factory=dict)
 
+    @property
+    def on(self) -> bool:
+        return self.steps < _WATCHED and self.others < _MOST
+
 
 _watches: weakref.WeakKeyDictionary[Any, Watch] = weakref.WeakKeyDictionary()
 
 
 def watching() -> bool:
     """Whether forwards are to be reported."""
-    return bool(replicas.known) and any(_watch(ddp).steps < _WATCHED for ddp in list(replicas.known))
+    return bool(replicas.known) and any(_watch(ddp).on for ddp in list(replicas.known))
 
 
 def _watch(ddp: Any) -> Watch:
@@ -126,7 +132,7 @@ def before_backward() -> None:
     """A backward call begins."""
     for ddp in list(replicas.known):
         watch = _watch(ddp)
-        if watch.steps < _WATCHED:
+        if watch.on:
             number = _number(ddp)
             watch.before = None if number is None else (number, _gradients(ddp))
 
@@ -148,8 +154,9 @@ def before_step(optimizer: Any) -> replicas.Drift | None:
     found = None
     for ddp in list(replicas.known):
         watch = _watch(ddp)
-        if watch.steps >= _WATCHED:
+        if not watch.on:
             continue
+        watch.others += 1
         if stepped is None:
             stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
         held = [(name, p) for name, p in replicas.parameters(ddp) if p.requires_grad and id(p) in stepped]
