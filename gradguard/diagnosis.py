@@ -71,7 +71,7 @@ class Diagnosis(_Model):
     name: str = Field(description="stable rule name, such as inplace-modified-saved-tensor")
     severity: Severity = "error"
     headline: str = Field(description="one sentence in plain words that stands alone")
-    culprit: SourceSpan | None = Field(default=None, description="the line that is the bug; null where the evidence does not carry one")
+    culprit: SourceSpan | None = Field(default=None, description="the line that is the bug; null where it could not be determined")
     related: list[SourceSpan] = Field(default_factory=list, description="other places of the story, in the order to show them")
     tensors: list[TensorFacts] = Field(default_factory=list)
     explanation: str = Field(default="", description="why this is wrong, in a few sentences")

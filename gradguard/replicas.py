@@ -22,8 +22,10 @@ from gradguard.callsite import CallSite, user_frame
 from gradguard.safe_read import named_modules, named_parameters
 from gradguard.shield import say
 from gradguard.signals import internal_error
+from gradguard.torch_internals import quiet
 
 Divert = Callable[[Any, str, Callable[[Any], Any]], None]
+_MARK = "gradguard"
 _SAMPLED = 12  # parameters of one replica in a fingerprint
 _EARLY = frozenset({2, 3, 4, 5, 8, 16, 32, 64})  # an optimizer's steps at which replicas are compared ...
 _PATIENCE = 64  # steps after which a fingerprint that has found no counterpart is forgotten
@@ -38,12 +40,16 @@ class Replica:
         names: its parameters, as the reducer counts them: dotted paths within the wrapped module.
         dtypes: their dtypes and devices.
         identities: their ids, to see which were replaced since.
+        marked: whether their AccumulateGrad nodes were marked, which live as long as DDP's hooks on them.
+        cast: the first cast or move after which such a mark was gone.
     """
 
     site: CallSite | None
     names: list[str] = field(default_factory=list)
     dtypes: list[tuple[torch.dtype, torch.device]] = field(default_factory=list)
     identities: list[int] = field(default_factory=list)
+    marked: bool = False
+    cast: CallSite | None = None
 
 
 known: weakref.WeakKeyDictionary[Any, Replica] = weakref.WeakKeyDictionary()
@@ -63,11 +69,45 @@ def _made(original: Callable[..., Any]) -> Callable[..., Any]:
         original(self, *args, **kwargs)
         try:
             caller = user_frame(sys._getframe(1))
-            known[self] = describe(self, None if caller is None else CallSite(caller.f_code, caller.f_lasti))
+            made = known[self] = describe(self, None if caller is None else CallSite(caller.f_code, caller.f_lasti))
+            made.marked = _mark(self, made)
         except internal_error() as fault:
             say("the record of replicas", "one of them is not known", fault)
 
     return guarded
+
+
+def _mark(ddp: Any, made: Replica) -> bool:
+    if torch.is_inference_mode_enabled():
+        return False
+    for _, parameter in _hooked_once(ddp, made):
+        metadata = _accumulator(parameter)
+        metadata[_MARK] = True
+    return True
+
+
+def hooked(parameter: torch.Tensor) -> bool:
+    """Whether a parameter's AccumulateGrad node is one that a replica was made with."""
+    return _MARK in _accumulator(parameter)
+
+
+def _accumulator(parameter: torch.Tensor) -> dict[str, Any]:
+    """What is kept with the node that adds to the parameter's gradient: it outlives the Python object that is got here."""
+    with quiet(), torch.enable_grad():
+        node: Any = parameter.view_as(parameter).grad_fn
+        metadata: dict[str, Any] = node.next_functions[0][0].metadata
+        return metadata
+
+
+def _hooked_once(ddp: Any, made: Replica) -> list[tuple[str, torch.Tensor]]:
+    return [(name, parameter) for name, parameter in parameters(ddp) if parameter.requires_grad and name in made.names]
+
+
+def was_cast(site: CallSite | None) -> None:
+    """A module was cast or moved: replicas that have lost hooks by it remember where."""
+    for ddp, made in list(known.items()):
+        if made.marked and made.cast is None and not all(hooked(parameter) for _, parameter in _hooked_once(ddp, made)):
+            made.cast = site
 
 
 def described(ddp: Any) -> Replica:
@@ -105,15 +145,17 @@ def parameters(ddp: Any) -> list[tuple[str, torch.Tensor]]:
 
 @dataclass
 class Drift:
-    """What two comparisons in a row have found to differ.
+    """What two comparisons in a row have found to differ, or what will: gradients that were never averaged.
 
     Attributes:
         ddp: the replica.
         names: parameters that differ.
         gradients: whether the gradients differ at the optimizer's step, and not just the parameters.
-        rank, other: the ranks compared.
+        rank, other: the ranks compared; -1 for no other.
         steps: the optimizer's steps at which they differed.
         told: whether a rule has explained it.
+        unhooked: whether parameters have lost DDP's hooks.
+        past: lines that ran the wrapped module past DDP, as `gradguard.unaveraged.Watch` has them.
     """
 
     ddp: Any
@@ -123,6 +165,23 @@ class Drift:
     other: int
     steps: tuple[int, ...]
     told: bool = False
+    unhooked: bool = False
+    past: dict[CallSite, bool] = field(default_factory=dict)
+
+    @property
+    def compared(self) -> bool:
+        """Whether fingerprints of two ranks differ."""
+        return self.other >= 0
+
+    @property
+    def evidence(self) -> str:
+        """How it is known."""
+        what = "gradients" if self.gradients else "parameters"
+        if not self.compared:
+            return f"at step {self.steps[0]} the ranks exchanged nothing between the start of `backward()` and the optimizer's step"
+        names = ", ".join(self.names[:3]) + (", ..." if len(self.names) > 3 else "")
+        between = f"compared at the optimizer's steps {self.steps[0]} and {self.steps[-1]}"
+        return f"{between}: the {what} of ranks {self.rank} and {self.other} differ in {names}"
 
 
 class Exchange:

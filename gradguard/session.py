@@ -78,6 +78,7 @@ class Session(Incidents):
         self.shield = Shield(ref)
         self.lookout = Shield(ref, lasting=False)  # around what is only asked, and kept by nothing
         self.census: Any = None  # the handle of a hook on module calls, while there is one
+        self.forwards: Any = None  # that of one on forwards past DistributedDataParallel
         self.registrations: Any = None  # that of one on what modules are given as parameters
         self.depth = 0  # nested backward calls
         self.under_way: Any = None  # the fact of the newest of those that are not

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from gradguard import replicas, unaveraged
 from gradguard.callsite import CallSite, user_frame
 from gradguard.evidence.frames import live_frames
 from gradguard.probes.protocol_patches import take_census, watch_registrations
@@ -37,6 +38,8 @@ def tell(session: Session, happening: str, frame: FrameType | None, *facts: Any)
         _census(session, ledger)
     if ledger.survey.watches_making != (session.registrations is not None):
         _registrations(session, ledger)
+    if replicas.known or session.forwards is not None:
+        _forwards(session)
     if ledger.found:
         found, ledger.found = ledger.found, []
         for suspicion in found:
@@ -75,6 +78,8 @@ def after_step(session: Session, frame: FrameType, optimizer: Any, site: CallSit
     else:
         with quiet():
             asked = asleep.step(ledger, optimizer, site)
+        if session.forwards is not None:
+            _forwards(session)
         if asked:
             tell(session, "nothing", frame)
 
@@ -105,12 +110,28 @@ def _registrations(session: Session, ledger: Ledger) -> None:
         session.registrations = watch_registrations(ledger.survey.registered)
 
 
+def _forwards(session: Session) -> None:
+    """Puts the hook that sees forwards past DistributedDataParallel in place, or takes it away."""
+    wanted = unaveraged.watching()
+    if session.forwards is not None and not wanted:
+        session.forwards.remove()
+        session.forwards = None
+    elif session.forwards is None and wanted and not dynamo_in_use():
+        shield = session.shield
+
+        def called(module: Any, caller: FrameType) -> None:
+            with shield:
+                unaveraged.forward(module, caller)
+
+        session.forwards = take_census(called)
+
+
 def pause_census(session: Session) -> None:
     """The guard is left, or is about to be: hooks see nothing until it is entered again."""
-    for handle in (session.census, session.registrations):
+    for handle in (session.census, session.registrations, session.forwards):
         if handle is not None:
             handle.remove()
-    session.census = session.registrations = None
+    session.census = session.registrations = session.forwards = None
 
 
 def resume_census(session: Session) -> None:
@@ -120,6 +141,8 @@ def resume_census(session: Session) -> None:
         _census(session, ledger)
     if ledger.survey.watches_making:
         _registrations(session, ledger)
+    if replicas.known:
+        _forwards(session)
 
 
 def end_census(session: Session, ledger: Ledger) -> None:

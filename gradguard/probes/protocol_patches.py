@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as _module
 
+from gradguard import replicas
 from gradguard.callsite import USER_FILES
 from gradguard.coasting import Coast
 from gradguard.probes.hub import idle_listener, listener, local
@@ -45,7 +46,7 @@ def install(divert: Callable[..., None]) -> None:
         "load_state_dict",
         _after("loaded_state", _loaded),
     )
-    for name in ("to", "half", "bfloat16", "type"):
+    for name in ("to", "half", "bfloat16", "type", "float", "double", "cpu", "cuda"):
         divert(torch.nn.Module, name, _after("cast", _cast))
     divert(torch.no_grad, "__enter__", _enter)
     divert(torch.no_grad, "__exit__", _exit)
@@ -102,7 +103,8 @@ def _loaded(args: Any, kwargs: Any) -> tuple[Any, ...]:
 def _cast(args: Any, kwargs: Any) -> tuple[Any, ...] | None:
     module = args[0]
     first = next(iter(parameters_in(module)), None)
-    return (module,) if first is not None and first.dtype in _LOW_PRECISION else None
+    low = first is not None and first.dtype in _LOW_PRECISION
+    return (module, low) if low or replicas.known else None
 
 
 def _clip(original: Original) -> Original:

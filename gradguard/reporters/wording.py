@@ -14,7 +14,7 @@ CONFIDENCE: dict[Confidence, str] = {
     "likely": "likely, not certain",
     "possible": "possible, not certain: check it before you change the code",
 }
-NO_CULPRIT = "the evidence does not carry the line that is the bug"
+NO_CULPRIT = "could not determine the exact line"
 
 
 def title(diagnosis: Diagnosis) -> str:

@@ -73,6 +73,7 @@ def test_cosine_whose_span_means_epochs(tmp_path: Path) -> None:
     source = COSINE.format(kind="CosineAnnealingLR(opt, T_max=5)", inner="scheduler.step()", outer="pass")
     diagnosis = only(tmp_path, source, "GG612", "scheduler.step()")
     assert "T_max of 5" in diagnosis.headline and "every 10 steps" in diagnosis.headline
+    assert diagnosis.culprit is not None and diagnosis.culprit.label == "called after every optimizer step"
 
 
 @pytest.mark.parametrize(

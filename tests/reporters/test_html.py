@@ -101,7 +101,7 @@ def test_light_and_dark(story):
 def test_several_and_none(story):
     page = Page(render_html([story, story.model_copy(update={"severity": "warning", "culprit": None, "confidence": "likely"})], "t"))
     assert [attributes["href"] for tag, attributes in page.tags if tag == "a"] == ["#gradguard-1", "#gradguard-2"]
-    assert "the evidence does not carry the line" in page.text and "likely, not certain" in page.text
+    assert "could not determine the exact line" in page.text and "likely, not certain" in page.text
     assert "nothing was found" in Page(render_html([], "t")).text
 
 

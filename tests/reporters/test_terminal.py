@@ -312,9 +312,7 @@ def test_a_line_beyond_the_file(write):
 
 def test_nothing_but_a_headline():
     assert render(diagnosis(), unicode=False) == (
-        "error[GG101]: something is wrong\n\n"
-        "  where:  the evidence does not carry the line that is the bug\n\n"
-        "  more:   gradguard explain GG101 (a-rule)"
+        "error[GG101]: something is wrong\n\n  where:  could not determine the exact line\n\n  more:   gradguard explain GG101 (a-rule)"
     )
 
 

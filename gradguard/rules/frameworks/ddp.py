@@ -308,39 +308,6 @@ def _own(function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> bool:
     )
 
 
-def raw_calls(incident: Incident, ddp: Any) -> list[tuple[str, ast.Call]]:
-    """Calls that run the wrapped module itself, past DDP."""
-    found = []
-    for file in user_files(incident):
-        tree = module_ast(file)
-        for node in ast.walk(tree) if tree is not None else ():
-            if not isinstance(node, ast.Call) or last_part(node.func) is None or without_grad(file, node):
-                continue
-            callee = node.func
-            if isinstance(callee, ast.Attribute) and callee.attr == "forward":
-                callee = callee.value
-            elif isinstance(callee, ast.Attribute) and not hasattr(nn.Module, callee.attr) and last_part(callee.value) == "module":
-                callee = callee.value  # a method of the module's own: `ddp.module.encode(x)`
-            if isinstance(callee, ast.Name) and callee.id == "self":
-                continue  # within a method of the module's, which may well have been called through DDP
-            if evaluated(incident, file, callee) is ddp.module or last_part(callee) == "module":
-                found.append((file, node))
-    return found
-
-
-def without_grad(file: str, node: ast.AST) -> bool:
-    """Whether a block, or the decorator of a function, around the place switches grad mode off."""
-    for above in _above(file, node):
-        headers: list[ast.expr] = []
-        if isinstance(above, ast.With):
-            headers = [item.context_expr for item in above.items]
-        elif isinstance(above, ast.FunctionDef):
-            headers = above.decorator_list
-        if any("no_grad" in ast.unparse(header) or "inference_mode" in ast.unparse(header) for header in headers):
-            return True
-    return False
-
-
 def inside_out(file: str, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
     """Pairs (node, its parent) up to the enclosing function."""
     above = parent_of(file, node)

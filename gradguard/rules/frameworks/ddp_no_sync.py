@@ -26,24 +26,24 @@ Each rank then trains a model of its own on its share of the data, and the model
 Unsafe: what is computed changes, which is the purpose.
 
 ## When it speaks, what silences it
-At the second step at which the gradients of the ranks differ (they are compared at steps 2, 3, 4, 5, 8, 16, 32, 64 and every
-100th). Programs that average gradients or parameters themselves (local SGD, a loop of `all_reduce`), and modules with a
-communication hook, are silent.
+At the first steps, where the wrapped module was run past DDP and nothing was exchanged between the ranks from the start of
+`backward()` to the optimizer's step. Else at the second step at which the gradients of the ranks differ (they are compared at
+steps 2, 3, 4, 5, 8, 16, 32, 64 and every 100th). Programs that average gradients or parameters themselves (local SGD, a loop of
+`all_reduce`), and modules with a communication hook, are silent.
 """
 
 from __future__ import annotations
 
 import ast
 
+from gradguard import unaveraged
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.evidence.names import short_list
 from gradguard.evidence.source import module_ast, resolve, span_of
 from gradguard.replicas import Drift
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import ddp as shared
 from gradguard.rules.frameworks import drifting
 from gradguard.rules.frameworks.calls import calls, user_files
-from gradguard.rules.frameworks.handed_on import handed_on
 from gradguard.rules.incident import Incident
 
 CODE, NAME = "GG703", "ddp-no-sync"
@@ -55,7 +55,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if not isinstance(drift, Drift) or not drift.gradients or drifting.averaged_by_hand(incident):
         return None
     name = shared.name_of(incident, drift.ddp)
-    if getattr(drift.ddp, "require_forward_param_sync", None) is False:
+    if drift.compared and getattr(drift.ddp, "require_forward_param_sync", None) is False:
         where = _no_sync(incident)
         if where is not None or any(calls(incident, "no_sync")):
             return _tell(
@@ -69,36 +69,28 @@ def recognise(incident: Incident) -> Diagnosis | None:
                     detail="DDP decides in forward: run that outside as well.",
                 ),
             )  # fmt: skip
-    raw = shared.raw_calls(incident, drift.ddp)
-    if not raw:
-        return _handed_on(incident, drift, name)
-    alone = len({(file, node.lineno) for file, node in raw}) == 1
-    culprit = span_of(*raw[0], label=f"runs the wrapped module; `{name}` does not see it", role="culprit") if alone else None
-    called = ast.unparse(raw[0][1].func)
-    return _tell(
-        incident, drift, culprit,
-        f"`{called}(...)` runs the module inside `{name}` and goes past DDP: its gradients are never averaged over the ranks",
-        "DDP gets ready to average gradients in its own forward. A forward of the wrapped module itself leaves them as each rank "
-        "computed them.",
-        Fix(title=f"Call `{name}(...)` in training; keep `{called}` for evaluation and saving", safety="unsafe"),
-    )  # fmt: skip
-
-
-def _handed_on(incident: Incident, drift: Drift, name: str) -> Diagnosis | None:
-    """A function is given the wrapped module, and runs it."""
-    found = handed_on(incident, drift.ddp)
-    if len({(file, node.lineno) for file, node in found}) != 1:
+    if drift.unhooked or len(drift.past) != 1 or not (unaveraged.ran(drift.ddp) or incident.names.of(drift.ddp)):
         return None
-    file, node = found[0]
-    called = ast.unparse(node.func)
+    site, handed = next(iter(drift.past.items()))
+    place = resolve(site)
+    if place is None:
+        return None
+    called = ast.unparse(place.node.func) if isinstance(place.node, ast.Call) else place.text
+    label, title = (
+        f"runs the wrapped module; `{name}` does not see it",
+        f"Call `{name}(...)` in training; keep `{called}` for evaluation and saving",
+    )
+    detail = None
+    if handed:
+        label = f"is given the module inside `{name}`, and runs it: DDP does not see that"
+        title = f"Hand `{name}` itself to `{called}(...)` where the loss is computed"
+        detail = "Keep the module inside for generation, evaluation and saving."
     return _tell(
-        incident, drift,
-        span_of(file, node, label=f"is given the module inside `{name}`, and runs it: DDP does not see that", role="culprit"),
+        incident, drift, place.span(label, "culprit"),
         f"`{called}(...)` runs the module inside `{name}` and goes past DDP: its gradients are never averaged over the ranks",
         "DDP gets ready to average gradients in its own forward. A forward of the wrapped module itself leaves them as each rank "
         "computed them.",
-        Fix(title=f"Hand `{name}` itself to `{called}(...)` where the loss is computed", safety="unsafe",
-            detail="Keep the module inside for generation, evaluation and saving."),
+        Fix(title=title, safety="unsafe", detail=detail),
     )  # fmt: skip
 
 
@@ -142,10 +134,7 @@ def _tell(incident: Incident, drift: Drift, culprit: SourceSpan | None, headline
         related=[*related, *([made] if made is not None else [])],
         tensors=shared.facts(drift.ddp, drift.names),
         explanation=f"{why} The ranks' models drift apart.",
-        notes=[
-            f"compared at the optimizer's steps {drift.steps[0]} and {drift.steps[-1]}: "
-            f"the gradients of ranks {drift.rank} and {drift.other} differ in {short_list(drift.names, 3)}"
-        ],
+        notes=[drift.evidence],
         fixes=[fix],
     )
 

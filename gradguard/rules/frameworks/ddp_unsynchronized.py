@@ -20,8 +20,10 @@ It does not look at the weights again: ranks that differ once stay different, an
 Unsafe: what is computed changes, which is the purpose.
 
 ## When it speaks, what silences it
-At the second comparison of fingerprints that differ (at an optimizer's steps 2, 3, 4, 5, 8, 16, 32, 64 and every 100th).
-Programs that bring the ranks together themselves, and modules with a communication hook, are silent.
+At the first steps, where DDP's hooks were lost by a cast or move, and nothing was exchanged between the ranks from the start of
+`backward()` to the optimizer's step. Else at the second comparison of fingerprints that differ (at an optimizer's steps 2, 3, 4,
+5, 8, 16, 32, 64 and every 100th). Programs that bring the ranks together themselves, and modules with a communication hook, are
+silent.
 """
 
 from __future__ import annotations
@@ -34,12 +36,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from gradguard import replicas
 from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.evidence.names import short_list
-from gradguard.evidence.source import module_ast, segment, span_of
+from gradguard.evidence.source import module_ast, resolve, segment, span_of
 from gradguard.replicas import Drift
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import ddp as shared
 from gradguard.rules.frameworks import drifting, thaw
-from gradguard.rules.frameworks.calls import calls, last_part, user_files
+from gradguard.rules.frameworks.calls import last_part, user_files
 from gradguard.rules.incident import Incident
 
 CODE, NAME = "GG706", "ddp-unsynchronized"
@@ -54,7 +56,6 @@ class Options(BaseModel):
     tolerance: float = Field(default=1e-5, ge=0, lt=1, description="of the mean magnitude: replicas nearer to each other count as equal")
 
 
-_CASTS = ("to", "half", "float", "double", "bfloat16", "type", "cuda", "cpu")
 _MAIN = ("is_main_process", "is_master", "is_main", "main_process", "master")
 _CHANGES = (
     "clip_grad_norm_", "clip_grad_value_", "step", "zero_grad", "load_state_dict", "backward", "copy_", "mul_", "add_", "div_", "fill_",
@@ -90,11 +91,17 @@ def recognise(incident: Incident) -> Diagnosis | None:
         headline = f"{blamed} came into `{name}` after it was wrapped: DDP does not average its gradients, and the ranks drift apart"
         why = "DDP notes the parameters at its construction. Those that are put in later have no hook, and each rank trains its own."
         fix = Fix(title="Change the module first, then wrap it", safety="unsafe")
-    elif cast and drift.gradients:
-        culprit = _cast(incident, ddp)
+    elif drift.unhooked or (cast and drift.gradients):
+        place = resolve(then.cast)
+        culprit = None if place is None else place.span("casts or moves parameters that DDP has hooks on", "culprit")
         headline = f"`{name}` was cast or moved after it was wrapped: DDP's hooks are lost, and the ranks' models drift apart"
-        why = "The hooks that average gradients hang on the parameters as they were when DDP was made."
+        why = (
+            "DDP's hooks, which average the gradients, are on the AccumulateGrad nodes that the parameters had when it was made. A change "
+        )
+        why += "of dtype or device gives a parameter a new node without a hook; casting back does not restore the old one."
         fix = Fix(title="Cast or move the module first, then wrap it", safety="unsafe")
+    elif not drift.compared:
+        return None
     else:
         found = _on_one_rank(incident)
         culprit = None
@@ -126,10 +133,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
         related=[made] if made is not None else [],
         tensors=shared.facts(ddp, new or drift.names),
         explanation=f"{why} What is saved in the end is the model of one rank.",
-        notes=[
-            f"compared at the optimizer's steps {drift.steps[0]} and {drift.steps[-1]}: {what} "
-            f"of ranks {drift.rank} and {drift.other} differ in {short_list(drift.names, 3)}"
-        ],
+        notes=[drift.evidence],
         fixes=[fix],
         confidence="certain" if culprit is not None else "likely",
     )
@@ -147,17 +151,6 @@ def _assignment(incident: Incident, ddp: Any, new: list[str]) -> SourceSpan | No
                 if not (span.function or "").endswith("__init__"):
                     found.append(span)
     return found[0] if len(found) == 1 else None
-
-
-def _cast(incident: Incident, ddp: Any) -> SourceSpan | None:
-    found = []
-    for name in _CASTS:
-        for file, node in calls(incident, name):
-            if isinstance(node.func, ast.Attribute) and shared.evaluated(incident, file, node.func.value) in (ddp, ddp.module):
-                found.append(span_of(file, node, label="casts or moves parameters that DDP has hooks on", role="culprit"))
-    made = shared.made(incident, ddp, "")
-    late = [span for span in found if made is None or span.file != made.file or span.line > made.line]
-    return late[0] if len(late) == 1 else None
 
 
 def _on_one_rank(incident: Incident) -> list[tuple[str, ast.stmt, ast.expr]]:
@@ -184,7 +177,7 @@ RULE = Rule(
     name=NAME,
     summary="the replicas of a DistributedDataParallel module have drifted apart",
     recognise=recognise,
-    moments=frozenset({"before_step"}),
+    moments=frozenset({"before_backward", "after_backward", "before_step"}),
     severity="warning",
     screen=drifting.screen,
     idle=drifting.idle,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from gradguard import replicas
+from gradguard import replicas, unaveraged
 from gradguard.evidence.source import module_ast
 from gradguard.rules.base import Moment
 from gradguard.rules.frameworks.calls import last_part, user_files
@@ -18,6 +18,12 @@ _AVERAGERS = ("LocalSGD", "PeriodicModelAverager", "HierarchicalModelAverager")
 def screen(memory: dict[str, Any], moment: Moment, facts: dict[str, Any], traced: bool) -> bool:
     """Whether the ranks have drifted apart; what was found goes to the incident as its `suspicion`."""
     if not replicas.known:
+        return False
+    if moment == "before_backward":
+        unaveraged.before_backward()
+        return False
+    if moment == "after_backward":
+        unaveraged.after_backward()
         return False
     if "suspicion" not in facts:
         facts["suspicion"] = _drift(memory, facts.get("optimizer"))
@@ -37,7 +43,11 @@ def _drift(memory: dict[str, Any], optimizer: Any) -> replicas.Drift | None:
         ordinal = memory.setdefault("ddp-ordinal", 0)
         exchange = exchanges[id(optimizer)] = replicas.Exchange(ordinal, optimizer, options.every, options.tolerance)
         memory["ddp-ordinal"] += 1
+    early = unaveraged.before_step(optimizer)
     found: replicas.Drift | None = exchange.look() if exchange.due() else None
+    if found is None or early is not None:
+        return early
+    unaveraged.explain(found)
     return found
 
 

@@ -39,7 +39,6 @@ import ast
 from typing import Any
 
 from gradguard.diagnosis import Diagnosis, Fix
-from gradguard.evidence.names import short_list
 from gradguard.evidence.source import ResolvedSite, resolve
 from gradguard.fixes.edits import replaced
 from gradguard.replicas import Drift
@@ -68,8 +67,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
         "Under manual optimization Lightning switches DDP's averaging off while `training_step` runs, and gets it ready again in "
         "`manual_backward` alone. The optimizer steps with this rank's own gradients, and the ranks' models drift apart.",
         [
-            f"compared at the optimizer's steps {drift.steps[0]} and {drift.steps[-1]}: "
-            f"the gradients of ranks {drift.rank} and {drift.other} differ in {short_list(drift.names, 3)}"
+            drift.evidence,
         ],
         drift,
     )  # fmt: skip

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from gradguard import replicas
 from gradguard.callsite import CallSite, user_frame
 from gradguard.coasting import Coast
 from gradguard.facts import BackwardFact
@@ -374,9 +375,15 @@ class Ledger:
         sites = self.counted.get(id(module), ())
         return next(iter(sites)) if len(sites) == 1 else None
 
-    def cast(self, module: Any, site: CallSite | None) -> None:
-        """A module was cast to a low-precision dtype."""
-        self.casts = [*self.casts[-15:], (weakref.ref(module), site)]
+    def cast(self, module: Any, low: bool, site: CallSite | None) -> None:
+        """A module was cast or moved.
+
+        Args:
+            low: whether its dtype is a low-precision one now.
+        """
+        if low:
+            self.casts = [*self.casts[-15:], (weakref.ref(module), site)]
+        replicas.was_cast(site)
 
     # -- clipping, closing --------------------------------------------------------------------------------------------
 

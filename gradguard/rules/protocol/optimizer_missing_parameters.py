@@ -189,9 +189,7 @@ def _told(incident: Incident, book: Book, left: Found) -> Diagnosis:
         related = []
         headline = f"`{name}` does not have {tell.listed(paths, len(paths))}: they get gradients and are never updated"
         fix = Fix(title=f"Give `{name}` these parameters too, or freeze them with `requires_grad_(False)`", safety="unsafe")
-    backward = (
-        tell.span(book.last_part.call.site, "fills their gradients at every step", "backward") if book.last_part is not None else None
-    )
+    backward = tell.span(book.last_part.call.site, "fills their gradients", "backward") if book.last_part is not None else None
     return Diagnosis(
         code=CODE,
         name=NAME,

@@ -133,7 +133,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
         severity="warning",
         headline=f"`{scheduler}.step()` runs with every optimizer step and has driven the learning rate (lr) from {rates.highest:g} to "
         f"{data['rate']:.2g} in {book.steps} steps",
-        culprit=None if place is None else place.span(f"called {schedule.calls} times in {book.steps} steps", "culprit"),
+        culprit=None if place is None else place.span(_pace(schedule.calls, book.steps), "culprit"),
         related=tell.spans(made, tell.span(book.step_site, f"`{name}` steps at a rate of {data['rate']:.2g}", "context")),
         explanation=(
             f"{rates.tiny} of {book.steps} steps ran at less than 1/10,000 of the starting rate: nothing is learnt there. "
@@ -205,7 +205,7 @@ def _swings(book: Book, name: str, scheduler: str, schedule: Schedule) -> Diagno
         severity="warning",
         headline=f"`{scheduler}` has a T_max of {span} and was stepped {schedule.calls} times: the learning rate of `{name}` falls and "
         f"rises again every {2 * span} steps",
-        culprit=None if place is None else place.span(f"called {schedule.calls} times in {book.steps} optimizer steps", "culprit"),
+        culprit=None if place is None else place.span(_pace(schedule.calls, book.steps), "culprit"),
         related=tell.spans(tell.span(schedule.made, f"reaches its lowest rate after {span} calls of step()", "made")),
         explanation=f"`{schedule.type_name}` counts the calls of its step() and follows a cosine with no end: from {high:g} it is at "
         f"{low:g} after {span} of them, at {high:g} again after {2 * span}, and so on. Epochs as T_max need one call an epoch.",
@@ -218,6 +218,11 @@ def _swings(book: Book, name: str, scheduler: str, schedule: Schedule) -> Diagno
         ],
         confidence="likely",
     )
+
+
+def _pace(calls: int, steps: int) -> str:
+    """How often a schedule was stepped; the call after the newest optimizer step may be yet to come."""
+    return "called after every optimizer step" if calls in (steps - 1, steps) else f"called {calls} times in {steps} optimizer steps"
 
 
 RULE = Rule(

@@ -241,6 +241,23 @@ def test_sound_training_is_silent(recwarn: pytest.WarningsRecorder) -> None:
     assert not guard.diagnoses
 
 
+def test_no_hook_on_modules_outlasts_the_guard() -> None:
+    hooks = torch.nn.modules.module._global_forward_pre_hooks
+    ddp = DistributedDataParallel(nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
+    with gradguard() as guard:
+        for step in range(30):
+            ddp(torch.randn(2, 4)).pow(2).mean().backward()
+            assert hooks or step > 6
+            assert not hooks or step < 26
+            optimizer.step()
+            optimizer.zero_grad()
+    with gradguard():
+        other = DistributedDataParallel(nn.Linear(4, 4))
+        other(torch.randn(2, 4)).sum().backward()
+    assert not hooks and not guard.diagnoses
+
+
 PROGRAM = """
 import os
 import torch
@@ -253,6 +270,15 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 class Scorer(nn.Linear):
     def sharpened(self, x):
         return 2 * self(x)
+
+
+class Whole(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.inner(x)
 
 
 def squares(net, x):
@@ -301,6 +327,38 @@ BODIES = {
         "squares(bare, x)",
         "bare = ddp.module if isinstance(ddp, DDP) else ddp\nguess(bare, x)\nsquares(bare, x).backward()",
     ),
+    "beside": ("GG703", "net(x)", "ddp(x).pow(2).mean().backward()\nnet(x).abs().mean().backward()"),
+    "submodule_beside": (
+        "GG703",
+        "net.inner(x)",
+        "if step == 0:\n    net = Whole()\n    ddp = DDP(net)\n    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)\n"
+        "ddp(x).pow(2).mean().backward()\nnet.inner(x).abs().mean().backward()",
+    ),
+    "cast_and_back": (
+        "GG706",
+        "ddp.double()",
+        "if step == 0:\n    ddp.double()\n    ddp.float()\nddp(x).pow(2).mean().backward()",
+    ),
+    "cast_within": (
+        "GG706",
+        "ddp.module.half()",
+        "if step == 0:\n    ddp.module.half().float()\nddp(x).pow(2).mean().backward()",
+    ),
+    "cast_by_a_function": (
+        "GG706",
+        "m.to(torch.float64)",
+        "def wider(m):\n    m.to(torch.float64)\n    return m\nif step == 0:\n    wider(net).to(torch.float32)\n"
+        "ddp(x).pow(2).mean().backward()",
+    ),
+    "cast_to_what_it_is": (None, None, "if step == 0:\n    ddp.float()\n    net.to('cpu')\nddp(x).pow(2).mean().backward()"),
+    "cast_and_wrapped_again": (
+        None,
+        None,
+        "if step == 0:\n    ddp.double()\n    ddp.float()\n    ddp = DDP(net)\nddp(x).pow(2).mean().backward()",
+    ),
+    "one_backward": (None, None, "(ddp(x).pow(2).mean() + net(x).abs().mean()).backward()"),
+    "looked_at": (None, None, "net(x).abs().mean().item()\nddp(x).pow(2).mean().backward()\nnet(x).sum().item()"),
+    "averaged_last": (None, None, "with ddp.no_sync():\n    ddp(x).pow(2).mean().backward()\nddp(x).pow(2).mean().backward()"),
     "handed_on_without_grad": (None, None, "bare = ddp.module\nguess(bare, x)\nsquares(ddp, x).backward()"),
     "thawed": (
         "GG706",
@@ -332,6 +390,8 @@ def test_two_ranks(kind: str, tmp_path: Path) -> None:
     assert [each["code"] for each in said] == [code], done.stderr
     assert said[0]["culprit"]["text"] == text
     assert said[0]["rank"] in (0, 1)
+    if kind in ("beside", "submodule_beside", "cast_and_back", "cast_within", "cast_by_a_function", "handed_on", "inside"):
+        assert said[0]["step"] <= 2 or kind == "inside", said[0]["step"]
     if code == "GG705":
         assert done.returncode and "ddp-rank-skips-backward" in done.stderr and "ProcessRaisedException" in done.stderr
     else:
