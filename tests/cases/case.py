@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -135,15 +136,20 @@ def load_everything() -> None:
 def run(case: Case, folder: Path, level: str, timeout: int = 120) -> Outcome:
     """Runs a case as `gradguard run` does, in a fork of this process: torch is imported already.
 
-    A program that has not ended after `timeout` seconds is killed by SIGALRM: its status is -14.
+    A program that has not ended after `timeout` seconds is killed by SIGALRM: its status is -14. Processes that it leaves running
+    are killed.
     """
     script, report, printed = case.write(folder), folder / "report.jsonl", folder / "printed.txt"
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
     if child == 0:
+        os.setsid()
         signal.alarm(timeout)
         _become(script, report, printed, level)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # not reaped yet: the group's number is still its own
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     diagnoses = [json.loads(line) for line in report.read_text().splitlines()] if report.exists() else []
     return Outcome(status, printed.read_text(errors="replace"), diagnoses)

@@ -1,4 +1,4 @@
-"""The script that runs spellings scores them rightly."""
+"""The script that runs spellings scores them rightly; a fixed selection is found as its originals are, and its sound programs left in peace."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import spellings
-from case import load_everything
+from case import HERE, load_everything
+from spellings import Spelling
 
 BLOCK = """# /// case
 # title = "backward is called again on the same loss"
@@ -35,6 +36,9 @@ SPELLINGS = {
     "twice__loud_fixed": "import torch\n" + LOSS + TWICE,
     "misread__same": BLOCK.replace("freed-same-root", "never-freed") + LOSS + TWICE,
 }
+
+
+SELECTION = list(spellings.spellings(HERE / "spellings"))
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -86,3 +90,17 @@ def test_each_spelling_is_held_to_its_original(tmp_path: Path, monkeypatch: pyte
     printed = capsys.readouterr().out
     assert "lost since the baseline: 1\nfamily/twice__same: cause; said nothing" in printed
     assert "found since the baseline: 1\nfamily/twice__silent: was cause" in printed
+
+
+@pytest.mark.parametrize("spelling", SELECTION, ids=lambda spelling: spelling.case.id)
+def test_bug_is_found_however_it_is_written(spelling: Spelling) -> None:
+    result = spellings.judge(spelling.case, spelling.kind, None, "standard")
+    assert not result.is_loss, f"{result.verdict}: wanted {result.wanted}; said {result.said}"
+
+
+def test_selection_has_three_spellings_of_a_bug() -> None:
+    bugs = [spelling.original for spelling in SELECTION if not spelling.case.is_sound]
+    assert len(set(bugs)) >= 40
+    assert {bug for bug in bugs if bugs.count(bug) != 3} == set()
+    assert len({spelling.case.meta["cause"] for spelling in SELECTION if not spelling.case.is_sound}) >= 30
+    assert sum(spelling.case.is_sound for spelling in SELECTION) >= 12
