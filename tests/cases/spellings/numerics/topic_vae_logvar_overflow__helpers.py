@@ -1,0 +1,92 @@
+# /// case
+# title = "Raw word counts drive the log-variance so high that exp overflows; BCE then sees NaN"
+# source = "https://github.com/vanderschaarlab/synthcity/issues/331"
+# outcome = "raises"
+# torch_error = "all elements of input should be between 0 and 1"
+# cause = "nonfinite-forward"
+# names = ["std", "logvar", "counts"]
+# fix = "compress the counts (log1p) or clamp logvar before it is exponentiated"
+# ///
+import torch
+from torch import nn
+import torch.nn.functional as F
+
+
+def topicvae_encode(owner, counts):
+    h = owner.enc(counts)  # <- culprit
+    return owner.mu(h), owner.logvar(h)  # <- related
+
+
+def topicvae_reparameterise(owner, mu, logvar):
+    std = torch.exp(0.5 * logvar)  # <- culprit
+    return mu + std * torch.randn_like(std)
+
+
+def topicvae_forward(owner, counts):
+    mu, logvar = owner.encode(counts)
+    z = owner.reparameterise(mu, logvar)
+    return torch.sigmoid(owner.dec(z)), mu, logvar
+
+
+class TopicVAE(nn.Module):
+    """Bag-of-words VAE: raw word counts in, probability of each word being present out."""
+
+    def __init__(self, vocab=60, hidden=40, topics=6):
+        super().__init__()
+        self.enc = nn.Sequential(nn.Linear(vocab, hidden), nn.ReLU())
+        self.mu = nn.Linear(hidden, topics)
+        self.logvar = nn.Linear(hidden, topics)
+        self.dec = nn.Sequential(nn.Linear(topics, hidden), nn.ReLU(), nn.Linear(hidden, vocab))
+
+    def encode(self, counts):
+        return topicvae_encode(self, counts)
+
+    def reparameterise(self, mu, logvar):
+        return topicvae_reparameterise(self, mu, logvar)
+
+    def forward(self, counts):
+        return topicvae_forward(self, counts)
+
+
+def elbo(present, probs, mu, logvar):
+    rec = F.binary_cross_entropy(probs, present, reduction="sum")  # <- raises
+    kl = -0.5 * (1 + logvar - mu ** 2 - logvar.exp()).sum()
+    return (rec + 0.2 * kl) / len(present)
+
+
+def corpus(n=640, vocab=60, topics=6):
+    topic_word = torch.rand(topics, vocab) ** 6
+    mix = torch.distributions.Dirichlet(torch.full((topics,), 0.2)).sample((n,))
+    length = torch.empty(n, 1).log_normal_(2.5, 0.4)
+    length[500] = 60000.0
+    return torch.poisson(length * (mix @ topic_word))
+
+
+def finish_batch(loss, optimizer, total):
+    loss.backward()
+    optimizer.step()
+    total += loss.item()
+    return total
+
+
+def begin_batch(counts, model, optimizer):
+    loss = elbo((counts > 0).float(), *model(counts))
+    optimizer.zero_grad()
+    return loss
+
+
+def main():
+    torch.manual_seed(0)
+    docs = corpus()
+    model = TopicVAE()
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    for epoch in range(15):
+        total = 0.0
+        for counts in docs.split(32):
+            loss = begin_batch(counts, model, optimizer)
+            total = finish_batch(loss, optimizer, total)
+        print(epoch, total / 20)
+
+
+if __name__ == "__main__":
+    main()

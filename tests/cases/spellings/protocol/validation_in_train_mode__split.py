@@ -1,0 +1,48 @@
+# /// case
+# title = "Validation runs in train mode: dropout is on and the validation data moves the batch-norm statistics"
+# source = "https://github.com/wolny/pytorch-3dunet/issues/53"
+# outcome = "silent"
+# torch_error = ""
+# cause = "train-eval-mode"
+# names = ["net"]
+# fix = "net.eval() before validating, net.train() after it"
+# ///
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from validation_in_train_mode__split_parts import volumes
+
+torch.manual_seed(0)
+
+
+net = nn.Sequential(
+    nn.Conv3d(1, 8, 3, padding=1), nn.BatchNorm3d(8), nn.ReLU(),
+    nn.AdaptiveAvgPool3d((2, 4, 4)), nn.Flatten(),
+    nn.Linear(8 * 32, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 2),
+)
+optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=1)
+train_loader = DataLoader(volumes(128, 1.0), batch_size=16, shuffle=True)
+val_loader = DataLoader(volumes(64, 3.0), batch_size=16)
+
+
+@torch.no_grad()
+def validate(loader):
+    total, correct = 0.0, 0
+    for volume, label in loader:
+        logits = net(volume)  # <- culprit
+        total += nn.functional.cross_entropy(logits, label, reduction="sum").item()
+        correct += (logits.argmax(1) == label).sum().item()
+    return total / len(loader.dataset), correct / len(loader.dataset)
+
+
+for epoch in range(5):
+    for volume, label in train_loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(net(volume), label)
+        loss.backward()
+        optimizer.step()
+    val_loss, val_acc = validate(val_loader)  # <- related
+    scheduler.step(val_loss)
+    print(f"epoch {epoch}: train {loss.item():.3f} val {val_loss:.3f} acc {val_acc:.2f}")
