@@ -17,12 +17,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gradguard.catalogue import explain
-    from gradguard.diagnosis import Diagnosis
-    from gradguard.errors import ConfigError, GradGuardError, GradGuardWarning
-    from gradguard.guard import Guard, gradguard
-    from gradguard.settings import Settings
-    from gradguard.suppress import ignore
+    from gradguard.cli.rule_pages import explain
+    from gradguard.core.diagnosis import Diagnosis
+    from gradguard.core.errors import ConfigError, GradGuardError, GradGuardWarning
+    from gradguard.runtime.guard import Guard, gradguard
+    from gradguard.config.settings import Settings
+    from gradguard.config.suppressions import ignore
 
 __version__ = "0.1.0"
 __all__ = ["ConfigError", "Diagnosis", "GradGuardError", "GradGuardWarning", "Guard", "Settings", "explain", "gradguard", "ignore"]

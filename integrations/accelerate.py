@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradguard.guard import Guard
+from gradguard.runtime.guard import Guard
 
 
 def watch(accelerator: Any, *prepared: Any, **settings: Any) -> Guard:

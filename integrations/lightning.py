@@ -19,13 +19,13 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Literal
 
-from gradguard.diagnosis import Diagnosis
-from gradguard.errors import ConfigError
-from gradguard.guard import Guard
-from gradguard.rules.frameworks.lightning_manual import Fit
-from gradguard.rules.protocol.books import Suspicion
-from gradguard.session import current_session
-from gradguard.step_protocol import suspect
+from gradguard.core.diagnosis import Diagnosis
+from gradguard.core.errors import ConfigError
+from gradguard.runtime.guard import Guard
+from gradguard.rules.lightning_manual import Fit
+from gradguard.monitors.optimizer_books import Suspicion
+from gradguard.runtime.session import current_session
+from gradguard.runtime.step_events import suspect
 
 logger = logging.getLogger("gradguard")
 _NO_LOSS_BATCHES = 5

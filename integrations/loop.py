@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
-from gradguard.guard import Guard
+from gradguard.runtime.guard import Guard
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from gradguard.guard import Guard
+    from gradguard.runtime.guard import Guard
 
 _LEVELS = ("off", "watch", "standard", "strict", "forensic")
 
@@ -45,7 +45,7 @@ def _guard(item: Any) -> Guard | None:
             raise pytest.UsageError(f"{item.nodeid}: the gradguard marker's level is one of {', '.join(_LEVELS)}, not {level!r}")
     if level is None or level == "off":
         return None
-    from gradguard.guard import Guard  # only now: a test run that asks for no guard must not load torch for it
+    from gradguard.runtime.guard import Guard  # only now: a test run that asks for no guard must not load torch for it
 
     return Guard(level=level, **settings)
 
@@ -61,7 +61,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         result = yield
     found = [diagnosis for diagnosis in guard.diagnoses[before:] if diagnosis.severity != "info"]
     if found:
-        from gradguard.reporters.terminal import render_for_error
+        from gradguard.reporting.terminal.render import render_for_error
 
         pytest.fail("\n\n".join(render_for_error(diagnosis) for diagnosis in found), pytrace=False)
     return result
@@ -70,7 +70,7 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 @pytest.fixture
 def gradguard(request: pytest.FixtureRequest) -> Iterator[Guard]:
     """A guard that is open for the test's whole body; `gradguard.diagnoses` is what it found."""
-    from gradguard.guard import Guard
+    from gradguard.runtime.guard import Guard
 
     with Guard(level=request.config.getoption("--gradguard") or "strict") as guard:
         yield guard

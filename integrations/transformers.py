@@ -11,8 +11,8 @@ import sys
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from gradguard.diagnosis import Diagnosis
-from gradguard.guard import Guard
+from gradguard.core.diagnosis import Diagnosis
+from gradguard.runtime.guard import Guard
 
 if TYPE_CHECKING:
     _Base = object

@@ -97,7 +97,7 @@ def main() -> None:
     import torch
 
     from gradguard import gradguard
-    from gradguard.errors import GradGuardError
+    from gradguard.core.errors import GradGuardError
     from gradguard.rules import registry
 
     rules = registry.all_rules()

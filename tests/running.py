@@ -12,9 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gradguard import gradguard
-from gradguard.diagnosis import Diagnosis
-from gradguard.errors import GradGuardError
-from gradguard.session import current_session
+from gradguard.core.diagnosis import Diagnosis
+from gradguard.core.errors import GradGuardError
+from gradguard.runtime.session import current_session
 
 HEAD = """import torch
 import torch.nn as nn

@@ -14,11 +14,12 @@ import pytest
 import torch
 from torch import nn
 
-from gradguard import gradguard, replicas
-from gradguard.diagnosis import Diagnosis
-from gradguard.probes.hub import local
-from gradguard.rules.protocol import places
-from gradguard.session import current_session
+from gradguard import gradguard
+from gradguard.probes import replicas
+from gradguard.core.diagnosis import Diagnosis
+from gradguard.probes.listeners import local
+from gradguard.rules import spans
+from gradguard.runtime.session import current_session
 
 STEPS = 150
 
@@ -67,7 +68,7 @@ def test_sound_training_is_not_searched_for_among_all_objects_alive(level: str, 
         return every_object(*args, **kwargs)
 
     monkeypatch.setattr(gc, "get_objects", counted)
-    monkeypatch.setattr(places, "loaded_files", lambda: ())  # other tests' files, in which there is what has to be looked for
+    monkeypatch.setattr(spans, "loaded_files", lambda: ())  # other tests' files, in which there is what has to be looked for
     monkeypatch.setattr(linecache, "cache", {})
     said, _ = _trained(lambda y, x: y.pow(2).mean(), level)
     assert said == []

@@ -18,11 +18,13 @@ import pytest
 import torch
 from torch import nn
 
-from gradguard import calm, gradguard, replicas
-from gradguard.guard import Guard
-from gradguard.journal import current_journal
-from gradguard.probes.hub import local
-from gradguard.session import current_session
+from gradguard.runtime import fast_path
+from gradguard import gradguard
+from gradguard.probes import replicas
+from gradguard.runtime.guard import Guard
+from gradguard.instrumentation.journal import current_journal
+from gradguard.probes.listeners import local
+from gradguard.runtime.session import current_session
 
 STEPS = 150
 
@@ -301,7 +303,7 @@ def test_nothing_is_forgotten(program: Callable[[Guard], Training], level: str, 
     for coasts in (True, False):  # from one line, since lines are what is compared
         with monkeypatch.context() as patched:
             if not coasts:
-                patched.setattr(calm, "set_off", lambda session: None)
+                patched.setattr(fast_path, "set_off", lambda session: None)
             runs.append(_known(program, level))
     (coasting, known), (awake, expected) = runs
     assert not awake.coasted
@@ -565,7 +567,7 @@ def test_what_a_handler_of_a_signal_raises_gets_through(level: str, monkeypatch:
         with pytest.raises(TooLong), gradguard(level=level):
             for step in range(100):
                 if step == 90:  # as if the signal came right there
-                    place = "gradguard.coasting.sequence_number" if level == "watch" else "gradguard.backward_calls.user_stack"
+                    place = "gradguard.instrumentation.event_buffer.sequence_number" if level == "watch" else "gradguard.runtime.backward_calls.user_stack"
                     monkeypatch.setattr(place, lambda *_: handler(signal.SIGALRM, None))
                 training.step()
                 steps += 1

@@ -11,15 +11,16 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from gradguard import GradGuardError, gradguard, saved_unpacked
-from gradguard.probes import patches
+from gradguard import GradGuardError, gradguard
+from gradguard.torch_compat import saved_tensors
+from gradguard.probes import torch_functions
 
 
 @pytest.fixture
 def anew() -> Iterator[None]:
-    patches.uninstall()
+    torch_functions.uninstall()
     yield
-    patches.uninstall()
+    torch_functions.uninstall()
 
 
 def a_failing_step() -> None:
@@ -42,7 +43,7 @@ def test_what_cannot_be_replaced_is_done_without(anew: None, monkeypatch: pytest
     def unfit(original: Any) -> Any:
         raise AttributeError("no __func__")
 
-    monkeypatch.setattr(patches, "_apply", unfit)
+    monkeypatch.setattr(torch_functions, "_apply", unfit)
     with caplog.at_level(logging.ERROR, "gradguard"):
         for _ in range(2):
             with pytest.raises(GradGuardError, match="GG101"), gradguard():
@@ -67,15 +68,15 @@ def test_a_class_method_of_c(anew: None, monkeypatch: pytest.MonkeyPatch) -> Non
         Double.apply(x).sum().backward()
     assert x.grad is not None and x.grad.tolist() == [2.0, 2.0] and guard.diagnoses == []
     assert type(vars(torch.autograd.Function)["apply"]) is classmethod
-    patches.uninstall()
+    torch_functions.uninstall()
     assert type(vars(torch.autograd.Function)["apply"]) is InC
 
 
 @pytest.fixture
 def hidden_slots(anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in torch 2.10 and older, whose `SavedTensor` shows nothing."""
-    monkeypatch.setattr(saved_unpacked, "SHOWN", False)
-    monkeypatch.setattr(saved_unpacked, "_hooks_entered", False)
+    monkeypatch.setattr(saved_tensors, "SHOWN", False)
+    monkeypatch.setattr(saved_tensors, "_hooks_entered", False)
 
 
 def a_write_by_numpy(probabilities: torch.Tensor) -> None:

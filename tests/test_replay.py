@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from gradguard import GradGuardError, gradguard
-from gradguard.random_state import RandomState
-from gradguard.settings import load_settings
+from gradguard.runtime.rerun.random_state import RandomState
+from gradguard.config.settings import load_settings
 
 
 def untraced(**settings: Any) -> Any:

@@ -6,7 +6,7 @@ import ast
 import difflib
 import os
 
-from gradguard.evidence.syntax import Source
+from gradguard.analysis.program.syntax import Source
 
 
 def unified(source: Source, new: list[str], context: int = 1) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from gradguard.evidence.syntax import Source, first_line
+from gradguard.analysis.program.syntax import Source, first_line
 from gradguard.fixes.diff import unified
 from gradguard.fixes.edits import indent_of
 

@@ -2,7 +2,7 @@
 
 Dynamo guards on the function modes of the thread, and compiles whatever Python runs while its callback is set, hooks included. So
 while the callback is set in a thread, the op probe is off its stack, and gradguard's own functions run with the callback taken out
-(`gradguard.shield`). What a compiled function computes is recorded no more than what a C++ library does.
+(`gradguard.instrumentation.fault_barrier`). What a compiled function computes is recorded no more than what a C++ library does.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from gradguard.probes.hub import local
-from gradguard.shield import Compiler
-from gradguard.torch_internals import eval_frame, never_compile, register_builtin, users_mode, users_modes
+from gradguard.probes.listeners import local
+from gradguard.instrumentation.fault_barrier import Compiler
+from gradguard.torch_compat.private_api import eval_frame, never_compile, register_builtin, users_mode, users_modes
 
 _state: dict[str, Any] = {"original": None, "wrapper": None, "known": None}
 # who calls it by a name of its own, once it is imported

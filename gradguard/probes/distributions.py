@@ -6,7 +6,7 @@ import os
 from types import FrameType
 from typing import Any
 
-from gradguard.safe_read import variables_of
+from gradguard.core.safe_read import variables_of
 
 _DISTRIBUTIONS = os.sep + os.path.join("torch", "distributions") + os.sep
 _PROBES = os.path.dirname(__file__) + os.sep

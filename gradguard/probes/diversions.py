@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any
 
-from gradguard.torch_internals import is_compiling, never_compile
+from gradguard.torch_compat.private_api import is_compiling, never_compile
 
 _TARGET = "gradguard's function goes here"
 _COMPILING = "__gradguard_compiling__"

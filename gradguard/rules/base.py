@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from gradguard.coasting import Place
-    from gradguard.diagnosis import Diagnosis, Severity
-    from gradguard.rules.incident import Incident
+    from gradguard.instrumentation.event_buffer import Place
+    from gradguard.core.diagnosis import Diagnosis, Severity
+    from gradguard.analysis.incident import Incident
 
 # "error": PyTorch (or Python) raised. The others are moments of a step at which silent bugs are looked for.
-# "suspicion": the ledger of the step protocol (`rules/protocol/ledger.py`) found something for one rule to judge.
+# "suspicion": the ledger of the step protocol (`monitors/gradient_ledger.py`) found something for one rule to judge.
 Moment = Literal["error", "before_backward", "after_backward", "before_step", "suspicion"]
 Screen = Callable[[dict[str, Any], Moment, dict[str, Any], bool], bool]
 
@@ -58,7 +58,7 @@ class Rule:
         screen: for silent checks that are asked at every step: a cheap look that comes before anything else. Gets the guard's
             memory, the moment, its facts (`roots`, `call`, `optimizer` ...) and whether the step is traced; only where it says
             True is an incident made and the rule asked. No op probe is on. Rules that name the same function share one look.
-        idle, ahead: for silent checks of untraced steps (`gradguard.calm`): whether the rule has no business in the step that
+        idle, ahead: for silent checks of untraced steps (`gradguard.runtime.fast_path`): whether the rule has no business in the step that
             begins; and of which backward calls it needs only the loss. A rule with neither has every step looked at the long way.
     """
 

@@ -9,9 +9,9 @@ import pkgutil
 from functools import lru_cache
 
 import gradguard.rules as _package
-from gradguard.errors import UnknownRuleError
+from gradguard.core.errors import UnknownRuleError
 from gradguard.rules.base import Moment, Rule
-from gradguard.signals import internal_error
+from gradguard.core.foreign_exceptions import internal_error
 
 _LOGGER = logging.getLogger("gradguard")
 broken: list[tuple[str, Exception]] = []  # rule files that could not be loaded; a test holds that there are none

@@ -1,5 +1,5 @@
 """What seeing in-place writes costs: a function mode that does nothing, one that notes every call's place, and in-place methods
-replaced by recording wrappers. The figures behind the choice in `gradguard/probes/ops.py`.
+replaced by recording wrappers. The figures behind the choice in `gradguard/probes/operators.py`.
 
     python tests/benchmarks/mode_or_methods.py [--pairs 20]
 

@@ -21,7 +21,7 @@ import torch
 from workloads import WORKLOADS, Step
 
 from gradguard import gradguard
-from gradguard.guard import Guard
+from gradguard.runtime.guard import Guard
 
 Context = Callable[[], AbstractContextManager[object]]
 

@@ -169,8 +169,8 @@ def _become(script: Path, report: Path, printed: Path, level: str) -> None:
         warnings.resetwarnings()
         warnings.simplefilter("default")
 
-        from gradguard.guard import gradguard
-        from gradguard.runner import run_program
+        from gradguard.runtime.guard import gradguard
+        from gradguard.cli.script import run_program
 
         try:
             run_program(str(script), [], lambda: gradguard(level=level, report=report))

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from case import HERE, Case, Outcome, load, run
 
-import gradguard.reporters.terminal  # noqa: F401  the parent of all forks has everything imported
+import gradguard.reporting.terminal.render  # noqa: F401  the parent of all forks has everything imported
 
 _PATCHES = 3  # bugs behind bugs
 

@@ -10,8 +10,8 @@ from cli_programs import Outcome, python
 
 LAUNCHER = """
 import sys
-from gradguard.errors import ConfigError
-from gradguard.runner import run_program
+from gradguard.core.errors import ConfigError
+from gradguard.cli.script import run_program
 
 class Guard:
     def __init__(self):

@@ -15,7 +15,7 @@ import pytest
 
 import gradguard as package
 from gradguard import GradGuardError, gradguard
-from gradguard.session import current_session
+from gradguard.runtime.session import current_session
 
 HEAD = """
 import torch

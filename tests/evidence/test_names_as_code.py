@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gradguard.evidence.names import as_code
+from gradguard.analysis.live.names import as_code
 
 
 @pytest.mark.parametrize(

@@ -13,18 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from gradguard.evidence.interpreter import Interpreter, UnknownError
-from gradguard.safe_read import (
-    UNKNOWN,
-    attributes,
-    elements,
-    follow,
-    message_of,
-    named_modules,
-    named_parameters,
-    pairs,
-    peek,
-)
+from gradguard.analysis.live.interpreter import Interpreter, UnknownError
+from gradguard.core.safe_read import UNKNOWN, attributes, elements, follow, message_of, named_modules, named_parameters, pairs, peek
 
 RAN: list[str] = []
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from gradguard.callsite import CallSite
-from gradguard.evidence import source as S
+from gradguard.core.callsite import CallSite
+from gradguard.analysis.places import source as S
 
 EXACT = sys.version_info >= (3, 11)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gradguard.diagnosis import Diagnosis
+from gradguard.core.diagnosis import Diagnosis
 from tests.running import HEAD, run_source
 
 RECORD = """

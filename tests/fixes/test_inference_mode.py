@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from gradguard.errors import GradGuardError
+from gradguard.core.errors import GradGuardError
 from tests.integrations.lit import lightning, loader, regressor, trainer
 from tests.running import only, said
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gradguard.diagnosis import Diagnosis
+from gradguard.core.diagnosis import Diagnosis
 from tests.running import HEAD, run_source
 
 MODULE = """

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 
-from gradguard.evidence.syntax import Source
+from gradguard.analysis.program.syntax import Source
 from gradguard.fixes.edits import before, patched
 from gradguard.fixes.statements import moved_after, moved_before, siblings, swapped, unwrapped, wrapped
 from tests.running import applied

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gradguard.rules.lifetime import turns
+from gradguard.rules.lifetime.gg202_graph_freed_shared_subgraph import turns
 from tests.running import HEAD, only, run_source
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradguard.rules.gradient_path.scopes import entry_of
+from gradguard.analysis.program.search_scopes import entry_of
 from tests.running import HEAD, applied, only, said
 
 TRAIN = """

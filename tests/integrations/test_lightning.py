@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import nn
 
-from gradguard.errors import GradGuardError, GradGuardWarning
-from gradguard.probes.hub import idle_listener
+from gradguard.core.errors import GradGuardError, GradGuardWarning
+from gradguard.probes.listeners import idle_listener
 from tests.integrations.lit import PACKAGES, lightning, loader, regressor, trainer, weights
 from tests.running import forget_compiled
 
@@ -249,7 +249,7 @@ def fit_by_hand(tmp_path: Path, step: Any, how: str) -> list[Any]:
     return plain.diagnoses
 
 
-@pytest.mark.filterwarnings("ignore::gradguard.errors.GradGuardWarning")
+@pytest.mark.filterwarnings("ignore::gradguard.core.errors.GradGuardWarning")
 @pytest.mark.parametrize("how", ["callback", "guard"])
 def test_a_loss_that_is_only_returned_under_manual_optimization(how: str, tmp_path: Path) -> None:
     [found] = fit_by_hand(tmp_path, returning, how)
@@ -355,7 +355,7 @@ def test_toggles_that_are_taken_back(again: bool, tmp_path: Path) -> None:
     assert not guard.diagnoses
 
 
-@pytest.mark.filterwarnings("ignore::gradguard.errors.GradGuardWarning")
+@pytest.mark.filterwarnings("ignore::gradguard.core.errors.GradGuardWarning")
 def test_an_optimizer_is_called_what_the_user_calls_it(tmp_path: Path) -> None:
     def step(self: Any, batch: Any, batch_idx: int) -> None:
         opt = self.optimizers()

@@ -16,7 +16,7 @@ import torch
 import yaml
 from torch import nn
 
-from gradguard.errors import GradGuardError
+from gradguard.core.errors import GradGuardError
 from tests.integrations.lit import PACKAGES, lightning, loader, regressor, weights
 
 pytest.importorskip("jsonargparse", reason="LightningCLI needs it")

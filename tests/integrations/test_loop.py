@@ -35,7 +35,7 @@ def test_one_step_an_item_and_diagnoses_inside() -> None:
 
 
 def test_a_loop_left_early_leaves_no_guard_open() -> None:
-    from gradguard.session import current_session
+    from gradguard.runtime.session import current_session
 
     guard = gradguard()
     for _ in guarded_steps(batches(), guard=guard):

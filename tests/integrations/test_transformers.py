@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from gradguard.errors import GradGuardError
-from gradguard.session import current_session
+from gradguard.core.errors import GradGuardError
+from gradguard.runtime.session import current_session
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")

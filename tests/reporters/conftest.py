@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gradguard.diagnosis import Diagnosis, Fix, Role, SourceSpan, TensorFacts
+from gradguard.core.diagnosis import Diagnosis, Fix, Role, SourceSpan, TensorFacts
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 

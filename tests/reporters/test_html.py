@@ -11,9 +11,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from gradguard.diagnosis import Diagnosis, Fix, TensorFacts
-from gradguard.reporters import notebook
-from gradguard.reporters.html import render_html
+from gradguard.core.diagnosis import Diagnosis, Fix, TensorFacts
+from gradguard.reporting import notebook
+from gradguard.reporting.html.page import render_html
 
 HOSTILE = "<script>alert('x')</script>&\"'{{ 7 * 7 }}{% raw %}"
 
@@ -114,7 +114,7 @@ def test_fragment_stands_alone(story):
 
 def test_without_jinja2(story, monkeypatch):
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    from gradguard.reporters import html as module
+    from gradguard.reporting.html import page as module
 
     module._template.cache_clear()
     try:
@@ -144,6 +144,6 @@ def test_display_in_a_kernel_shows_html_and_text(story, monkeypatch):
 
 
 def test_nothing_heavy_is_imported_early():
-    code = "import sys, gradguard.reporters.html, gradguard.reporters.notebook, gradguard.reporters.jsonl\n"
+    code = "import sys, gradguard.reporting.html.page, gradguard.reporting.notebook, gradguard.reporting.jsonl\n"
     code += "print([m for m in ('jinja2', 'IPython', 'rich.console') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

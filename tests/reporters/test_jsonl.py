@@ -11,9 +11,9 @@ import threading
 import pytest
 
 from gradguard import gradguard
-from gradguard.diagnosis import Diagnosis, SourceSpan
-from gradguard.errors import ConfigError
-from gradguard.reporters.jsonl import JsonlReport, begin_anew, to_record
+from gradguard.core.diagnosis import Diagnosis, SourceSpan
+from gradguard.core.errors import ConfigError
+from gradguard.reporting.jsonl import JsonlReport, begin_anew, to_record
 
 MESSAGE = "error[GG101]: `重み` was changed\n\n" + "x" * 20_000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 
-from gradguard.reporters.patches import PatchLine, read_patch
+from gradguard.reporting.patch_lines import PatchLine, read_patch
 
 OLD = ["import torch", "", "a = 1", "b = 2", "c = 3", "d = 4", "e = 5", "f = 6", "g = 7", "h = 8", "-- x", "i = 9"]
 

@@ -8,8 +8,8 @@ import re
 import pytest
 from rich.cells import cell_len
 
-from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
-from gradguard.reporters.terminal import headline, print_diagnosis, render, render_for_error
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
+from gradguard.reporting.terminal.render import headline, print_diagnosis, render, render_for_error
 
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 

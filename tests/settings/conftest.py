@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import gradguard.guard  # everything is loaded before the rules on disk are swapped for those of the tests
+import gradguard.runtime.guard  # everything is loaded before the rules on disk are swapped for those of the tests
 import gradguard.rules
 from gradguard.rules import registry
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradguard.diagnosis import Diagnosis, Severity, SourceSpan
+from gradguard.core.diagnosis import Diagnosis, Severity, SourceSpan
 
 
 def diagnosis(

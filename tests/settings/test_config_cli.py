@@ -10,9 +10,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from gradguard.config_cli import app, starter
-from gradguard.settings import load_settings
-from gradguard.settings_files import preset
+from gradguard.cli.config_command import app, starter
+from gradguard.config.settings import load_settings
+from gradguard.config.files import preset
 
 runner = CliRunner()
 

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from gradguard import settings_files
-from gradguard.errors import ConfigError
-from gradguard.settings import load_settings
+from gradguard.config import files
+from gradguard.core.errors import ConfigError
+from gradguard.config.settings import load_settings
 
 
 def found_from(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -120,4 +120,4 @@ def test_problems_show_no_control_characters(project: Path) -> None:
         load_settings(config=project / "bad.yaml")
     assert "\\u202e" in str(refused.value)
     assert not set(str(refused.value)) & set("\x1b\u202e\u2067\u200b")
-    settings_files._told_foreign.clear()
+    files._told_foreign.clear()

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from settings_helpers import diagnosis
 
-from gradguard.policy import Policy
+from gradguard.config.policy import Policy
 from gradguard.rules.registry import get_rule
-from gradguard.settings import Settings
+from gradguard.config.settings import Settings
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gradguard.errors import ConfigError
-from gradguard.settings import LEVELS, Settings, load_settings
-from gradguard.settings_files import YamlFile, preset, preset_text
+from gradguard.core.errors import ConfigError
+from gradguard.config.settings import LEVELS, Settings, load_settings
+from gradguard.config.files import YamlFile, preset, preset_text
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = [level for level in LEVELS if level != "off"]
@@ -75,7 +75,7 @@ def test_a_level_without_a_file() -> None:
 
 
 def test_importing_the_settings_does_not_import_pydantic_settings(project: Path) -> None:
-    program = "import sys, gradguard.settings; print([name for name in ('pydantic_settings', 'yaml') if name in sys.modules])"
+    program = "import sys, gradguard.config.settings; print([name for name in ('pydantic_settings', 'yaml') if name in sys.modules])"
     env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, check=True)
     assert "pydantic_settings" not in done.stdout
@@ -97,9 +97,9 @@ def test_the_presets_load_from_a_wheel(tmp_path: Path) -> None:
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
     program = (
-        "import gradguard.settings as s; "
+        "import gradguard.config.settings as s; "
         "print([s.load_settings(level).trace.mode for level in s.LEVELS], s.__file__); "
-        "import gradguard.settings_files as f; print(f._installed_presets())"
+        "import gradguard.config.files as f; print(f._installed_presets())"
     )
     env = {"PYTHONPATH": str(site), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, cwd=tmp_path, check=False)

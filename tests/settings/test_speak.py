@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from settings_helpers import diagnosis
 
-from gradguard.callsite import CallSite
-from gradguard.diagnosis import SourceSpan
-from gradguard.errors import GradGuardWarning
-from gradguard.speak import Speaker
+from gradguard.core.callsite import CallSite
+from gradguard.core.diagnosis import SourceSpan
+from gradguard.core.errors import GradGuardWarning
+from gradguard.reporting.user_warnings import Speaker
 
 
 def test_a_warning_stands_at_the_culprits_line() -> None:
@@ -118,8 +118,8 @@ def test_the_logger_gets_one_line_with_the_diagnosis(caplog: pytest.LogCaptureFi
 
 PROGRAM = """
     import sys
-    from gradguard.diagnosis import Diagnosis, SourceSpan
-    from gradguard.speak import Speaker
+    from gradguard.core.diagnosis import Diagnosis, SourceSpan
+    from gradguard.reporting.user_warnings import Speaker
 
     def found(line):
         span = SourceSpan(file=__file__, line=line, end_line=line)
@@ -154,14 +154,14 @@ def test_in_a_plain_program_it_is_seen_once_and_a_log_line_is_seen_too(tmp_path:
 def test_dash_w_error_stops_the_program(option: str, tmp_path: Path) -> None:
     done = run(tmp_path, "-W", option)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "gradguard.errors.GradGuardWarning: the diagnosis"
+    assert done.stderr.splitlines()[-1] == "gradguard.core.errors.GradGuardWarning: the diagnosis"
 
 
 def test_a_warning_is_drawn_like_an_error_and_its_text_stays_plain(tmp_path: Path) -> None:
     program = """
         import warnings
-        from gradguard.diagnosis import Diagnosis, SourceSpan
-        from gradguard.speak import Speaker
+        from gradguard.core.diagnosis import Diagnosis, SourceSpan
+        from gradguard.reporting.user_warnings import Speaker
 
         span = SourceSpan(file=__file__, line=1, end_line=1, role="culprit")
         found = Diagnosis(code="GG601", name="stale-gradients", severity="warning", headline="Old gradients.", culprit=span)

@@ -11,9 +11,9 @@ from types import ModuleType
 import pytest
 from settings_helpers import diagnosis
 
-from gradguard.diagnosis import Diagnosis, SourceSpan
-from gradguard.errors import UnknownRuleError
-from gradguard.suppress import IgnoreComment, IgnoreRegion, Suppressions, ignore
+from gradguard.core.diagnosis import Diagnosis, SourceSpan
+from gradguard.core.errors import UnknownRuleError
+from gradguard.config.suppressions import IgnoreComment, IgnoreRegion, Suppressions, ignore
 
 
 def script(tmp_path: Path, text: str, name: str = "train.py") -> str:
@@ -237,7 +237,7 @@ def load(file: str) -> ModuleType:
 
 def test_a_culprit_inside_a_regions_lines_is_silenced_after_the_region_was_left(tmp_path: Path) -> None:
     text = """
-        from gradguard.suppress import ignore
+        from gradguard.config.suppressions import ignore
 
         a = 1
         with ignore("GG604"):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from gradguard.session import current_session
+from gradguard.runtime.session import current_session
 from tests.transparency.helpers import LEVELS, stack_length
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from gradguard import GradGuardError, GradGuardWarning, gradguard
-from gradguard.settings import Settings, load_settings
-from gradguard.torch_internals import function_modes
+from gradguard.config.settings import Settings, load_settings
+from gradguard.torch_compat.private_api import function_modes
 
 LEVELS = ("watch", "standard", "strict", "forensic")
 

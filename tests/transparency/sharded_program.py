@@ -25,7 +25,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 from gradguard import gradguard
-from gradguard.rules.numerics import watching
+from gradguard.monitors import numerics
 
 LEVELS = ("watch", "standard", "strict", "forensic")
 
@@ -152,7 +152,7 @@ def checksum(tensor: torch.Tensor) -> int:
 
 def main(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    watching._FULL_SHARE = watching._FULL_SHARE_TRACED = 0
+    numerics._FULL_SHARE = numerics._FULL_SHARE_TRACED = 0
     result = {
         "sharded": {str(level): train_sharded(level) for level in (None, *LEVELS)},
         "broken": {level: train_sharded(level, broken=True) for level in ("watch", "strict")},

@@ -16,13 +16,13 @@ import pytest
 import torch
 
 import gradguard
-from gradguard import shield
-from gradguard.errors import GradGuardError
-from gradguard.guard import Guard
+from gradguard.instrumentation import fault_barrier
+from gradguard.core.errors import GradGuardError
+from gradguard.runtime.guard import Guard
 from gradguard.rules import registry
-from gradguard.rules.protocol.modes import Modes
-from gradguard.session import current_session
-from gradguard.signals import internal_error
+from gradguard.monitors.train_modes import Modes
+from gradguard.runtime.session import current_session
+from gradguard.core.foreign_exceptions import internal_error
 from tests.transparency.helpers import guarding, stack_length
 from tests.transparency.workloads import mlp
 
@@ -44,11 +44,11 @@ class TimeUp(Exception):
 
 @pytest.fixture(autouse=True)
 def forgive() -> Iterator[None]:
-    shield._told.clear()
+    fault_barrier._told.clear()
     yield
     current_session().faulty = False
     current_session()._runs.clear()
-    shield._told.clear()
+    fault_barrier._told.clear()
 
 
 def test_no_broad_except_stands_outside_the_barrier() -> None:
@@ -164,7 +164,7 @@ def test_time_limits_arrive_and_leave_nothing_behind(level: str) -> None:
 
 def test_an_exception_from_outside_at_the_edges_of_a_shield(monkeypatch: pytest.MonkeyPatch) -> None:
     session = current_session()
-    monkeypatch.setattr(shield.Compiler, "running", lambda: _handler(1, None))  # right after torch functions were switched off
+    monkeypatch.setattr(fault_barrier.Compiler, "running", lambda: _handler(1, None))  # right after torch functions were switched off
     with pytest.raises(TimeUp):
         with session.shield:
             raise AssertionError("entered")
@@ -201,7 +201,7 @@ def test_a_rule_that_fails_costs_itself(level: str, monkeypatch: pytest.MonkeyPa
 
     rule = registry.get_rule("GG102")
     broken = type(rule)(**{**vars(rule), "recognise": fails, "priority": 10_000, "messages": ()})
-    monkeypatch.setattr("gradguard.guard.rules_for", lambda moment: (broken, *registry.rules_for(moment)))
+    monkeypatch.setattr("gradguard.runtime.guard.rules_for", lambda moment: (broken, *registry.rules_for(moment)))
     with Guard(level=level):
         for _ in range(3):
             error = _write_in_place()
@@ -215,7 +215,7 @@ def test_a_monitor_that_fails_costs_itself(monkeypatch: pytest.MonkeyPatch, capl
     def fails(*_: Any) -> Any:
         raise KeyError("injected")
 
-    monkeypatch.setattr(Modes, "switched", shield.barred(fails))
+    monkeypatch.setattr(Modes, "switched", fault_barrier.barred(fails))
     monkeypatch.setattr(Modes, "PART", "watch of train and eval modes")
     training = mlp()
     with Guard(level="strict") as guard:

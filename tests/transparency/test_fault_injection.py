@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 import gradguard as package
-from gradguard import shield
-from gradguard.guard import Guard
+from gradguard.instrumentation import fault_barrier
+from gradguard.runtime.guard import Guard
 from tests.transparency.helpers import stack_length
 
 _ALL = bool(os.environ.get("ALL_FAULTS"))
@@ -31,15 +31,15 @@ _HERE = os.path.dirname(os.path.abspath(package.__file__)) + os.sep
 
 # What the barrier itself is made of: code of a few lines that stands around the user's calls, or decides whether anything listens.
 _BARRIER = {
-    *("gradguard.signals", "gradguard.shield", "gradguard.settings", "gradguard.errors"),
-    *("gradguard.probes.hub.listener", "gradguard.probes.hub.tracer", "gradguard.probes.hub.idle_listener"),
-    *("gradguard.probes.ops.OpProbe.__torch_function__", "gradguard.session.Session.fault", "gradguard.session.Session.lookout"),
-    *(f"gradguard.session.Session.{name}" for name in ("run_backward", "run_engine", "run_python", "run_function", "unwatched")),
-    *(f"gradguard.session.Session.{name}" for name in ("before_step", "after_step", "protocol", "run_checkpoint", "coasted_returned")),
-    *(f"gradguard.torch_internals.{name}" for name in ("call_alone", "stands_alone", "mode_is_active", "remove_mode", "is_compiling")),
-    *(f"gradguard.guard.Guard.{name}" for name in ("__init__", "__enter__", "__exit__", "watch", "explaining", "step", "steps", "_leave")),
-    *("gradguard.rerun.run_step", "gradguard.guard.Guard.of_run", "gradguard.probes.protocol_patches._caller"),
-    "gradguard.torch_internals.quiet",  # which every shield begins with
+    *("gradguard.core.foreign_exceptions", "gradguard.instrumentation.fault_barrier", "gradguard.config.settings", "gradguard.core.errors"),
+    *("gradguard.probes.listeners.listener", "gradguard.probes.listeners.tracer", "gradguard.probes.listeners.idle_listener"),
+    *("gradguard.probes.operators.OpProbe.__torch_function__", "gradguard.runtime.session.Session.fault", "gradguard.runtime.session.Session.lookout"),
+    *(f"gradguard.runtime.session.Session.{name}" for name in ("run_backward", "run_engine", "run_python", "run_function", "unwatched")),
+    *(f"gradguard.runtime.session.Session.{name}" for name in ("before_step", "after_step", "protocol", "run_checkpoint", "coasted_returned")),
+    *(f"gradguard.torch_compat.private_api.{name}" for name in ("call_alone", "stands_alone", "mode_is_active", "remove_mode", "is_compiling")),
+    *(f"gradguard.runtime.guard.Guard.{name}" for name in ("__init__", "__enter__", "__exit__", "watch", "explaining", "step", "steps", "_leave")),
+    *("gradguard.runtime.rerun.guarded_step.run_step", "gradguard.runtime.guard.Guard.of_run", "gradguard.probes.step_protocol._caller"),
+    "gradguard.torch_compat.private_api.quiet",  # which every shield begins with
 }
 
 
@@ -210,7 +210,7 @@ def test_whatever_fails_in_gradguard_the_training_goes_on(level: str, caplog: py
         targets = targets[begin :: max(1, len(targets) * 2 // _SAMPLED)]
     wrong = []
     for label, owner, name, function in targets:
-        shield._told.clear()
+        fault_barrier._told.clear()
         caplog.clear()
         put_back = _break(owner, name, function)
         try:

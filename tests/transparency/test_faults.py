@@ -15,19 +15,21 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gradguard import backward_calls, calm, replicas, shield
-from gradguard import session as session_module
-from gradguard.calm import Calm
-from gradguard.depth import Depth
-from gradguard.evidence.frames import FrameView
-from gradguard.evidence.values import GraphValues, health, plain
-from gradguard.journal import Journal
+from gradguard.runtime import backward_calls, fast_path
+from gradguard.probes import replicas
+from gradguard.instrumentation import fault_barrier
+from gradguard.runtime import session as session_module
+from gradguard.runtime.fast_path import Calm
+from gradguard.runtime.trace_schedule import Depth
+from gradguard.analysis.live.frames import FrameView
+from gradguard.analysis.graph.node_values import GraphValues, health, plain
+from gradguard.instrumentation.journal import Journal
 from gradguard.probes.lost_paths import LostPaths
-from gradguard.probes.ops import OpProbe
-from gradguard.rules.incident import Incident
-from gradguard.rules.protocol.ledger import Ledger
-from gradguard.run import Run
-from gradguard.session import Session, current_session
+from gradguard.probes.operators import OpProbe
+from gradguard.analysis.incident import Incident
+from gradguard.monitors.gradient_ledger import Ledger
+from gradguard.runtime.run import Run
+from gradguard.runtime.session import Session, current_session
 from tests.running import HEAD, run_source
 from tests.transparency.helpers import bits, guarding, stack_length
 from tests.transparency.workloads import mlp
@@ -50,7 +52,7 @@ def forgive() -> Iterator[None]:
 def _forgive() -> None:
     session = current_session()
     session.faulty = False
-    shield._told.clear()
+    fault_barrier._told.clear()
     session._runs.clear()  # guards made at one line share what was left out
 
 
@@ -148,7 +150,7 @@ def test_a_fault_while_diagnosing_lets_the_original_through(
 
 
 def test_a_rule_that_fails_does_not_silence_the_others(monkeypatch: pytest.MonkeyPatch, level: str) -> None:
-    from gradguard.guard import Guard
+    from gradguard.runtime.guard import Guard
 
     original = Guard.diagnose
     asked = []
@@ -169,10 +171,10 @@ def test_a_rule_that_fails_does_not_silence_the_others(monkeypatch: pytest.Monke
 
 def test_a_missing_private_name_degrades(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a torch release without function-mode stack access would: nothing is traced, everything works."""
-    from gradguard import torch_internals
+    from gradguard.torch_compat import private_api
 
     for name in ("_len_stack", "_push", "_pop", "_stack_at"):
-        monkeypatch.setattr(torch_internals, name, None)
+        monkeypatch.setattr(private_api, name, None)
     with guarding("strict"):
         assert stack_length() == 0
         mlp().step()
@@ -183,7 +185,7 @@ def test_a_missing_private_name_degrades(monkeypatch: pytest.MonkeyPatch) -> Non
             y.sum().backward()
 
 
-@pytest.mark.parametrize(("owner", "name"), [(calm, "catch_up"), (calm, "set_off"), (Calm, "begins")])
+@pytest.mark.parametrize(("owner", "name"), [(fast_path, "catch_up"), (fast_path, "set_off"), (Calm, "begins")])
 def test_a_fault_in_a_calm_step(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def train(guarded: bool) -> list[Any]:
         torch.manual_seed(3)

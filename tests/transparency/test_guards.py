@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from gradguard.probes.hub import listener
-from gradguard.session import current_session
+from gradguard.probes.listeners import listener
+from gradguard.runtime.session import current_session
 from tests.transparency.helpers import assert_transparent, bits, guarding, stack_length
 from tests.transparency.workloads import WORKLOADS, mlp
 

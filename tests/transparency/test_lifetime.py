@@ -16,8 +16,8 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from gradguard import gradguard
-from gradguard.journal import Limits, current_journal
-from gradguard.session import current_session
+from gradguard.instrumentation.journal import Limits, current_journal
+from gradguard.runtime.session import current_session
 from tests.transparency.helpers import LEVELS, fresh_settings, guarding
 from tests.transparency.workloads import WORKLOADS, Training
 

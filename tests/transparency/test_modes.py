@@ -12,8 +12,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradguard import gradguard
-from gradguard.session import current_session
-from gradguard.torch_internals import mode_is_active
+from gradguard.runtime.session import current_session
+from gradguard.torch_compat.private_api import mode_is_active
 from tests.transparency.helpers import assert_transparent, bits, fresh_settings, grads, guarding, stack_length
 
 

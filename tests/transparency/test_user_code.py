@@ -20,8 +20,8 @@ from torch import nn
 
 import gradguard as package
 from gradguard import GradGuardError, GradGuardWarning
-from gradguard.safe_read import variables_of
-from gradguard.session import current_session
+from gradguard.core.safe_read import variables_of
+from gradguard.runtime.session import current_session
 from tests.transparency.helpers import LEVELS, guarding
 
 RAN: list[str] = []
@@ -434,7 +434,7 @@ def test_the_text_of_programs_is_never_evaluated() -> None:
 
 
 def test_rules_list_what_modules_hold_by_reading() -> None:
-    """A module's own `parameters()` and the like may be the user's: rules have `gradguard.safe_read` for them."""
+    """A module's own `parameters()` and the like may be the user's: rules have `gradguard.core.safe_read` for them."""
     root = Path(package.__file__).parent
     listing = {"named_parameters", "named_modules", "named_children", "named_buffers", "buffers", "children", "state_dict"}
     found = []

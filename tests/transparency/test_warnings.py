@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from gradguard import gradguard
-from gradguard.errors import GradGuardWarning
+from gradguard.core.errors import GradGuardWarning
 from tests.transparency.helpers import assert_transparent, guarding
 
 

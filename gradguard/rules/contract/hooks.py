@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import nn
 
-from gradguard.evidence.frames import FrameView, traceback_frames
-from gradguard.rules.contract.dataflow import Spot
-from gradguard.rules.contract.definitions import returns_of
-from gradguard.rules.contract.scopes import Scope, callee_scope, code_of
-from gradguard.rules.contract.search import called_name
-from gradguard.rules.incident import Incident
-from gradguard.safe_read import elements, name_of, pairs, peek
+from gradguard.analysis.live.frames import FrameView, traceback_frames
+from gradguard.analysis.program.provenance import Spot
+from gradguard.analysis.program.definitions import returns_of
+from gradguard.analysis.program.scopes import Scope, callee_scope, code_of
+from gradguard.analysis.program.call_search import called_name
+from gradguard.analysis.incident import Incident
+from gradguard.core.safe_read import elements, name_of, pairs, peek
 
 HOOK_CALLS = {
     "register_full_backward_hook",

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradguard.diagnosis import SourceSpan
-from gradguard.evidence.frames import traceback_frames
-from gradguard.evidence.source import ResolvedSite, assignments_to, dotted
-from gradguard.rules.contract.dataflow import Judge, Maker, Spot, Trace, operands_of, trace
-from gradguard.rules.contract.scopes import Scope, callee_scope, frame_scopes
-from gradguard.rules.incident import Incident
-from gradguard.safe_read import elements, parameters_in, store_of
+from gradguard.core.diagnosis import SourceSpan
+from gradguard.analysis.live.frames import traceback_frames
+from gradguard.analysis.places.source import ResolvedSite, assignments_to, dotted
+from gradguard.analysis.program.provenance import Judge, Maker, Spot, Trace, operands_of, trace
+from gradguard.analysis.program.scopes import Scope, callee_scope, frame_scopes
+from gradguard.analysis.incident import Incident
+from gradguard.core.safe_read import elements, parameters_in, store_of
 
 
 @dataclass

@@ -14,23 +14,14 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gradguard import replicas
-from gradguard.callsite import USER_FILES
-from gradguard.diagnosis import SourceSpan, TensorFacts
-from gradguard.evidence.bindings import assignments_to
-from gradguard.evidence.source import dotted, function_def, module_ast, parent_of, resolve, segment, span_of
-from gradguard.rules.frameworks.calls import calls, last_part, only, user_files
-from gradguard.rules.incident import Incident
-from gradguard.safe_read import (
-    attributes,
-    class_attributes,
-    function_code,
-    named_children,
-    named_modules,
-    named_parameters,
-    parameters_in,
-    peek,
-)
+from gradguard.probes import replicas
+from gradguard.core.callsite import USER_FILES
+from gradguard.core.diagnosis import SourceSpan, TensorFacts
+from gradguard.analysis.program.bindings import assignments_to
+from gradguard.analysis.places.source import dotted, function_def, module_ast, parent_of, resolve, segment, span_of
+from gradguard.analysis.program.user_calls import calls, last_part, only, user_files
+from gradguard.analysis.incident import Incident
+from gradguard.core.safe_read import attributes, class_attributes, function_code, named_children, named_modules, named_parameters, parameters_in, peek
 
 _LEAVES = (ast.Return, ast.Continue, ast.Break)
 

@@ -6,15 +6,15 @@ import ast
 from itertools import islice
 from typing import Any
 
-from gradguard.diagnosis import SourceSpan
-from gradguard.evidence.source import ResolvedSite, resolve, span_of
-from gradguard.evidence.syntax import load
-from gradguard.facts import StepFact
-from gradguard.rules.frameworks import calls
-from gradguard.rules.gradient_path.follow import Follower
-from gradguard.rules.gradient_path.scopes import evaluate
-from gradguard.rules.incident import Incident
-from gradguard.safe_read import UNKNOWN, peek
+from gradguard.core.diagnosis import SourceSpan
+from gradguard.analysis.places.source import ResolvedSite, resolve, span_of
+from gradguard.analysis.program.syntax import load
+from gradguard.instrumentation.facts import StepFact
+from gradguard.analysis.program import user_calls
+from gradguard.analysis.history.follower import Follower
+from gradguard.analysis.program.search_scopes import evaluate
+from gradguard.analysis.incident import Incident
+from gradguard.core.safe_read import UNKNOWN, peek
 
 _STEPS_SEARCHED = 64
 
@@ -38,7 +38,7 @@ def spans(incident: Incident, step: StepFact, scaler: str) -> list[SourceSpan]:
     stepped = resolve(step.site)
     found = [
         (file, call)
-        for file, call in calls.calls(incident, "update")
+        for file, call in user_calls.calls(incident, "update")
         if isinstance(call.func, ast.Attribute) and not call.args and ast.unparse(call.func.value) == scaler
     ]
     if len(found) != 1:

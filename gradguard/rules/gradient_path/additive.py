@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gradguard.evidence.graph import is_accumulate
-from gradguard.evidence.old_torch import output_shape
-from gradguard.torch_internals import node_sequence
+from gradguard.analysis.graph.walk import is_accumulate
+from gradguard.analysis.graph.older_releases import output_shape
+from gradguard.torch_compat.private_api import node_sequence
 
 SUMS = frozenset({"AddBackward0", "SubBackward0", "RsubBackward1", "RsubBackward0", "StackBackward0", "CatBackward0", "AddcmulBackward0"})
 _LINEAR = frozenset({
@@ -77,7 +77,7 @@ def _dims(node: Any) -> int | None:
 
 def constant_leaves(found: Region, roots: Iterable[Any]) -> list[Any]:
     """The leaves that every path from the roots reaches through the region only: their gradient is the same in every step."""
-    from gradguard.evidence.graph import walk
+    from gradguard.analysis.graph.walk import walk
 
     inside = {end for end in found.ends if is_accumulate(end)}
     if not inside:

@@ -9,20 +9,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from gradguard.diagnosis import Diagnosis, Fix
-from gradguard.evidence.bindings import dotted
-from gradguard.evidence.names import short_list
-from gradguard.evidence.optimizers import parameters_of
-from gradguard.evidence.source import ResolvedSite
-from gradguard.evidence.syntax import FUNCTIONS, Source
-from gradguard.rules.frameworks import lightning_manual
-from gradguard.rules.gradient_path import frozen, lost_path
-from gradguard.rules.gradient_path.follow import Follower
+from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.live.names import short_list
+from gradguard.analysis.live.optimizer_contents import parameters_of
+from gradguard.analysis.places.source import ResolvedSite
+from gradguard.analysis.program.syntax import FUNCTIONS, Source
+from gradguard.rules import lightning_manual
+from gradguard.rules.gradient_path import freezing_places, lost_path
+from gradguard.analysis.history.follower import Follower
 from gradguard.rules.gradient_path.in_play import AllFrozen
-from gradguard.rules.gradient_path.places import bare, in_words, short, site_at
-from gradguard.rules.gradient_path.scopes import Scope, evaluate
-from gradguard.rules.incident import Incident
-from gradguard.safe_read import UNKNOWN, pairs, parameters_in, peek
+from gradguard.analysis.places.sites import bare, in_words, short, site_at
+from gradguard.analysis.program.search_scopes import Scope, evaluate
+from gradguard.analysis.incident import Incident
+from gradguard.core.safe_read import UNKNOWN, pairs, parameters_in, peek
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -95,7 +95,7 @@ def switched_off(incident: Incident, play: AllFrozen) -> tuple[Off | None, bool]
     if toggle is not None:
         return Off(toggle, _untoggled(toggle.call)), True
     scopes = [scope for level in range(8) if (scope := Follower(incident).live(level)) is not None]
-    recorded = frozen.recorded(incident, play.parameters)
+    recorded = freezing_places.recorded(incident, play.parameters)
     if recorded:
         if len(recorded) > 1 or recorded[0].reached < len(play.parameters):
             return None, False
@@ -189,11 +189,11 @@ def _switches(source: Source) -> Iterator[tuple[ast.AST, str | None, ast.expr]]:
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 if isinstance(target, ast.Attribute) and target.attr == "requires_grad":
-                    yield node, frozen.subject_of(source, target.value), node.value
+                    yield node, freezing_places.subject_of(source, target.value), node.value
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "requires_grad_":
             flags = [*node.args, *(keyword.value for keyword in node.keywords)]
             if len(flags) == 1:
-                yield node, frozen.subject_of(source, node.func.value), flags[0]
+                yield node, freezing_places.subject_of(source, node.func.value), flags[0]
 
 
 def _looped_over(source: Source, node: ast.AST, subject: str | None, given: list[str]) -> str | None:

@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradguard.evidence.bindings import dotted
-from gradguard.evidence.optimizers import parameters_of
-from gradguard.evidence.source import resolve
-from gradguard.evidence.syntax import FUNCTIONS
-from gradguard.rules.gradient_path import roots
-from gradguard.rules.gradient_path.follow import Follower
-from gradguard.rules.gradient_path.scopes import Scope, evaluate
-from gradguard.rules.incident import Incident
-from gradguard.safe_read import UNKNOWN, modules_in, parameters_in
+from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.live.optimizer_contents import parameters_of
+from gradguard.analysis.places.source import resolve
+from gradguard.analysis.program.syntax import FUNCTIONS
+from gradguard.analysis.history import loss_expressions
+from gradguard.analysis.history.follower import Follower
+from gradguard.analysis.program.search_scopes import Scope, evaluate
+from gradguard.analysis.incident import Incident
+from gradguard.core.safe_read import UNKNOWN, modules_in, parameters_in
 
 _CALLERS = 4
 
@@ -45,7 +45,7 @@ def all_frozen(incident: Incident, detached: bool) -> AllFrozen | None:
     if found is None or not parameters or any(parameter.requires_grad for parameter in parameters):
         return None
     held = {id(parameter) for parameter in parameters}
-    followed = roots.flow_of_root(incident)
+    followed = loss_expressions.flow_of_root(incident)
     modules = [
         each
         for each in (() if followed is None else followed[0].modules)

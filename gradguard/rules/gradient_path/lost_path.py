@@ -9,21 +9,22 @@ from typing import Any
 
 import torch
 
-from gradguard.diagnosis import Diagnosis, SourceSpan, TensorFacts
-from gradguard.evidence.alive import Alive
-from gradguard.evidence.graph import leaves, root_nodes
-from gradguard.evidence.optimizers import parameters_of
-from gradguard.evidence.source import ResolvedSite, resolve
-from gradguard.facts import Cut
-from gradguard.journal import current_journal
-from gradguard.rules.gradient_path import in_play, origins, patching, roots, words
+from gradguard.core.diagnosis import Diagnosis, SourceSpan, TensorFacts
+from gradguard.analysis.live.alive_tensors import Alive
+from gradguard.analysis.graph.walk import leaves, root_nodes
+from gradguard.analysis.live.optimizer_contents import parameters_of
+from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.instrumentation.facts import Cut
+from gradguard.instrumentation.journal import current_journal
+from gradguard.rules.gradient_path import in_play, patching, wording
+from gradguard.analysis.history import cut_origins as origins, loss_expressions
 from gradguard.rules.gradient_path.called_by_autograd import called_by_autograd, computed_at, with_grad
-from gradguard.rules.gradient_path.origins import Origin
-from gradguard.rules.gradient_path.places import UNNAMED, bare, in_words, same_place, short
+from gradguard.analysis.history.cut_origins import Origin
+from gradguard.analysis.places.sites import UNNAMED, bare, in_words, same_place, short
 from gradguard.rules.gradient_path.still_off import still_off
-from gradguard.rules.incident import Incident
-from gradguard.signals import internal_error
-from gradguard.torch_internals import only_leaf
+from gradguard.analysis.incident import Incident
+from gradguard.core.foreign_exceptions import internal_error
+from gradguard.torch_compat.private_api import only_leaf
 
 MESSAGES = ("does not require grad and does not have a grad_fn",)
 NAMES = {"GG301": "no-grad-mode", "GG302": "detached", "GG304": "non-differentiable-op", "GG305": "inference-tensor"}
@@ -45,7 +46,7 @@ class LostPath:
 
     @property
     def code(self) -> str | None:
-        return words.rule_of(self.origins[0]) if self.origins else None
+        return wording.rule_of(self.origins[0]) if self.origins else None
 
 
 def lost_path(incident: Incident) -> LostPath | None:
@@ -67,7 +68,7 @@ def _raised(incident: Incident) -> LostPath | None:
         return None
     found = find(incident, root)
     found = _of_the_one_in_play(incident, found) or found
-    frozen = in_play.all_frozen(incident, bool(found)) if not found or words.rule_of(found[0]) in ("GG302", "GG304") else None
+    frozen = in_play.all_frozen(incident, bool(found)) if not found or wording.rule_of(found[0]) in ("GG302", "GG304") else None
     return LostPath(root, root_name(incident, root), [] if frozen is not None else found, False, frozen)
 
 
@@ -142,7 +143,7 @@ def root_text(incident: Incident) -> str | None:
     place = incident.place
     if place is None or place.call is None or place.source is None:
         return None
-    expression = roots.root_expression(place)
+    expression = loss_expressions.root_expression(place)
     return None if expression is None else short(place.source.flat(expression), 40)
 
 
@@ -155,13 +156,13 @@ def find(incident: Incident, root: torch.Tensor, leaf: bool = False) -> list[Ori
             return [off]
     if recorded:
         if len(recorded) > 1:
-            return roots.refined(incident, origins.ranked(incident, recorded))
+            return loss_expressions.refined(incident, origins.ranked(incident, recorded))
         return recorded
     if not leaf and (not torch.is_grad_enabled() or torch.is_inference_mode_enabled()):  # the latter records nothing, grad mode on or off
         off = still_off(incident)
         if off is not None:
             return [off]
-    return roots.origins_of_root(incident, leaf)
+    return loss_expressions.origins_of_root(incident, leaf)
 
 
 def screen(memory: dict[str, Any], moment: str, facts: dict[str, Any], traced: bool) -> bool:
@@ -212,17 +213,17 @@ def tell(incident: Incident, lost: LostPath, code: str) -> Diagnosis:
         related.append(
             incident.place.span("runs, and reaches no parameter" if lost.silent else f"{in_words(root)} has no graph to follow", "backward")
         )
-    clause = words.why(origin, root)
+    clause = wording.why(origin, root)
     if inside is not None:
-        clause = f"{words.computed(origin, root)} in `{inside.name}`, and {inside.clause}"
+        clause = f"{wording.computed(origin, root)} in `{inside.name}`, and {inside.clause}"
     if lost.silent:
         incident.memory["fresh leaf told"] = True  # GG606 need not tell of the parameters that it keeps from gradients
         what = "is" if lost.root.grad_fn is None else "is computed from"
         headline = f"backward() runs, but no gradient can reach any parameter: {in_words(root)} {what} a fresh leaf, since {clause}"
     else:
         headline = f"{in_words(root)} has no gradient path: {clause}"
-    fixes = [patching.with_patch(words.fix(origin, root), origin)]
-    why = words.explanation(origin, root)
+    fixes = [patching.with_patch(wording.fix(origin, root), origin)]
+    why = wording.explanation(origin, root)
     if inside is not None:
         why, fixes = inside.why, [with_grad(root, origin.place, incident.place)]
     return Diagnosis(
@@ -242,14 +243,14 @@ def story(origin: Origin) -> tuple[SourceSpan | None, list[SourceSpan]]:
         not origin.into_leaf
         and switch is not None
         and switch.how not in ("library", "caller")
-        and words.rule_of(origin) in ("GG301", "GG305")
+        and wording.rule_of(origin) in ("GG301", "GG305")
     ):
-        culprit = switch.span.model_copy(update={"label": words.switch_label(origin), "role": "culprit"})
+        culprit = switch.span.model_copy(update={"label": wording.switch_label(origin), "role": "culprit"})
         related += switch.also
         if place is not None:
-            related.append(shown(place).model_copy(update={"label": words.label(origin), "role": "cut"}))
+            related.append(shown(place).model_copy(update={"label": wording.label(origin), "role": "cut"}))
     else:
-        culprit = None if place is None else shown(place).model_copy(update={"label": words.label(origin), "role": "culprit"})
+        culprit = None if place is None else shown(place).model_copy(update={"label": wording.label(origin), "role": "culprit"})
         if culprit is not None and switch is not None and switch.how == "caller" and switch.also:  # what calls could have been told not to
             related.append(culprit.model_copy(update={"role": "cut"}))
             culprit = switch.also[0]
@@ -296,7 +297,7 @@ def _toggle(incident: Incident, lost: LostPath) -> ResolvedSite | None:
     if not lost.silent:
         return None
     known = incident.journal.toggle_of(lost.root)
-    return resolve(known[1]) if known is not None and known[0] else roots.toggle_in_source(incident)
+    return resolve(known[1]) if known is not None and known[0] else loss_expressions.toggle_in_source(incident)
 
 
 def _avoid(lost: LostPath, origin: Origin) -> list[str]:
@@ -313,7 +314,7 @@ def _notes(incident: Incident, lost: LostPath) -> list[str]:
     others = [other for other in lost.origins[1:] if other.place is not None]
     if others:
         places = "; ".join(
-            f"line {_line(other)} (`{short(words.operation(other) if other.switch is None else other.switch.text, 40)}`)"
+            f"line {_line(other)} (`{short(wording.operation(other) if other.switch is None else other.switch.text, 40)}`)"
             for other in others[:3]
         )
         notes.append(f"The path is cut at other places too: {places}. A target or a mask may stay cut; what is to be trained may not.")
@@ -324,7 +325,7 @@ def _notes(incident: Incident, lost: LostPath) -> list[str]:
             if incident.traced
             else f"This step was not traced: {followed} `level: strict` (or GRADGUARD_LEVEL=strict) records every cut as it happens."
         )
-    asked, switch = words.condition(lost.origins[0]), lost.origins[0].switch
+    asked, switch = wording.condition(lost.origins[0]), lost.origins[0].switch
     if asked is not None and switch is not None:
         notes += _values(incident, switch.span.function, asked)
     if not lost.silent:
@@ -385,5 +386,5 @@ def _gives_gradient(incident: Incident) -> bool:
         and call.func.attr == "backward"
         and bool(call.args)
         and incident.where == "backward"
-        and roots.is_method(call)
+        and loss_expressions.is_method(call)
     )

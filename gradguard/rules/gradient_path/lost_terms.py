@@ -7,19 +7,20 @@ from typing import Any
 
 import torch
 
-from gradguard.diagnosis import Diagnosis
-from gradguard.evidence.graph import walk
-from gradguard.evidence.optimizers import parameters_of
-from gradguard.evidence.source import ResolvedSite, resolve
-from gradguard.facts import Cut
-from gradguard.journal import Journal, current_journal
-from gradguard.rules.gradient_path import additive, lost_path, origins, patching, regraphed, roots, terms, words
+from gradguard.core.diagnosis import Diagnosis
+from gradguard.analysis.graph.walk import walk
+from gradguard.analysis.live.optimizer_contents import parameters_of
+from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.instrumentation.facts import Cut
+from gradguard.instrumentation.journal import Journal, current_journal
+from gradguard.rules.gradient_path import additive, lost_path, patching, regraphed, terms, wording
+from gradguard.analysis.history import cut_origins, loss_expressions
 from gradguard.rules.gradient_path.additive import Region
-from gradguard.rules.gradient_path.origins import Origin
-from gradguard.rules.gradient_path.places import function_word, in_words, same_place, short
+from gradguard.analysis.history.cut_origins import Origin
+from gradguard.analysis.places.sites import function_word, in_words, same_place, short
 from gradguard.rules.gradient_path.sampled import sampled
-from gradguard.rules.incident import Incident
-from gradguard.torch_internals import node_sequence
+from gradguard.analysis.incident import Incident
+from gradguard.torch_compat.private_api import node_sequence
 
 _TRIES = 12  # looks at one backward call's line in one run: the same line shows the same graph again and again
 
@@ -82,11 +83,11 @@ def _term(incident: Incident, region: Region, since: int) -> Diagnosis | None:
         place = incident.place_of_node(seq)
         if cuts:
             scalar = additive.scalar(node)
-            found = [origins.of_cut(incident, cut) for cut in cuts if _counts(cut, since, members, scalar)]
+            found = [cut_origins.of_cut(incident, cut) for cut in cuts if _counts(cut, since, members, scalar)]
             found = [origin for origin in found if not _intended(origin, place)]
         else:
             found = _told(incident, place, since)
-        found = _trained(incident, origins.ranked(incident, origins.merged(found)))
+        found = _trained(incident, cut_origins.ranked(incident, cut_origins.merged(found)))
         if not found or _difference(incident, node, found[0]) or _frozen_meanwhile(incident, found[0], since):
             continue
         if additive.is_pile(node) and not additive.of_terms(node):
@@ -160,7 +161,7 @@ def _trained(incident: Incident, found: list[Origin]) -> list[Origin]:
     """Without the origins that only networks outside every optimizer stand behind (teachers, targets)."""
     if not found:
         return []
-    trained = origins.trained_ids(incident)
+    trained = cut_origins.trained_ids(incident)
     if not trained:
         return found
     kept = []
@@ -173,7 +174,7 @@ def _trained(incident: Incident, found: list[Origin]) -> list[Origin]:
 
 def _leaves_behind(incident: Incident, origin: Origin) -> list[torch.Tensor]:
     """What the source says stands behind a detached value."""
-    followed = roots.flow_of_root(incident)
+    followed = loss_expressions.flow_of_root(incident)
     for other in followed[1].found if followed is not None else ():
         if other.key == origin.key:
             return other.leaves
@@ -210,7 +211,7 @@ def _told(incident: Incident, place: ResolvedSite | None, since: int) -> list[Or
     for fact in incident.journal.escapes:
         if fact.clock > since and fact.cut is not None:
             for cut in fact.cut.roots():
-                origin = origins.of_cut(incident, cut)
+                origin = cut_origins.of_cut(incident, cut)
                 escaped.setdefault(origin.key, origin)
     found = []
     for origin in terms.pathless(incident):
@@ -239,13 +240,13 @@ def _tell_term(incident: Incident, found: list[Origin], place: ResolvedSite | No
     if incident.place is not None and not (place is not None and place.line == incident.place.line):
         related.append(incident.place.span("runs, without this term", "backward"))
     what = f"`{term}`" if term else "a term of the loss"
-    headline = f"{what} is part of {in_words(name)} but gives no gradient: {words.why(origin, term or name)}"
+    headline = f"{what} is part of {in_words(name)} but gives no gradient: {wording.why(origin, term or name)}"
     return Diagnosis(
         code="GG308", name="partial-detach", severity="warning", headline=headline, culprit=culprit, related=related,
         tensors=[lost_path.facts(incident.names.leaf(leaf), leaf) for leaf in origin.leaves[:3]],
         explanation=f"backward() works, because the rest of {in_words(name)} has a graph; this term only changes the number. "
-                    f"{words.explanation(origin, name)}",
-        fixes=[*regraphed.anew(incident, origin), patching.with_patch(words.fix(origin, name), origin, found)],
+                    f"{wording.explanation(origin, name)}",
+        fixes=[*regraphed.anew(incident, origin), patching.with_patch(wording.fix(origin, name), origin, found)],
         notes=["If the term is only meant to be reported, keep it out of what backward() is called on."], confidence="likely",
     )  # fmt: skip
 
@@ -286,7 +287,7 @@ def _weight(incident: Incident, region: Region, since: tuple[int, int]) -> Diagn
     constant = {id(leaf): leaf for leaf in additive.constant_leaves(region, incident.root_nodes) if leaf.numel() <= 4096}
     if not constant:
         return None
-    trained = origins.trained_ids(incident)
+    trained = cut_origins.trained_ids(incident)
     graph = {node_sequence(node) for node, _ in walk(incident.root_nodes)}
     for seq in reversed(journal.fed):
         if seq < since[1]:
@@ -299,7 +300,7 @@ def _weight(incident: Incident, region: Region, since: tuple[int, int]) -> Diagn
             )
             if leaf is None or cut.clock <= since[0] or cut.kind not in ("detach", "data", "no_grad", "escape", "rewrap"):
                 continue
-            origin = origins.of_cut(incident, cut)
+            origin = cut_origins.of_cut(incident, cut)
             if origin.place is not None:
                 return _tell_weight(incident, origin, leaf, resolve(cut.outer), incident.place_of_node(seq))
     return None
@@ -311,7 +312,7 @@ def _tell_weight(incident: Incident, origin: Origin, leaf: torch.Tensor, outer: 
     culprit, related = lost_path.story(origin)
     if use is not None and not same_place(use, origin.place):
         related.append(
-            use.span(f"{f'`{words.result_name(origin)}`' if words.result_name(origin) else 'it'} weighs the loss here", "context")
+            use.span(f"{f'`{wording.result_name(origin)}`' if wording.result_name(origin) else 'it'} weighs the loss here", "context")
         )
     if outer is not None and not same_place(outer, incident.place):
         related.append(outer.span("called from here", "context"))
@@ -324,5 +325,5 @@ def _tell_weight(incident: Incident, origin: Origin, leaf: torch.Tensor, outer: 
         culprit=culprit, related=related, tensors=[lost_path.facts(name, leaf)],
         explanation=f"All that is left of the way from {in_words(root)} to `{name}` is a plain sum, whose slope is the same in every "
                     f"step: the parameter drifts in one direction for ever.",
-        fixes=[patching.with_patch(words.fix(origin, root), origin)], confidence="likely",
+        fixes=[patching.with_patch(wording.fix(origin, root), origin)], confidence="likely",
     )  # fmt: skip

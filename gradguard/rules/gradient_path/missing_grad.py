@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from gradguard.evidence.frames import FrameView
-from gradguard.evidence.source import ResolvedSite, resolve
-from gradguard.evidence.syntax import load
-from gradguard.rules.gradient_path.places import site_at
-from gradguard.rules.gradient_path.scopes import Scope, definitions, evaluate
-from gradguard.rules.incident import Incident
-from gradguard.safe_read import UNKNOWN
+from gradguard.analysis.live.frames import FrameView
+from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.analysis.program.syntax import load
+from gradguard.analysis.places.sites import site_at
+from gradguard.analysis.program.search_scopes import Scope, definitions, evaluate
+from gradguard.analysis.incident import Incident
+from gradguard.core.safe_read import UNKNOWN
 
 
 @dataclass
@@ -48,7 +48,7 @@ def _find(incident: Incident) -> Missing | None:
     source = load(view.site.code.co_filename)
     if place is None or source is None or place.statement is None:
         return None
-    from gradguard.rules.gradient_path.follow import Follower
+    from gradguard.analysis.history.follower import Follower
 
     scope = Follower(incident).live(0)
     if scope is None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from gradguard.diagnosis import Fix
-from gradguard.evidence.bindings import dotted
-from gradguard.evidence.source import ResolvedSite
-from gradguard.evidence.syntax import Source, load
+from gradguard.core.diagnosis import Fix
+from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.places.source import ResolvedSite
+from gradguard.analysis.program.syntax import Source, load
 from gradguard.fixes.edits import indent_of, removed, replaced
 from gradguard.fixes.statements import Layout, unwrapped
-from gradguard.rules.gradient_path import words
-from gradguard.rules.gradient_path.origins import Origin, callee_name
-from gradguard.rules.gradient_path.switches import Switch
+from gradguard.rules.gradient_path import wording
+from gradguard.analysis.history.cut_origins import Origin, callee_name
+from gradguard.analysis.history.grad_mode_switches import Switch
 
 
 def with_patch(fix: Fix, origin: Origin, others: Sequence[Origin] = ()) -> Fix:
@@ -43,7 +43,7 @@ def with_patch(fix: Fix, origin: Origin, others: Sequence[Origin] = ()) -> Fix:
     if patch is None:
         return fix
     names = list(dict.fromkeys(f"`{item.inner}`" for item in (origin, *beside) if item.inner))
-    title = f"Drop `{words.operation(origin)}` from {' and '.join(names)}" if beside and len(names) > 1 else fix.title
+    title = f"Drop `{wording.operation(origin)}` from {' and '.join(names)}" if beside and len(names) > 1 else fix.title
     return fix.model_copy(update={"patch": patch, "title": title})
 
 
@@ -107,7 +107,7 @@ def _stacked(place: ResolvedSite, source: Source, origin: Origin) -> list[tuple[
 def _edit(place: ResolvedSite, source: Source, origin: Origin) -> tuple[ast.AST, str] | None:
     """The node to change, and its new text."""
     node = place.node
-    if words.rule_of(origin) == "GG302" and origin.kind in ("detach", "data"):
+    if wording.rule_of(origin) == "GG302" and origin.kind in ("detach", "data"):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "detach" and not node.args:
             return _unless_wrapped(source, node, node.func.value)
         if isinstance(node, ast.Attribute) and node.attr == "data":
@@ -130,7 +130,7 @@ def _edit(place: ResolvedSite, source: Source, origin: Origin) -> tuple[ast.AST,
         if not text.endswith(")") or None in given or "create_graph" in given:
             return None
         return node, f"{text[:-1].rstrip().rstrip(',')}, create_graph=True)"
-    if words.rule_of(origin) == "GG304" and isinstance(node, ast.Compare) and isinstance(node.left, (ast.Name, ast.Attribute)):
+    if wording.rule_of(origin) == "GG304" and isinstance(node, ast.Compare) and isinstance(node.left, (ast.Name, ast.Attribute)):
         cast = source.parents.get(source.parents.get(node, node))  # `(x > threshold).float()`
         called = cast.func.attr if isinstance(cast, ast.Call) and isinstance(cast.func, ast.Attribute) else None
         return (cast, source.flat(node.left)) if cast is not None and called in ("float", "double", "half", "to", "type") else None

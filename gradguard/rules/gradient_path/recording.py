@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gradguard.diagnosis import Fix
+from gradguard.core.diagnosis import Fix
 
 
 def recording(inference: bool, root: str, runner: str | None = None) -> Fix:

@@ -6,16 +6,17 @@ import ast
 from collections.abc import Iterable
 from typing import Any
 
-from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.evidence.graph import walk
-from gradguard.evidence.source import ResolvedSite
-from gradguard.facts import Cut
-from gradguard.rules.gradient_path import lost_path, origins, patching, words
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.analysis.graph.walk import walk
+from gradguard.analysis.places.source import ResolvedSite
+from gradguard.instrumentation.facts import Cut
+from gradguard.rules.gradient_path import lost_path, patching, wording
+from gradguard.analysis.history import cut_origins
 from gradguard.rules.gradient_path.additive import Region
-from gradguard.rules.gradient_path.origins import Origin
-from gradguard.rules.gradient_path.places import function_word, in_words, same_place, short
-from gradguard.rules.incident import Incident
-from gradguard.torch_internals import node_sequence
+from gradguard.analysis.history.cut_origins import Origin
+from gradguard.analysis.places.sites import function_word, in_words, same_place, short
+from gradguard.analysis.incident import Incident
+from gradguard.torch_compat.private_api import node_sequence
 
 # what a network gives, and the smaller of two such values: summed into a loss as they are, not compared with a target
 _VALUES = ("Addmm", "Linear", "Mm", "Bmm", "Minimum", "Min", "Amin")
@@ -46,8 +47,8 @@ def sampled(incident: Incident, region: Region, since: int) -> Diagnosis | None:
             live = [seq for seq in live if not _by_hand(nodes, [seq], behind) and _is_a_term(incident, region, nodes[seq])]
         if not live or not behind or _by_hand(nodes, live, behind):
             continue
-        origin = origins.of_cut(incident, cut)
-        if origin.place is None or not origins.of_trained(incident, origin):
+        origin = cut_origins.of_cut(incident, cut)
+        if origin.place is None or not cut_origins.of_trained(incident, origin):
             continue
         return _tell_sample(incident, origin, incident.place_of_node(min(live)), cut.scored)
     return None
@@ -86,7 +87,7 @@ def _by_hand(nodes: dict[int, Any], uses: Iterable[int], sources: Iterable[int])
 def _tell_sample(incident: Incident, origin: Origin, use: ResolvedSite | None, scored: bool) -> Diagnosis:
     place = origin.place
     assert place is not None
-    name = words.result_name(origin)
+    name = wording.result_name(origin)
     distribution = origin.inner or "the distribution"
     root = lost_path.root_name(incident, incident.roots[0])
     by = "another term, but not by what is computed from the sample, and its log-probability is not used either"
@@ -109,7 +110,7 @@ def _tell_sample(incident: Incident, origin: Origin, use: ResolvedSite | None, s
         code="GG308", name="partial-detach", severity="warning",
         headline=f"{f'`{name}`' if name else 'a value'} is drawn with "
                  f"`{short(distribution, 30)}.sample()`{function_word(place)}: no gradient of {in_words(root)} goes through it",
-        culprit=place.span(words.label(origin), "culprit"), related=related, tensors=[],
+        culprit=place.span(wording.label(origin), "culprit"), related=related, tensors=[],
         explanation=f"`sample()` draws under no_grad. {in_words(root, True)} trains the parameters of `{short(distribution, 30)}` by "
                     f"{by}. `rsample()` draws reparametrized samples, through which gradients flow.",
         fixes=[patching.with_patch(Fix(title=f"Draw with "

@@ -8,16 +8,16 @@ import inspect
 
 import torch
 
-from gradguard.diagnosis import SourceSpan
-from gradguard.evidence.frames import FrameView
-from gradguard.evidence.source import resolve
-from gradguard.evidence.syntax import load
-from gradguard.rules.gradient_path import switches
-from gradguard.rules.gradient_path.origins import Origin
-from gradguard.rules.gradient_path.places import site_at
-from gradguard.rules.gradient_path.switches import Switch
-from gradguard.rules.incident import Incident
-from gradguard.safe_read import attributes
+from gradguard.core.diagnosis import SourceSpan
+from gradguard.analysis.live.frames import FrameView
+from gradguard.analysis.places.source import resolve
+from gradguard.analysis.program.syntax import load
+from gradguard.analysis.history import grad_mode_switches
+from gradguard.analysis.history.cut_origins import Origin
+from gradguard.analysis.places.sites import site_at
+from gradguard.analysis.history.grad_mode_switches import Switch
+from gradguard.analysis.incident import Incident
+from gradguard.core.safe_read import attributes
 
 _OPTION = "inference_mode"  # what Lightning's Trainer calls the choice between inference mode and no_grad
 
@@ -27,10 +27,10 @@ def still_off(incident: Incident) -> Origin | None:
     only_inference = torch.is_grad_enabled()  # grad mode was switched on again, which does not end inference mode
     for view in incident.user_frames[:12]:
         place = resolve(view.site)
-        around = switches.inference_around(place) if only_inference else switches.block_around(place)
+        around = grad_mode_switches.inference_around(place) if only_inference else grad_mode_switches.block_around(place)
         if around is not None:
-            return Origin("inference" if switches.is_inference(around.text) else "no_grad", "no_grad", None, around, certain=False)
-    left = [] if only_inference else switches.left_off_in(incident.sources)
+            return Origin("inference" if grad_mode_switches.is_inference(around.text) else "no_grad", "no_grad", None, around, certain=False)
+    left = [] if only_inference else grad_mode_switches.left_off_in(incident.sources)
     if left:
         return Origin("no_grad", "no_grad", None, left[0], certain=False) if len(left) == 1 else None
     return _by_a_library(incident)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 
-from gradguard.evidence.bindings import dotted, full_name
-from gradguard.rules.gradient_path import roots
-from gradguard.rules.gradient_path.follow import Follower
-from gradguard.rules.gradient_path.origins import Origin
-from gradguard.rules.gradient_path.scopes import Scope, definitions, evaluate
-from gradguard.rules.incident import Incident
-from gradguard.safe_read import UNKNOWN
+from gradguard.analysis.program.bindings import dotted, full_name
+from gradguard.analysis.history import loss_expressions
+from gradguard.analysis.history.follower import Follower
+from gradguard.analysis.history.cut_origins import Origin
+from gradguard.analysis.program.search_scopes import Scope, definitions, evaluate
+from gradguard.analysis.incident import Incident
+from gradguard.core.safe_read import UNKNOWN
 
 _THROUGH = frozenset({"mean", "sum", "squeeze", "float", "double", "to", "view", "reshape", "cpu", "cuda"})
 
@@ -18,7 +18,7 @@ _THROUGH = frozenset({"mean", "sum", "squeeze", "float", "double", "to", "view",
 def pathless(incident: Incident) -> list[Origin]:
     """Where the terms without a path of the loss that backward is called on had lost it."""
     follower = Follower(incident)
-    root = roots.written_root(incident, follower)
+    root = loss_expressions.written_root(incident, follower)
     if root is None:
         return []
     found: list[Origin] = []

@@ -10,12 +10,12 @@ from typing import Any
 
 from torch import nn
 
-from gradguard.callsite import USER_FILES
-from gradguard.diagnosis import SourceSpan
-from gradguard.evidence.bindings import dotted
-from gradguard.evidence.syntax import Source, range_of
-from gradguard.evidence.taking_part import files_of, sources_of
-from gradguard.safe_read import modules_in, peek, store_of
+from gradguard.core.callsite import USER_FILES
+from gradguard.core.diagnosis import SourceSpan
+from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.program.syntax import Source, range_of
+from gradguard.analysis.program.user_files import files_of, sources_of
+from gradguard.core.safe_read import modules_in, peek, store_of
 
 
 @dataclass

@@ -13,11 +13,11 @@ from typing import Any
 
 from torch import nn
 
-from gradguard.callsite import USER_FILES
-from gradguard.evidence.bindings import dotted, flatten
-from gradguard.evidence.frames import FrameView
-from gradguard.evidence.syntax import Source
-from gradguard.safe_read import attributes, elements, function_code, in_class, unless_loud
+from gradguard.core.callsite import USER_FILES
+from gradguard.analysis.program.bindings import dotted, flatten
+from gradguard.analysis.live.frames import FrameView
+from gradguard.analysis.program.syntax import Source
+from gradguard.core.safe_read import attributes, elements, function_code, in_class, unless_loud
 
 _MOST = 64
 

@@ -9,11 +9,11 @@ import ast
 
 from torch import nn
 
-from gradguard.evidence.alive import node_of
-from gradguard.evidence.graph import Mismatch, op_name
-from gradguard.evidence.syntax import OPERATOR_OPS
-from gradguard.rules.inplace.words import same_op
-from gradguard.torch_internals import node_sequence
+from gradguard.analysis.live.alive_tensors import node_of
+from gradguard.analysis.graph.walk import Mismatch, op_name
+from gradguard.analysis.program.syntax import OPERATOR_OPS
+from gradguard.rules.inplace.wording import same_op
+from gradguard.torch_compat.private_api import node_sequence
 
 _INTO_PARTS = frozenset({"index_put", "masked_fill", "copy", "fill", "index_fill", "scatter"})
 # calls whose node has the call's own name

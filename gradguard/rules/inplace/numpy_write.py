@@ -6,17 +6,17 @@ import ast
 
 import torch
 
-from gradguard.diagnosis import Confidence, Diagnosis, Fix, SourceSpan
-from gradguard.evidence.bindings import dotted
-from gradguard.evidence.syntax import range_of
+from gradguard.core.diagnosis import Confidence, Diagnosis, Fix, SourceSpan
+from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.program.syntax import range_of
 from gradguard.fixes.edits import patched
-from gradguard.rules.incident import Incident
-from gradguard.rules.inplace import tell
+from gradguard.analysis.incident import Incident
+from gradguard.rules.inplace import spans
 from gradguard.rules.inplace.aliases import peel
 from gradguard.rules.inplace.arrays import ArrayStory, array_story
 from gradguard.rules.inplace.handed import handed_over
 from gradguard.rules.inplace.unseen import Unseen, unseen_writes
-from gradguard.torch_internals import numpy_reachable
+from gradguard.torch_compat.private_api import numpy_reachable
 
 EXPLAINED = (
     "A numpy array made with `.numpy()` or `torch.from_numpy` shares the tensor's memory. Numpy's writes do not raise the version counter, "
@@ -71,20 +71,20 @@ def told(incident: Incident, code: str, name: str) -> Diagnosis | None:
     if array.writes:
         culprit = array.writes[0].span(f"writes into the memory of {shown}{via}")
         notes += [
-            f"also written at line {getattr(write.node, 'lineno', 0)}: `{tell.short(write.source.flat(write.node))}`"
+            f"also written at line {getattr(write.node, 'lineno', 0)}: `{spans.short(write.source.flat(write.node))}`"
             for write in array.writes[1:4]
         ]
     else:
         notes.append(
             "no statement that writes into that memory was found in the functions around; the contents did change after they were saved"
         )
-    text = f"`{tell.short(culprit.text)}`" if culprit is not None else "Something outside PyTorch"
-    related = tell.without(
-        tell.compact(
+    text = f"`{spans.short(culprit.text)}`" if culprit is not None else "Something outside PyTorch"
+    related = spans.without(
+        spans.compact(
             [
                 None if left is None else left.span(f"shares its memory with `{source or value}`: it is not a copy", "made"),
                 None if handed is None else handed.span("shares the array's memory: it is not a copy", "made"),
-                tell.saved_span(story),
+                spans.saved_span(story),
                 None
                 if incident.place is None
                 else incident.place.span("backward computes from the overwritten values, without an error", "backward"),
@@ -100,8 +100,8 @@ def told(incident: Incident, code: str, name: str) -> Diagnosis | None:
         "the gradient is computed from other values",
         culprit=culprit,
         related=related,
-        tensors=[tell.tensor_facts(story, value)],
-        explanation=f"{EXPLAINED if numpy_reachable(item.tensor) else FOREIGN} Here {tell.why(story)}.",
+        tensors=[spans.tensor_facts(story, value)],
+        explanation=f"{EXPLAINED if numpy_reachable(item.tensor) else FOREIGN} Here {spans.why(story)}.",
         notes=notes,
         fixes=[handed.copying()] if handed is not None else _fixes(array, item.tensor),
         confidence=_sure(array),
@@ -119,7 +119,7 @@ def _fixes(array: ArrayStory, tensor: torch.Tensor) -> list[Fix]:
     if left is not None and left.source is not None and left.node is not None and left.callee is not None:
         where = range_of(left.node)
         diff = None if where is None else patched(left.source, [((where[2], where[3], where[2], where[3]), ".copy()")])
-        return [Fix(title=f"copy the array before writing into it: `{tell.short(left.text, 60)}.copy()`", safety="safe", patch=diff)]
+        return [Fix(title=f"copy the array before writing into it: `{spans.short(left.text, 60)}.copy()`", safety="safe", patch=diff)]
     if not numpy_reachable(tensor):
         return [Fix(title="give the writer a copy: `tensor.clone()`, or let it write before forward or after backward", safety="manual")]
     return [

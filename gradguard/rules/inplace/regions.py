@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gradguard.facts import Region
+from gradguard.instrumentation.facts import Region
 
 _MOST = 1 << 24  # elements between the first and the last that are looked at one by one
 

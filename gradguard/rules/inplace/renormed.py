@@ -11,14 +11,14 @@ from typing import Any
 
 from torch import nn
 
-from gradguard.diagnosis import Diagnosis, Fix
-from gradguard.evidence.bindings import dotted
-from gradguard.evidence.graph import is_accumulate, op_name, walk
-from gradguard.evidence.source import ResolvedSite
+from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.graph.walk import is_accumulate, op_name, walk
+from gradguard.analysis.places.source import ResolvedSite
 from gradguard.fixes.edits import edit_of, patched
-from gradguard.rules.inplace import tell
-from gradguard.rules.inplace.story import Story
-from gradguard.torch_internals import node_sequence
+from gradguard.rules.inplace import spans
+from gradguard.rules.inplace.write_history import Story
+from gradguard.torch_compat.private_api import node_sequence
 
 UNTRACED = "this step was not traced; `level: strict` (or GRADGUARD_LEVEL=strict) traces every step and names the lines"
 _LOOKUPS = ("embedding", "embedding_bag")
@@ -49,7 +49,7 @@ def renormed(story: Story, code: str, name: str) -> Diagnosis | None:
     incident, parameter = story.incident, story.state.full
     owner, word = story.state.owner, f"nn.{type(story.state.owner).__name__}"
     place = incident.place_of_node(node_sequence(lookups[0]))
-    text = f"`{tell.short(place.text)}`" if place is not None else f"a lookup in the `{word}`"
+    text = f"`{spans.short(place.text)}`" if place is not None else f"a lookup in the `{word}`"
     label = f"rescales the rows it looks up, in `{parameter}` itself"
     if len(lookups) == story.mismatch.found - story.mismatch.expected:
         label += f": version {story.mismatch.expected} becomes {story.mismatch.expected + 1}"
@@ -65,8 +65,8 @@ def renormed(story: Story, code: str, name: str) -> Diagnosis | None:
         headline=f"{text} rescales rows of `{parameter}` in place (`max_norm={owner.max_norm:g}`), "
         f"which `{story.op_word}` had saved for its backward pass",
         culprit=culprit,
-        related=tell.without(tell.compact([tell.saved_span(story), tell.backward_span(story)]), culprit),
-        tensors=[tell.tensor_facts(story, parameter)],
+        related=spans.without(spans.compact([spans.saved_span(story), spans.backward_span(story)]), culprit),
+        tensors=[spans.tensor_facts(story, parameter)],
         explanation=(
             f"With `max_norm`, each lookup of an `{word}` first brings the rows it reads to that norm, in the weight itself. "
             f"`{story.op_word}` saved `{parameter}` at version {story.mismatch.expected}, a later lookup changed it "
@@ -74,7 +74,7 @@ def renormed(story: Story, code: str, name: str) -> Diagnosis | None:
         ),
         notes=[] if incident.traced else [UNTRACED],
         fixes=[_copy(story), later],
-        avoid=[tell.NO_DATA],
+        avoid=[spans.NO_DATA],
         confidence="certain" if place is not None else "likely",
     )
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from gradguard.diagnosis import Diagnosis, Fix
-from gradguard.evidence.bindings import dotted, flatten
-from gradguard.evidence.contents import tensors_in
-from gradguard.evidence.flow import reads_of
-from gradguard.evidence.frames import FrameView
-from gradguard.evidence.source import function_def
-from gradguard.rules.inplace import tell
-from gradguard.rules.inplace.reach import Scope, other_threads
-from gradguard.rules.inplace.story import Story
-from gradguard.torch_internals import storage_key
+from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.analysis.program.bindings import dotted, flatten
+from gradguard.analysis.live.contents import tensors_in
+from gradguard.analysis.program.defuse import reads_of
+from gradguard.analysis.live.frames import FrameView
+from gradguard.analysis.places.source import function_def
+from gradguard.rules.inplace import spans
+from gradguard.rules.inplace.reaching_writes import Scope, other_threads
+from gradguard.rules.inplace.write_history import Story
+from gradguard.torch_compat.private_api import storage_key
 
 
 def held_in_threads(scopes: list[Scope], storage: int) -> Iterator[tuple[Scope, str]]:
@@ -45,20 +45,20 @@ def told(story: Story, code: str, name: str) -> Diagnosis | None:
     others = [_named(story, item.storage) for item in story.incident.mismatches if item.storage not in (storage, None)]
     names = list(dict.fromkeys(each for each in [saved, *others] if each is not None))
     shown = f"`{saved}`" if saved else "a value"
-    by = f", it may be by `{tell.short(place.text)}`" if place is not None else ""
+    by = f", it may be by `{spans.short(place.text)}`" if place is not None else ""
     culprit = None if place is None else place.span("writes in another thread, while this one still needs the value", "culprit")
     copies = ", ".join(f"`{each}.clone()`" for each in names) or "a clone"
-    facts = tell.tensor_facts(story, saved)
+    facts = spans.tensor_facts(story, saved)
     return Diagnosis(
         code=code,
         name=name,
         headline=f"{shown}, which `{story.op_word}` had saved for its backward pass, was written over while `{running}` ran in "
         f"another thread{by}",
         culprit=culprit,
-        related=tell.without(tell.compact([tell.saved_span(story), tell.backward_span(story)]), culprit),
+        related=spans.without(spans.compact([spans.saved_span(story), spans.backward_span(story)]), culprit),
         tensors=[facts],
         explanation=(
-            f"{tell.why(story)[:1].upper()}{tell.why(story)[1:]}. {shown if saved else 'It'} was saved at version "
+            f"{spans.why(story)[:1].upper()}{spans.why(story)[1:]}. {shown if saved else 'It'} was saved at version "
             f"{story.mismatch.expected} and is at version {story.mismatch.found} now. `{running}`, which runs in another thread, holds the "
             "same memory; this thread needs what is in it until its backward pass is through."
         ),
@@ -71,7 +71,7 @@ def told(story: Story, code: str, name: str) -> Diagnosis | None:
             ),
             Fix(title=f"give the memory back to `{running}` only after `backward()`", safety="manual"),
         ],
-        avoid=[tell.NO_DATA],
+        avoid=[spans.NO_DATA],
         confidence="certain" if write is None else write.sure,
     )
 

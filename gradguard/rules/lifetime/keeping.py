@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 
-from gradguard.diagnosis import Diagnosis, Fix
-from gradguard.evidence.source import ResolvedSite, resolve
-from gradguard.evidence.syntax import Source
+from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.analysis.program.syntax import Source
 from gradguard.fixes.edits import edit_of, patched
-from gradguard.rules.lifetime import tell
-from gradguard.rules.lifetime.study import Study
+from gradguard.rules.lifetime import wording
+from gradguard.rules.lifetime.second_backward import Study
 
 
 def retaining(place: ResolvedSite | None) -> str | None:
@@ -70,7 +70,7 @@ def vector_product(facts: Study, shown: str, code: str, name: str) -> Diagnosis:
         shown: what is differentiated, in backticks.
     """
     place = resolve(facts.call.site) if facts.call is not None else None
-    words = tell.call_words(facts.call)
+    words = wording.call_words(facts.call)
     culprit = None if place is None else place.span("frees the graph that its next call needs", "culprit")
     made = facts.finder.site(facts.graph.roots[0])
     related = [] if made is None else [made.span("what is differentiated was made here", "made")]
@@ -80,13 +80,13 @@ def vector_product(facts: Study, shown: str, code: str, name: str) -> Diagnosis:
         severity="error",
         headline=f"{words} frees the graph of {shown}, and is called again on the same graph",
         culprit=culprit,
-        related=tell.without_repeats(culprit, related),
-        tensors=tell.tensor_facts(shown.strip("`") if shown[0] == "`" else None, facts.incident.roots[0]),
+        related=wording.without_repeats(culprit, related),
+        tensors=wording.tensor_facts(shown.strip("`") if shown[0] == "`" else None, facts.incident.roots[0]),
         explanation=(
             f"Each call takes the product of a vector (`grad_outputs`) with the derivative of {shown}, from one graph. "
-            f"Its saved values were freed {tell.freed_words(facts)}, since no call asked to keep them; no optimizer has stepped in between."
+            f"Its saved values were freed {wording.freed_words(facts)}, since no call asked to keep them; no optimizer has stepped in between."
         ),
-        notes=tell.notes(facts),
+        notes=wording.notes(facts),
         fixes=[
             Fix(
                 title=f"pass retain_graph=True to {words}",

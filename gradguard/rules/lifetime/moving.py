@@ -6,13 +6,13 @@ import ast
 
 import torch
 
-from gradguard.evidence.bindings import dotted, names_read, statement_names, targets_of, uses_of
-from gradguard.evidence.frames import FrameView
-from gradguard.evidence.source import resolve
-from gradguard.evidence.stores import Store
-from gradguard.evidence.syntax import FUNCTIONS, Source
+from gradguard.analysis.program.bindings import dotted, names_read, statement_names, targets_of, uses_of
+from gradguard.analysis.live.frames import FrameView
+from gradguard.analysis.places.source import resolve
+from gradguard.analysis.live.stores import Store
+from gradguard.analysis.program.syntax import FUNCTIONS, Source
 from gradguard.fixes.statements import moved_before, siblings, unwrapped
-from gradguard.rules.lifetime.study import Study
+from gradguard.rules.lifetime.second_backward import Study
 
 
 def computed_each_time(facts: Study, store: Store) -> str | None:

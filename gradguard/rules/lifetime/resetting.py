@@ -14,19 +14,19 @@ from typing import Any
 
 import torch
 
-from gradguard.callsite import CallSite
-from gradguard.diagnosis import Fix
-from gradguard.evidence.bindings import assignments_to, dotted, targets_of
-from gradguard.evidence.carried import Carrier, called_in
-from gradguard.evidence.graph import MAX_NODES, is_accumulate, nodes_from
-from gradguard.evidence.source import ResolvedSite
-from gradguard.evidence.stores import classes_of
-from gradguard.facts import BackwardFact
-from gradguard.journal import Journal
-from gradguard.rules.incident import Incident
+from gradguard.core.callsite import CallSite
+from gradguard.core.diagnosis import Fix
+from gradguard.analysis.program.bindings import assignments_to, dotted, targets_of
+from gradguard.analysis.history.carried_graphs import Carrier, called_in
+from gradguard.analysis.graph.walk import MAX_NODES, is_accumulate, nodes_from
+from gradguard.analysis.places.source import ResolvedSite
+from gradguard.analysis.live.stores import classes_of
+from gradguard.instrumentation.facts import BackwardFact
+from gradguard.instrumentation.journal import Journal
+from gradguard.analysis.incident import Incident
 from gradguard.rules.lifetime.detaching import detach_fix
-from gradguard.rules.protocol import tell
-from gradguard.torch_internals import node_sequence
+from gradguard.rules import wording
+from gradguard.torch_compat.private_api import node_sequence
 
 _MAKERS = {"zeros", "zeros_like", "new_zeros"}
 
@@ -128,10 +128,10 @@ def learning_kept(fixes: list[Fix], carrier: Carrier, name: str, incident: Incid
 
     Then the state is to begin from there in each step, and it is said what stops learning otherwise.
     """
-    cut_off = tell.parameter_names(_only_behind(incident.root_nodes, 0 if previous is None else previous.seq), incident.names)
+    cut_off = wording.parameter_names(_only_behind(incident.root_nodes, 0 if previous is None else previous.seq), incident.names)
     if not cut_off:
         return fixes
-    shown = tell.listed(cut_off, len(cut_off))
+    shown = wording.listed(cut_off, len(cut_off))
     reset = _reset_method(carrier)
     if reset is not None and not reset.keeps_value:
         first = [fix for fix in fixes if fix.title.startswith(f"call `{reset.name}()`")]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradguard.diagnosis import Fix
-from gradguard.evidence.recompute import node_kind
-from gradguard.evidence.source import ResolvedSite, resolve
-from gradguard.facts import BackwardFact
-from gradguard.journal import Journal
-from gradguard.torch_internals import node_sequence
+from gradguard.core.diagnosis import Fix
+from gradguard.analysis.graph.recompute import node_kind
+from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.instrumentation.facts import BackwardFact
+from gradguard.instrumentation.journal import Journal
+from gradguard.torch_compat.private_api import node_sequence
 
 _INFINITE_AT_0 = {"Sqrt", "LinalgVectorNorm", "Norm"}  # whose derivative divides by their result
 _MOST_NODES = 64

@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from gradguard.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
-from gradguard.evidence.recompute import node_kind
-from gradguard.evidence.values import GraphValues
-from gradguard.rules.incident import Incident
-from gradguard.rules.numerics.optimizers import last_step, made_at, rate
-from gradguard.rules.numerics.origin import Origin
-from gradguard.rules.numerics.places import Places, expression
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
+from gradguard.analysis.graph.recompute import node_kind
+from gradguard.analysis.graph.node_values import GraphValues
+from gradguard.analysis.incident import Incident
+from gradguard.rules.numerics.updating_optimizer import last_step, made_at, rate
+from gradguard.rules.numerics.first_nonfinite import Origin
+from gradguard.rules.numerics.spans import Places, expression
 from gradguard.rules.numerics.ranges import number
-from gradguard.rules.numerics.watching import Numbers
-from gradguard.signals import internal_error
+from gradguard.monitors.numerics import Numbers
+from gradguard.core.foreign_exceptions import internal_error
 
 _RUN = 4  # steps in a row in which the loss grew
 _GROWTH = 1e6  # over such a run
@@ -104,7 +104,7 @@ def diverged(
     fact, optimizer = found
     name = incident.names.optimizer(optimizer)
     made = made_at(incident, optimizer)
-    from gradguard.evidence.source import resolve
+    from gradguard.analysis.places.source import resolve
 
     stepped = resolve(fact.site)
     places = Places(incident, memory, values.nodes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gradguard.evidence.values import Health, plain
+from gradguard.analysis.graph.node_values import Health, plain
 
 
 def number(value: float) -> str:

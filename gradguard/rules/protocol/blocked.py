@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from gradguard.diagnosis import Fix, SourceSpan
-from gradguard.evidence.source import resolve
-from gradguard.rules.contract.dataflow import Spot
-from gradguard.rules.contract.definitions import returns_of
-from gradguard.rules.contract.functions import FunctionView, view_of
-from gradguard.rules.protocol import tell
+from gradguard.core.diagnosis import Fix, SourceSpan
+from gradguard.analysis.places.source import resolve
+from gradguard.analysis.program.provenance import Spot
+from gradguard.analysis.program.definitions import returns_of
+from gradguard.analysis.live.custom_functions import FunctionView, view_of
+from gradguard.rules import wording
 from gradguard.rules.protocol.cut_off import CutOff
-from gradguard.rules.protocol.severed import Blocked
+from gradguard.monitors.cut_paths import Blocked
 
 _NOTHING = CutOff(
     None,
@@ -36,7 +36,7 @@ def blocked(found: list[Blocked]) -> CutOff:
     each, view, spot, name = next(iter(told.values()))
     given = f"`{name}`" if name else "its input"
     at, back = resolve(each.applied), resolve(each.backward)
-    related: list[SourceSpan] = tell.spans(
+    related: list[SourceSpan] = wording.spans(
         None if at is None else at.span(f"`{view.name}` stands between the parameters and the loss here", "carried"),
         None if back is None else back.span("gets no further than that", "backward"),
     )

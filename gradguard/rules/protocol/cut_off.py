@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gradguard.diagnosis import Fix, SourceSpan
-from gradguard.rules.gradient_path import lost_path, patching, words
-from gradguard.rules.gradient_path.origins import Origin
-from gradguard.rules.gradient_path.places import UNNAMED, short
+from gradguard.core.diagnosis import Fix, SourceSpan
+from gradguard.rules.gradient_path import lost_path, patching, wording
+from gradguard.analysis.history.cut_origins import Origin
+from gradguard.analysis.places.sites import UNNAMED, short
 
 _SELECTING = ("topk", "sort", "argsort")
 
@@ -26,15 +26,15 @@ def the_cut(found: list[Origin]) -> CutOff | None:
     if len(found) != 1 or found[0].place is None:
         return None
     culprit, related = lost_path.story(found[0])
-    fix = _weighing(found[0]) or patching.with_patch(words.fix(found[0], UNNAMED), found[0])
-    return CutOff(culprit, related, words.why(found[0], "what it computes"), fix)
+    fix = _weighing(found[0]) or patching.with_patch(wording.fix(found[0], UNNAMED), found[0])
+    return CutOff(culprit, related, wording.why(found[0], "what it computes"), fix)
 
 
 def _weighing(origin: Origin) -> Fix | None:
     """Indices that only select what goes on into the loss: their scores have to go with it."""
     if not (origin.discrete and (origin.output or origin.func in _SELECTING)):
         return None
-    index, scores = words.result_name(origin), short(origin.inner, 32) if origin.inner else "the scores"
+    index, scores = wording.result_name(origin), short(origin.inner, 32) if origin.inner else "the scores"
     chosen = f"`{index}` selects" if index else "is selected"
     return Fix(
         title=f"Weigh what {chosen} with `{scores}` at the same places, so that the loss depends on them",

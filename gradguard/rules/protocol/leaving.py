@@ -10,10 +10,10 @@ import ast
 
 import torch
 
-from gradguard.evidence.source import ResolvedSite, dotted
-from gradguard.rules.gradient_path import origins
-from gradguard.rules.gradient_path.origins import Origin
-from gradguard.rules.incident import Incident
+from gradguard.analysis.places.source import ResolvedSite, dotted
+from gradguard.analysis.history import cut_origins
+from gradguard.analysis.history.cut_origins import Origin
+from gradguard.analysis.incident import Incident
 
 _REPORTS = (
     "print",
@@ -34,7 +34,7 @@ _REPORTS = (
 def left(incident: Incident, parameters: list[torch.Tensor]) -> list[Origin]:
     """The one statement where what all of them stand behind left autograd and was used on; of several none is known to be it."""
     met = incident.memory["ledger"].severed.met(parameters)
-    found = origins.merged(origins.of_cut(incident, cut) for cut in met if cut.kind == "escape" or cut.into_graph)
+    found = cut_origins.merged(cut_origins.of_cut(incident, cut) for cut in met if cut.kind == "escape" or cut.into_graph)
     used = [origin for origin in found if origin.place is not None and not _reported(origin.place)]
     statements = {(origin.place.file, getattr(origin.place.statement, "lineno", 0)) for origin in used if origin.place is not None}
     return used[:1] if len(statements) == 1 else []

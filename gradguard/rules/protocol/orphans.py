@@ -9,17 +9,17 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from gradguard.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.evidence.source import ResolvedSite, assignments_to, at_line, dotted, resolve
-from gradguard.evidence.syntax import Source, load
-from gradguard.rules.incident import Incident
-from gradguard.rules.protocol import tell
-from gradguard.rules.protocol.books import Book
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.analysis.places.source import ResolvedSite, assignments_to, at_line, dotted, resolve
+from gradguard.analysis.program.syntax import Source, load
+from gradguard.analysis.incident import Incident
+from gradguard.rules import wording
+from gradguard.monitors.optimizer_books import Book
 from gradguard.rules.protocol.owners import Owner
 from gradguard.rules.protocol.placed import classes_on_the_way, placing
-from gradguard.rules.protocol.places import function_around, in_tiers, only_one, the_one
-from gradguard.safe_read import is_quiet, modules_in, own_dict, peek
-from gradguard.tensor_refs import TensorRef
+from gradguard.rules.spans import function_around, in_tiers, only_one, the_one
+from gradguard.core.safe_read import is_quiet, modules_in, own_dict, peek
+from gradguard.instrumentation.tensor_refs import TensorRef
 
 CODE, NAME = "GG604", "optimizer-orphaned-parameters"
 
@@ -37,7 +37,7 @@ def without_module(incident: Incident, book: Book) -> list[torch.Tensor]:
 
 def told(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]], gone: list[torch.Tensor]) -> Diagnosis:
     """The diagnosis: the optimizer's parameters are not the model's."""
-    name = tell.optimizer_name(book, incident)
+    name = wording.optimizer_name(book, incident)
     owner = left[0][1]
     still = alive_owner(gone[0])
     if still is not None:
@@ -49,10 +49,10 @@ def told(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]],
     assigned = next(
         (site for ref, site, _ in reversed(incident.memory["ledger"].assignments) if ref() is owner.root or ref() is owner.module), None
     )
-    made = tell.span(book.made, f"`{name}` keeps the parameters that `{model}` had here", "declared")
+    made = wording.span(book.made, f"`{name}` keeps the parameters that `{model}` had here", "declared")
     culprit: SourceSpan | None
     if assigned is not None:
-        culprit = tell.span(assigned, f"replaces the parameters of `{model}`: `{name}` still has the old ones", "culprit")
+        culprit = wording.span(assigned, f"replaces the parameters of `{model}`: `{name}` still has the old ones", "culprit")
         fix = Fix(title=f"Load the model before making `{name}`, or load without `assign=True`", safety="unsafe")
     else:
         culprit = replaced
@@ -74,7 +74,7 @@ def told(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]],
         )
     if culprit is None and made is not None:
         culprit = made.model_copy(update={"role": "culprit"})
-    what = f"`{model}`" if whole else tell.listed(paths, len(paths))
+    what = f"`{model}`" if whole else wording.listed(paths, len(paths))
     return Diagnosis(
         code=CODE,
         name=NAME,
@@ -83,16 +83,16 @@ def told(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]],
         if everything
         else f"`{name}` still has the parameters that were replaced: {what} {'are' if len(paths) > 1 else 'is'} not trained",
         culprit=culprit,
-        related=tell.spans(
+        related=wording.spans(
             None if back is None else back[0].statement_span("a copy, with parameters of its own", "made"),
             made,
-            tell.span(book.step_site, "steps on the old parameters", "context"),
+            wording.span(book.step_site, "steps on the old parameters", "context"),
         ),
-        tensors=tell.facts([leaf for leaf, _ in left], incident.names),
+        tensors=wording.facts([leaf for leaf, _ in left], incident.names),
         explanation=(
             f"{len(gone)} of the {len(book.parameters())} parameters of `{name}` belong to no module any more and get no "
             "gradient, while "
-            f"{tell.listed(paths, len(paths))} {'get' if len(paths) > 1 else 'gets'} gradient and "
+            f"{wording.listed(paths, len(paths))} {'get' if len(paths) > 1 else 'gets'} gradient and "
             f"{'are' if len(paths) > 1 else 'is'} in no optimizer."
         ),
         fixes=[fix],
@@ -101,7 +101,7 @@ def told(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]],
 
 def _another(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]], still: nn.Module) -> Diagnosis:
     """The optimizer's model is there all right, and another one is trained: a copy, in most cases."""
-    name = tell.optimizer_name(book, incident)
+    name = wording.optimizer_name(book, incident)
     owner = left[0][1]
     # GG603 need not tell of the same parameters again
     incident.memory.setdefault("trained elsewhere", {}).update((id(leaf), TensorRef(leaf)) for leaf, _ in left)
@@ -113,17 +113,17 @@ def _another(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owne
     place = the_one(incident, lambda sources: ((source, node) for source in sources for node in _copies(source))) if alike else None
     paths = [each.path for _, each in left]
     culprit = None if place is None else place.statement_span("a copy has parameters of its own, which no optimizer holds", "culprit")
-    made = tell.span(book.made, f"`{name}` was given other parameters here", "declared")
+    made = wording.span(book.made, f"`{name}` was given other parameters here", "declared")
     return Diagnosis(
         code=CODE,
         name=NAME,
         severity="warning",
         headline=f"`{name}` holds the parameters of {theirs}, and what gets gradient is `{model}`: neither is trained",
         culprit=culprit,
-        related=tell.spans(made, tell.span(book.step_site, "steps on parameters without a gradient", "context")),
-        tensors=tell.facts([leaf for leaf, _ in left], incident.names),
+        related=wording.spans(made, wording.span(book.step_site, "steps on parameters without a gradient", "context")),
+        tensors=wording.facts([leaf for leaf, _ in left], incident.names),
         explanation=(
-            f"None of the {len(book.parameters())} parameters of `{name}` gets a gradient, while {tell.listed(paths, len(paths))} "
+            f"None of the {len(book.parameters())} parameters of `{name}` gets a gradient, while {wording.listed(paths, len(paths))} "
             f"{'get' if len(paths) > 1 else 'gets'} gradient and {'are' if len(paths) > 1 else 'is'} in no optimizer. "
             f"{'No gradient leads from a copy back to what it was copied from.' if culprit is not None else ''}"
         ),

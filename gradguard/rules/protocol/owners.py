@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradguard.evidence.names import Names
-from gradguard.safe_read import UNKNOWN, attributes, elements, in_class, named_modules, own_dict, pairs
+from gradguard.analysis.live.names import Names
+from gradguard.core.safe_read import UNKNOWN, attributes, elements, in_class, named_modules, own_dict, pairs
 
 _MOST = 512  # items of one container
 _SHORT = 5  # operations between a parameter and the attribute computed from it

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from gradguard.evidence.source import ResolvedSite, dotted
-from gradguard.evidence.syntax import Source
+from gradguard.analysis.places.source import ResolvedSite, dotted
+from gradguard.analysis.program.syntax import Source
 from gradguard.rules.protocol.owners import Owner
-from gradguard.rules.protocol.places import function_around
-from gradguard.safe_read import store_of
+from gradguard.rules.spans import function_around
+from gradguard.core.safe_read import store_of
 
 _SETTERS = frozenset({"setattr", "add_module", "register_module", "set_submodule"})
 

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from gradguard.diagnosis import Diagnosis, Fix
-from gradguard.evidence.source import dotted
-from gradguard.evidence.syntax import Source
+from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.analysis.places.source import dotted
+from gradguard.analysis.program.syntax import Source
 from gradguard.fixes.edits import replaced
-from gradguard.rules.incident import Incident
-from gradguard.rules.protocol import tell
-from gradguard.rules.protocol.places import function_around, the_one
-from gradguard.rules.protocol.suspicion import Suspicion, few_values, version_of
-from gradguard.tensor_refs import TensorRef
+from gradguard.analysis.incident import Incident
+from gradguard.rules import wording
+from gradguard.rules.spans import function_around, the_one
+from gradguard.monitors.findings import Suspicion, few_values, version_of
+from gradguard.instrumentation.tensor_refs import TensorRef
 
 if TYPE_CHECKING:
-    from gradguard.rules.protocol.ledger import Ledger
+    from gradguard.monitors.gradient_ledger import Ledger
 
 _BACKWARDS = 12  # without any optimizer, after which nothing has changed
 _MOST = 256
@@ -60,9 +60,9 @@ def told(incident: Incident, code: str, name: str) -> Diagnosis | None:
     if place is None or source is None or found is None or not parameters:
         return None
     variable = found.target or "the result"
-    names = tell.parameter_names(parameters, incident.names)
+    names = wording.parameter_names(parameters, incident.names)
     change = _changed_by(source, found)
-    how = f": `{tell.short(change, 50)}`" if change else " in place, under `torch.no_grad()`"
+    how = f": `{wording.short(change, 50)}`" if change else " in place, under `torch.no_grad()`"
     what = f"it binds `{variable}` to a new tensor" if found.target else "it computes a new tensor and drops it"
     label = f"the new tensor is dropped: nothing reads `{variable}`" if found.target else "the new tensor is dropped"
     if any(isinstance(node, ast.Name) and node.id == found.target for node in ast.walk(found.loop.target)):
@@ -78,10 +78,10 @@ def told(incident: Incident, code: str, name: str) -> Diagnosis | None:
         code=code,
         name=name,
         severity="warning",
-        headline=f"`{tell.short(source.flat(found.statement), 60)}` updates nothing: {what}, and the parameters stay as they are",
+        headline=f"`{wording.short(source.flat(found.statement), 60)}` updates nothing: {what}, and the parameters stay as they are",
         culprit=place.statement_span(label, "culprit"),
-        tensors=tell.facts(parameters, incident.names),
-        explanation=f"No optimizer has stepped in this run, and {tell.listed(names, len(parameters))} {have} "
+        tensors=wording.facts(parameters, incident.names),
+        explanation=f"No optimizer has stepped in this run, and {wording.listed(names, len(parameters))} {have} "
         f"not been written in {data['backwards']} backward calls. An assignment to a name does not change the tensor that the "
         "name stood for.",
         fixes=[fix],

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gradguard import gradguard
-from gradguard.diagnosis import Diagnosis
-from gradguard.errors import GradGuardError
+from gradguard.core.diagnosis import Diagnosis
+from gradguard.core.errors import GradGuardError
 
 Said = list[tuple[Diagnosis, str]]
 

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from gradguard import GradGuardError, gradguard
-from gradguard.diagnosis import Diagnosis
+from gradguard.core.diagnosis import Diagnosis
 
 pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="needs gloo")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 
 from gradguard import gradguard
-from gradguard.diagnosis import Diagnosis
-from gradguard.errors import GradGuardError
+from gradguard.core.diagnosis import Diagnosis
+from gradguard.core.errors import GradGuardError
 
 PROGRAMS = Path(__file__).parent / "programs"
 _BUG = re.compile(r"[ \t]*# BUG\b[^\n]*")

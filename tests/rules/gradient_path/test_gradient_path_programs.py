@@ -7,8 +7,8 @@ from pathlib import Path
 import gradient_path_harness as harness
 import pytest
 
-from gradguard.errors import GradGuardError
-from gradguard.reporters.terminal import render_for_error
+from gradguard.core.errors import GradGuardError
+from gradguard.reporting.terminal.render import render_for_error
 
 _UNTRACED_UNKNOWN = {"virtual_step_by_hand"}  # without a trace the write between the two graphs is not found: the call is named
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradguard import gradguard
-from gradguard.errors import GradGuardError
+from gradguard.core.errors import GradGuardError
 
 
 def test_the_detaching_expression_is_marked_exactly_and_can_be_dropped() -> None:

@@ -8,10 +8,10 @@ import pytest
 import torch
 from lifetime_programs import ALL, HEAD
 
-from gradguard.evidence.carried import find_carried_state
-from gradguard.evidence.frames import live_frames
-from gradguard.evidence.names import Names
-from gradguard.journal import current_journal
+from gradguard.analysis.history.carried_graphs import find_carried_state
+from gradguard.analysis.live.frames import live_frames
+from gradguard.analysis.live.names import Names
+from gradguard.instrumentation.journal import current_journal
 from tests.running import Run, applied
 
 SOUND = {

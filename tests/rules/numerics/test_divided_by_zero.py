@@ -8,7 +8,7 @@ import pytest
 from numerics_programs_broken import HEAD
 from test_numerics import check, run
 
-from gradguard.evidence.evaluate import UNKNOWN, Evaluator, of_shape
+from gradguard.analysis.live.tensor_expressions import UNKNOWN, Evaluator, of_shape
 
 _TAIL = """
 net = nn.Linear(4, 1)

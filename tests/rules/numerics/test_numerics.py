@@ -15,9 +15,9 @@ from numerics_programs_broken import BROKEN, HEAD
 from numerics_programs_sound import SOUND
 
 from gradguard import gradguard
-from gradguard.errors import GradGuardError
-from gradguard.journal import current_journal
-from gradguard.torch_internals import storage_key
+from gradguard.core.errors import GradGuardError
+from gradguard.instrumentation.journal import current_journal
+from gradguard.torch_compat.private_api import storage_key
 
 
 @pytest.fixture(autouse=True)

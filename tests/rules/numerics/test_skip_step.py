@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gradguard import gradguard
-from gradguard.errors import ConfigError
+from gradguard.core.errors import ConfigError
 
 MAKERS: dict[str, Any] = {
     "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),

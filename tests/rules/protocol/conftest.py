@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradguard.diagnosis import Diagnosis
-from gradguard.session import current_session
+from gradguard.core.diagnosis import Diagnosis
+from gradguard.runtime.session import current_session
 
 _DRIVER = """
 from gradguard import gradguard

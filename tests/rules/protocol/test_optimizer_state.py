@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gradguard.errors import GradGuardError
+from gradguard.core.errors import GradGuardError
 
 _HEAD = """
 import torch

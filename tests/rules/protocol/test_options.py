@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from gradguard import gradguard
-from gradguard.guard import Guard
-from gradguard.session import current_session
+from gradguard.runtime.guard import Guard
+from gradguard.runtime.session import current_session
 
 Program = Callable[[Guard], None]
 

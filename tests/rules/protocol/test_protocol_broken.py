@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gradguard.diagnosis import Diagnosis
+from gradguard.core.diagnosis import Diagnosis
 from tests.rules.protocol.protocol_programs_broken import BROKEN, source_of
 
 # a partial detach is told by another rule too, and earlier, in traced steps

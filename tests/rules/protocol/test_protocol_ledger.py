@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gradguard import gradguard
-from gradguard.session import current_session
+from gradguard.runtime.session import current_session
 
 
 def _train(net: nn.Module, opt: torch.optim.Optimizer, steps: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gradguard.diagnosis import Diagnosis
+from gradguard.core.diagnosis import Diagnosis
 from tests.rules.protocol.protocol_programs_sound import SOUND, source_of
 
 

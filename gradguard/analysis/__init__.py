@@ -1,0 +1,1 @@
+"""Answers questions about the user's program, its live objects, the graph, a value's history and what ran."""

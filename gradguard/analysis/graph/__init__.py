@@ -1,0 +1,1 @@
+"""The live autograd graph: nodes, saved values, results computed again."""

@@ -1,0 +1,59 @@
+"""The tensors that are alive, found once through the garbage collector; for the time of a diagnosis only."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Collection
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from gradguard.core.safe_read import is_quiet
+from gradguard.core.foreign_exceptions import internal_error
+from gradguard.torch_compat.private_api import node_sequence
+
+
+class Alive:
+    """Every tensor of the process that has a graph, and look-ups by the node that made it."""
+
+    @cached_property
+    def tensors(self) -> list[torch.Tensor]:
+        """Those with a graph node."""
+        return [tensor for tensor, _ in self._made]
+
+    @cached_property
+    def _made(self) -> list[tuple[torch.Tensor, Any]]:
+        kinds: dict[int, bool] = {}
+        found: list[tuple[torch.Tensor, Any]] = []
+        for obj in gc.get_objects():
+            kind = type(obj)  # not isinstance(): proxies and mocks may run code when asked for __class__
+            verdict = kinds.get(id(kind))  # a metaclass may have a hash of its own
+            if verdict is None:
+                verdict = kinds[id(kind)] = issubclass(kind, torch.Tensor) and is_quiet(obj)
+            if verdict:
+                node = node_of(obj)
+                if node is not None:
+                    found.append((obj, node))
+        return found
+
+    def made_by(self, nodes: Collection[Any]) -> list[torch.Tensor]:
+        """The tensors that one of these nodes made."""
+        wanted = set(nodes)
+        return [tensor for tensor, node in self._made if node in wanted]
+
+    def made_at(self, seqs: Collection[int]) -> list[torch.Tensor]:
+        """The tensors whose node has one of these sequence numbers."""
+        return [tensor for tensor, node in self._made if node_sequence(node) in seqs]
+
+    def own(self) -> set[int]:
+        """ids of the containers in here, which refer to every tensor and hold none for the user."""
+        return {id(self.__dict__), id(self.tensors), id(self._made), *(id(entry) for entry in self._made)}
+
+
+def node_of(tensor: torch.Tensor) -> Any:
+    """A tensor's graph node; None for leaves and for tensors that hide it."""
+    try:
+        return tensor.grad_fn
+    except internal_error():
+        return None

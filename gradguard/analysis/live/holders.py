@@ -1,0 +1,208 @@
+"""Who keeps a tensor: the variable, attribute or container through which a value lives on from one step to the next.
+
+Looked up through the garbage collector when a diagnosis is made, so that a value deep inside the user's own objects (a
+distribution in an attribute, a deque in a memory bank) is found as well.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from types import CellType, FrameType, FunctionType, GeneratorType, MemberDescriptorType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+from gradguard.core.callsite import USER_FILES
+from gradguard.analysis.live.frames import FrameView
+from gradguard.core.safe_read import attributes, class_attributes, code_of_member, is_quiet, own_dict, peek
+
+_DEPTH = 6  # tensor <- tuple <- list <- dict <- attribute <- object, at most
+_BREADTH = 24  # referrers followed of one object
+
+
+@dataclass(frozen=True)
+class Holding:
+    """One way a tensor is held.
+
+    Attributes:
+        name: as written by the one who holds it: a variable, `self.bank`, or a module-level name.
+        owner: the object whose attribute it is (None for variables).
+        attribute: the owner's attribute, or the variable's name.
+        frame: the frame whose variable it is, if it is one.
+        through: names of the types of containers and objects between, outermost first: `("deque", "tuple")`.
+        tensor: the tensor itself.
+    """
+
+    name: str
+    attribute: str
+    owner: Any
+    frame: FrameType | None
+    through: tuple[str, ...]
+    tensor: torch.Tensor
+    wrapper: Any = None  # the memoized function, where a cache of functools holds it
+
+    @property
+    def owner_type(self) -> str | None:
+        return None if self.owner is None or isinstance(self.owner, FunctionType) else type(self.owner).__name__
+
+
+def holdings(tensor: torch.Tensor, frames: Sequence[FrameView], ignore: Collection[int] = ()) -> list[Holding]:
+    """How this tensor is held by the user's program: variables of the given frames first, then attributes, then the rest.
+
+    Args:
+        ignore: ids of objects of gradguard's own that hold it, too.
+    """
+    views = {id(view.frame): view for view in frames}
+    scopes = {view.scope for view in frames}
+    found: list[Holding] = []
+    seen = {id(tensor), id(frames), *ignore}
+    level = [_Step(tensor, (), None)]
+    for _ in range(_DEPTH):
+        following: list[_Step] = []
+        for step in level:
+            for holding in _variables(step, tensor, frames):
+                if not any((holding.name, holding.frame) == (known.name, known.frame) and holding.owner is known.owner for known in found):
+                    found.append(holding)
+        for referrer, step in _referrers(level, seen):
+            here = _attributes(referrer, step, tensor, scopes)
+            found.extend(here)
+            if isinstance(referrer, FrameType):
+                if id(referrer) not in views and USER_FILES[referrer.f_code.co_filename]:
+                    found.extend(_in_frame(referrer, step, tensor))
+            elif isinstance(referrer, GeneratorType):
+                if referrer.gi_frame is not None and id(referrer.gi_frame) not in views:
+                    found.extend(_in_frame(referrer.gi_frame, step, tensor))
+            elif not here and not isinstance(referrer, (ModuleType, type, FunctionType)) and id(referrer) not in scopes:
+                # a library's object: look further, its dict is no container
+                through = step.through[1:] if own_dict(referrer) is step.obj else step.through
+                following.append(_Step(referrer, (type(referrer).__name__, *through), step.obj))
+        if found:
+            near = [obj for step in level for obj in (step.obj, step.inner)]  # a method's wrapper stands in its class's dict
+            wrappers = [obj for obj in near if "lru_cache" in type(obj).__name__]
+            return [replace(holding, wrapper=wrappers[0]) for holding in found] if wrappers else found
+        level = following  # the nearest holders name it best: further ones are looked for only where there are none
+    return found
+
+
+class _Step(NamedTuple):
+    """An object on the way from the tensor to who holds it."""
+
+    obj: Any
+    through: tuple[str, ...]
+    inner: Any  # what it holds in turn
+
+
+def _referrers(level: Sequence[_Step], seen: set[int]) -> Iterator[tuple[Any, _Step]]:
+    """What refers to the objects of one level, with the object it refers to; one pass over the heap for all of them."""
+    steps = {id(step.obj): step for step in level}
+    count = 0
+    for referrer in gc.get_referrers(*(step.obj for step in level)) if level else ():
+        if id(referrer) in seen or referrer is level or referrer is steps or not is_quiet(referrer) or _is_own(referrer):
+            continue
+        seen.add(id(referrer))
+        count += 1
+        if count > _BREADTH * max(1, len(level)):
+            return
+        held = {id(obj) for obj in gc.get_referents(referrer)}
+        for key, step in steps.items():
+            if key in held:
+                yield referrer, step
+
+
+def _is_own(obj: Any) -> bool:
+    """Lists, frames and generators of this very search."""
+    if isinstance(obj, FrameType):
+        return not USER_FILES[obj.f_code.co_filename]
+    if isinstance(obj, GeneratorType):
+        return not USER_FILES[obj.gi_code.co_filename]
+    kind = type(obj)
+    return kind.__module__.startswith("gradguard.") or kind.__name__ in ("list_iterator", "SavedTensor")
+
+
+def _variables(step: _Step, tensor: torch.Tensor, frames: Sequence[FrameView]) -> Iterator[Holding]:
+    for view in frames:
+        if not view.is_user:
+            continue
+        for name, value in view.locals.items():
+            if value is step.obj and not name.startswith("__"):
+                yield Holding(name, name, None, view.frame, step.through, tensor)
+
+
+def _in_frame(frame: FrameType, step: _Step, tensor: torch.Tensor) -> list[Holding]:
+    return [Holding(name, name, None, frame, step.through, tensor) for name, value in FrameView(frame).locals.items() if value is step.obj]
+
+
+def _attributes(referrer: Any, step: _Step, tensor: torch.Tensor, scopes: set[int]) -> list[Holding]:
+    """What a referrer makes of it: an attribute of an instance or class, a module-level variable, a closure's variable."""
+    obj, through = step.obj, step.through
+    if isinstance(referrer, dict):
+        if id(referrer) in scopes or ("__name__" in referrer and "__builtins__" in referrer):
+            names = [key for key, value in list(dict.items(referrer)) if value is obj and type(key) is str and not key.startswith("__")]
+            return [Holding(name, name, None, None, through, tensor) for name in names]
+        return []  # an instance's own dict, or a container: who refers to it tells, one step on
+    if isinstance(referrer, type):
+        if isinstance(obj, dict) and _is_users(referrer):
+            names = [key for key, value in list(dict.items(obj)) if value is step.inner]
+            return [Holding(f"{referrer.__name__}.{name}", name, referrer, None, through[1:], tensor) for name in names]
+        return []
+    if isinstance(referrer, FunctionType):
+        return _of_function(referrer, step, tensor)
+    if isinstance(referrer, CellType):
+        return _in_closure(referrer, through, tensor)
+    if isinstance(referrer, (list, tuple, set, frozenset, FrameType, MethodType, torch.Tensor)):
+        return []
+    held = own_dict(referrer)
+    if held is not None:
+        if held is obj:
+            return _of_instance(referrer, held, step.inner, through[1:], tensor)
+        return _of_instance(referrer, held, obj, through, tensor)
+    slots = [name for kind in type(referrer).__mro__ for name, slot in vars(kind).items() if isinstance(slot, MemberDescriptorType)]
+    return [Holding(f"self.{name}", name, referrer, None, through, tensor) for name in slots if peek(referrer, name) is obj]
+
+
+def _of_function(function: FunctionType, step: _Step, tensor: torch.Tensor) -> list[Holding]:
+    """An attribute of a function of the user's, as decorators keep them: by the name that its own code has for it."""
+    kept, written = vars(function), function.__code__.co_name
+    if kept is not step.obj or not USER_FILES[function.__code__.co_filename]:
+        return []
+    names = [name for name, value in kept.items() if value is step.inner]
+    return [Holding(f"{written}.{name}", name, function, None, step.through[1:], tensor) for name in names]
+
+
+def _in_closure(cell: CellType, through: tuple[str, ...], tensor: torch.Tensor) -> list[Holding]:
+    for closure in gc.get_referrers(cell):
+        if isinstance(closure, tuple):
+            for function in gc.get_referrers(closure):
+                if isinstance(function, FunctionType) and function.__closure__ is closure:
+                    names = [name for name, other in zip(function.__code__.co_freevars, closure, strict=False) if other is cell]
+                    return [Holding(name, name, None, None, through, tensor) for name in names]
+    return []
+
+
+def _of_instance(owner: Any, held: dict[str, Any], obj: Any, through: tuple[str, ...], tensor: torch.Tensor) -> list[Holding]:
+    """An attribute of the user's object; an object of a library's is itself looked for in turn."""
+    names = [name for name, value in list(dict.items(held)) if value is obj and type(name) is str]
+    if not names or not _is_users(owner):
+        return []
+    kind = owner.__name__ if isinstance(owner, (type, ModuleType)) else "self"
+    if names in (["_buffers"], ["_parameters"]) and isinstance(obj, dict):
+        names = [key for key, value in dict.items(obj) if value is tensor]
+        through = through[1:]
+    return [Holding(f"{kind}.{name}", name, owner, None, through, tensor) for name in names]
+
+
+def _is_users(owner: Any) -> bool:
+    """Whether the object is of a class (or is a class or module) that the user wrote."""
+    if isinstance(owner, ModuleType):
+        file = attributes(owner).get("__file__")
+        return file is None or USER_FILES[file]
+    kind = owner if isinstance(owner, type) else type(owner)
+    for member in class_attributes(kind).values():
+        code = code_of_member(member)
+        if code is not None and not code.co_filename.startswith("<"):
+            return USER_FILES[code.co_filename]
+    file = attributes(sys.modules.get(kind.__module__)).get("__file__")
+    return kind.__module__ == "__main__" if file is None else USER_FILES[file]

@@ -1,0 +1,1 @@
+"""From call sites to source: file, line, columns, expression."""

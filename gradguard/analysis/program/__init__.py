@@ -1,0 +1,1 @@
+"""The user's source: names, definitions, calls and blocks."""

@@ -1,0 +1,334 @@
+"""Where a value was made: follows an expression back through names, parameters, attributes, returns and loops.
+
+Works on source, helped by the live variables of the frames around the incident. It stops where it is no longer sure; the
+last spot of a trace is the farthest place that is known to be on the value's way.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from gradguard.core.diagnosis import Role, SourceSpan
+from gradguard.analysis.places.source import assignments_to, dotted
+from gradguard.analysis.program.syntax import FUNCTIONS, range_of
+from gradguard.analysis.program.definitions import ANY, Path, bound_value, definition, returns_of
+from gradguard.analysis.program.scopes import Scope, callee_scope, class_scopes, code_of, function_scope, loading_scope
+from gradguard.core.safe_read import UNKNOWN, in_class, peek
+
+Judge = Callable[[Any], "bool | None"]  # of a live value: is it (part of) what is looked for?
+Maker = Callable[[ast.expr, Scope], "bool | None"]  # of an expression: does it make such a thing by itself?
+
+_DEPTH = 24
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A place on the value's way: an expression in a scope, and the name its value was given there."""
+
+    scope: Scope
+    node: ast.expr | ast.stmt
+    name: str | None = None
+
+    @property
+    def line(self) -> int:
+        return self.node.lineno
+
+    @property
+    def file(self) -> str:
+        return self.scope.source.filename
+
+    @property
+    def statement(self) -> ast.stmt | None:
+        return self.scope.source.statement(self.node)
+
+    @property
+    def text(self) -> str:
+        return self.scope.source.flat(self.node)
+
+    def span(self, label: str | None = None, role: Role = "context") -> SourceSpan:
+        place = range_of(self.node) or (self.node.lineno, 0, self.node.lineno, 0)
+        return self.scope.source.span(place, label, role, self.scope.source.qualname_around(self.node))
+
+
+@dataclass
+class Trace:
+    """The way back from a use: `spots` from the use to the origin; `certain` when the origin evidently made the value."""
+
+    spots: list[Spot] = field(default_factory=list)
+    certain: bool = False
+
+    @property
+    def origin(self) -> Spot | None:
+        return self.spots[-1] if self.spots else None
+
+    @property
+    def names(self) -> list[str]:
+        """The names the value had on its way, in that order."""
+        return list(dict.fromkeys(spot.name for spot in self.spots if spot.name))
+
+
+def trace(scope: Scope, expr: ast.expr, judge: Judge, maker: Maker, path: Path = ()) -> Trace:
+    """Follows `expr` (or the item of it that the path names) back to where its value was made."""
+    return _Tracer(judge, maker).follow(scope, expr, path, 0)
+
+
+class _Tracer:
+    def __init__(self, judge: Judge, maker: Maker) -> None:
+        self.judge = judge
+        self.maker = maker
+        self.seen: set[tuple[int, int, Path]] = set()
+
+    def follow(self, scope: Scope, expr: ast.expr, path: Path, depth: int) -> Trace:
+        key = (id(scope.tree), id(expr), path)
+        if depth > _DEPTH or key in self.seen:
+            return Trace()
+        self.seen.add(key)
+        if not path and self.judge(scope.evaluate(expr)) is False:
+            return Trace()
+        if isinstance(expr, (ast.Tuple, ast.List)):
+            return self._items(scope, expr, path, depth)
+        loaded = self._loaded(scope, expr, path, depth) if path[:1] == (ANY,) and isinstance(expr, (ast.Name, ast.Attribute)) else None
+        if loaded is not None:
+            return loaded
+        if isinstance(expr, ast.Name):
+            return self._name(scope, expr, path, depth)
+        if isinstance(expr, ast.Attribute):
+            return self._attribute(scope, expr, path, depth)
+        if isinstance(expr, ast.Call):
+            return self._call(scope, expr, path, depth)
+        if isinstance(expr, (ast.ListComp, ast.GeneratorExp)):
+            return self.follow(scope, expr.elt, path[1:] if path else (), depth + 1) if path else self._here(scope, expr)
+        if isinstance(expr, ast.Subscript):
+            inner = (expr.slice.value, *path) if isinstance(expr.slice, ast.Constant) and isinstance(expr.slice.value, int) else path
+            value = scope.evaluate(expr.value)
+            return self.follow(scope, expr.value, path if isinstance(value, torch.Tensor) else inner, depth + 1)
+        if isinstance(expr, ast.NamedExpr):
+            return self.follow(scope, expr.value, path, depth + 1)
+        if isinstance(expr, ast.IfExp):
+            return self._first(scope, [expr.body, expr.orelse], path, depth) or self._here(scope, expr)
+        if isinstance(expr, ast.Starred):
+            return self.follow(scope, expr.value, (ANY, *path), depth + 1)
+        return self._operation(scope, expr, depth)
+
+    def _here(self, scope: Scope, expr: ast.expr, certain: bool = False) -> Trace:
+        return Trace([Spot(scope, expr)], certain)
+
+    def _first(self, scope: Scope, exprs: list[ast.expr], path: Path, depth: int) -> Trace | None:
+        traces = [self.follow(scope, expr, path, depth + 1) for expr in exprs]
+        return next((t for t in traces if t.certain), None) or next((t for t in traces if t.spots), None)
+
+    def _items(self, scope: Scope, expr: ast.Tuple | ast.List, path: Path, depth: int) -> Trace:
+        if path and path[0] >= 0 and path[0] < len(expr.elts) and not any(isinstance(e, ast.Starred) for e in expr.elts[: path[0] + 1]):
+            return self.follow(scope, expr.elts[path[0]], path[1:], depth + 1)
+        return self._first(scope, list(expr.elts), path[1:], depth) or Trace()
+
+    def _bound(self, scope: Scope, statement: ast.stmt, name: str, path: Path, depth: int) -> Trace:
+        if isinstance(statement, ast.AugAssign):
+            earlier = definition(scope, name, statement)
+            if self.maker(statement.value, scope) is not True and earlier is not None and earlier is not statement:
+                return self._bound(scope, earlier, name, path, depth + 1)
+            return Trace([Spot(scope, statement, name)], False)
+        bound = bound_value(statement, name)
+        if bound is None:
+            return Trace()
+        value, inner = bound
+        further = self.follow(scope, value, (*inner, *path), depth + 1)
+        if not further.spots:
+            further = Trace([Spot(scope, value, name)], self.maker(value, scope) is True)
+        first = further.spots[0]
+        if first.scope is scope and first.statement is statement and first.name is None:
+            return Trace([Spot(scope, first.node, name), *further.spots[1:]], further.certain)
+        return Trace([Spot(scope, value, name), *further.spots], further.certain)
+
+    def _name(self, scope: Scope, expr: ast.Name, path: Path, depth: int) -> Trace:
+        statement = definition(scope, expr.id, expr)
+        if statement is not None:
+            found = self._bound(scope, statement, expr.id, path, depth)
+            grown = self._appended(scope, expr.id, path, depth) if path else None
+            return grown if grown is not None and not found.certain else found
+        given = scope.argument(expr.id)
+        if given is not None:
+            found = self.follow(given[0], given[1], path, depth + 1)
+            return Trace([Spot(scope, expr, expr.id), *found.spots], found.certain) if found.spots else found
+        if isinstance(scope.tree, FUNCTIONS) and expr.id in scope.parameters():
+            return Trace()
+        outer = self._outer(scope)
+        if outer is None:
+            return Trace()
+        found_outer = assignments_to(outer.tree, expr.id)
+        return self._bound(outer, found_outer[-1], expr.id, path, depth) if found_outer else Trace()
+
+    def _appended(self, scope: Scope, name: str, path: Path, depth: int) -> Trace | None:
+        """What was put into a list: `name.append(value)`."""
+        for node in ast.walk(scope.tree):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr == "append"
+                and dotted(node.func.value) == name
+            ):
+                found = self.follow(scope, node.args[0], path[1:], depth + 1) if node.args else Trace()
+                if found.spots:
+                    return found
+        return None
+
+    def _loaded(self, scope: Scope, expr: ast.Name | ast.Attribute, path: Path, depth: int) -> Trace | None:
+        """An item of a loader or a dataset that is there to be looked at: what its methods return, with its attributes at hand."""
+        inner = loading_scope(scope.evaluate(expr))
+        found = None if inner is None else self._first(inner, returns_of(inner)[::-1], path[1:], depth)
+        return Trace([Spot(scope, expr, dotted(expr)), *found.spots], True) if found is not None and found.certain else None
+
+    def _outer(self, scope: Scope) -> Scope | None:
+        for above in scope.source.ancestors(scope.tree):
+            if isinstance(above, (*FUNCTIONS, ast.Module)):
+                if isinstance(above, ast.Module) and above is not scope.tree:
+                    return Scope(scope.source, above, scope.globals, scope.globals)
+                return Scope(scope.source, above, {}, scope.globals)
+        return None
+
+    def _attribute(self, scope: Scope, expr: ast.Attribute, path: Path, depth: int) -> Trace:
+        made = self.maker(expr, scope)
+        if made:
+            return self._here(scope, expr, True)
+        owner = scope.evaluate(expr.value)
+        if owner is UNKNOWN or isinstance(owner, torch.Tensor):
+            return (
+                self.follow(scope, expr.value, path, depth + 1)
+                if isinstance(owner, torch.Tensor) or not dotted(expr)
+                else self._here(scope, expr)
+            )
+        for spot in stores_of(owner, expr.attr):
+            statement = spot.statement
+            if statement is not None:
+                found = self._bound(spot.scope, statement, spot.name, path, depth) if spot.name else self._stored(spot, path, depth)
+                if found.spots:
+                    return Trace([Spot(scope, expr, dotted(expr)), *found.spots], found.certain)
+        return self._here(scope, expr)
+
+    def _stored(self, spot: Spot, path: Path, depth: int) -> Trace:
+        assert isinstance(spot.node, ast.expr)
+        return self.follow(spot.scope, spot.node, path, depth + 1)
+
+    def _call(self, scope: Scope, call: ast.Call, path: Path, depth: int) -> Trace:
+        name = call.func.id if isinstance(call.func, ast.Name) else call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        if path[:1] == (ANY,):
+            if name == "enumerate" and call.args:
+                return self.follow(scope, call.args[0], (ANY, *path[2:]), depth + 1) if path[1:2] == (1,) else Trace()
+            if name == "zip" and len(path) > 1 and 0 <= path[1] < len(call.args):
+                return self.follow(scope, call.args[path[1]], (ANY, *path[2:]), depth + 1)
+            if (
+                name in ("tqdm", "list", "tuple", "iter", "reversed", "sorted", "next", "trange", "DataLoader", "islice", "cycle", "Subset")
+                and call.args
+            ):
+                return self.follow(scope, call.args[0], path, depth + 1)
+            if name == "random_split" and call.args:
+                return self.follow(scope, call.args[0], path[1:], depth + 1)
+            if name == "TensorDataset" and len(path) > 1 and 0 <= path[1] < len(call.args):
+                return self.follow(scope, call.args[path[1]], path[2:], depth + 1)
+            if name == "DataLoader":
+                given = next((k.value for k in call.keywords if k.arg == "dataset"), None)
+                if given is not None:
+                    return self.follow(scope, given, path, depth + 1)
+            value = scope.evaluate(call.func)
+            if isinstance(value, type):
+                code, _, names = code_of(peek(value, "__getitem__"))
+                code, _, names = (code, _, names) if code is not None else code_of(peek(value, "__iter__"))
+                inner = None if code is None else function_scope(code, UNKNOWN, names)
+                if inner is not None:
+                    return self._first(inner, returns_of(inner)[::-1], path[1:], depth) or Trace()
+        elif name == "next" and call.args:
+            return self.follow(scope, call.args[0], (ANY, *path), depth + 1)
+        inner = callee_scope(scope, call)
+        if inner is not None:
+            results = returns_of(inner)
+            generator = any(isinstance(n, (ast.Yield, ast.YieldFrom)) for n in ast.walk(inner.tree))
+            found = self._first(inner, results[::-1], path[1:] if generator and path else path, depth)
+            return Trace([Spot(scope, call), *found.spots], found.certain) if found is not None else self._here(scope, call)
+        return self._operation(scope, call, depth)
+
+    def _operation(self, scope: Scope, expr: ast.expr, depth: int) -> Trace:
+        """A library's call or an operator: it made the value, or handed an operand's on."""
+        made = self.maker(expr, scope)
+        if made:
+            return self._here(scope, expr, True)
+        operands = list(operands_of(expr, scope))
+        live = [(operand, self.judge(scope.evaluate(operand))) for operand in operands]
+        for operand, verdict in live:
+            if verdict:
+                found = self.follow(scope, operand, (), depth + 1)
+                return found if found.spots else self._here(scope, operand)
+        if made is False:
+            return Trace()
+        for operand, verdict in live:
+            if verdict is None:
+                found = self.follow(scope, operand, (), depth + 1)
+                if found.certain:
+                    first = found.spots[0]
+                    return found if first.statement is scope.source.statement(expr) else Trace([Spot(scope, expr), *found.spots], True)
+        return self._here(scope, expr)
+
+
+def operands_of(expr: ast.expr, scope: Scope) -> Iterator[ast.expr]:
+    """The expressions whose values an operation works on: receiver and arguments of a call, both sides of an operator."""
+    if isinstance(expr, ast.Call):
+        if isinstance(expr.func, ast.Attribute) and _is_data(scope, expr.func.value):
+            yield expr.func.value
+        for argument in expr.args:
+            if isinstance(argument, (ast.Tuple, ast.List)):
+                yield from argument.elts
+            else:
+                yield argument
+        for keyword in expr.keywords:
+            if keyword.arg not in ("dtype", "device", "out"):
+                yield keyword.value
+    elif isinstance(expr, ast.BinOp):
+        yield from (expr.left, expr.right)
+    elif isinstance(expr, ast.UnaryOp):
+        yield expr.operand
+    elif isinstance(expr, ast.Compare):
+        yield from (expr.left, *expr.comparators)
+    elif isinstance(expr, ast.BoolOp):
+        yield from expr.values
+
+
+def _is_data(scope: Scope, node: ast.expr) -> bool:
+    """Whether a method's receiver is worked on: not an imported module, nor an object whose method or submodule is called."""
+    name = dotted(node)
+    if name is not None and name.partition(".")[0] in scope.source.imports:
+        return isinstance(scope.evaluate(node), torch.Tensor)
+    value = scope.evaluate(node)
+    if value is UNKNOWN:
+        return name not in ("self", "cls", "ctx")
+    return in_class(type(value), "dtype") is not UNKNOWN
+
+
+def stores_of(owner: Any, attribute: str) -> list[Spot]:
+    """The assignments `self.attribute = ...` in the methods of an object's class, those of a value first."""
+    found: list[Spot] = []
+    for scope in class_scopes(owner):
+        parameters = scope.parameters()
+        if not parameters:
+            continue
+        name = f"{parameters[0]}.{attribute}"
+        for statement in assignments_to(scope.tree, name):
+            bound = bound_value(statement, name)
+            if bound is not None:
+                found.append(Spot(scope, bound[0], name))
+            elif isinstance(statement, ast.AugAssign):
+                found.append(Spot(scope, statement, name))
+        for node in ast.walk(scope.tree):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr == "register_buffer"
+                and len(node.args) > 1
+            ):
+                key = node.args[0]
+                if isinstance(key, ast.Constant) and key.value == attribute:
+                    found.append(Spot(scope, node.args[1], None))
+    return sorted(found, key=lambda spot: isinstance(spot.node, ast.Constant))

@@ -1,0 +1,185 @@
+"""The `gradguard` command: run, explain, rules, demo, config."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gradguard.cli.config_command import app as config_commands
+from gradguard.core.errors import ConfigError, UnknownRuleError
+
+if TYPE_CHECKING:
+    from gradguard.rules.base import Rule
+
+app = typer.Typer(
+    name="gradguard",
+    help="Training-loop guard for PyTorch: names the line that is the bug.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(config_commands, name="config")
+
+# The program that `run` was asked for. It is started after the command line's own frames and handlers are gone.
+_to_run: list[Callable[[], None]] = []
+
+
+class Level(str, Enum):
+    """How closely to look; see `gradguard config show`."""
+
+    off = "off"
+    watch = "watch"
+    standard = "standard"
+    strict = "strict"
+    forensic = "forensic"
+
+
+class Format(str, Enum):
+    """How `gradguard rules` prints."""
+
+    text = "text"
+    markdown = "markdown"
+    json = "json"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of `gradguard` and `python -m gradguard`; never returns normally, except after a program that ended so."""
+    command = typer.main.get_command(app)
+    try:
+        command.main(args=arguments, prog_name="gradguard")
+    except SystemExit:
+        if not _to_run:
+            raise
+    _to_run.pop()()
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(f"gradguard {version('gradguard')}")
+        except PackageNotFoundError:
+            print("gradguard (not installed)")
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and stop.")] = False,
+) -> None:
+    pass
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    target: Annotated[str, typer.Argument(metavar="SCRIPT|MODULE", help="The program; a folder or zip file with __main__.py, or - too.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Handed to the program as they are.")] = None,
+    module: Annotated[bool, typer.Option("-m", help="The target is a module's name, as in `python -m`.")] = False,
+    level: Annotated[Level | None, typer.Option(help="How closely to look.", show_default="standard, or as configured")] = None,
+    report: Annotated[Path | None, typer.Option(metavar="FILE.jsonl", help="Write one JSON object a diagnosis.")] = None,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="A YAML file of settings.")] = None,
+    no_color: Annotated[bool, typer.Option("--no-color", help="Plain text, on a terminal too.")] = False,
+    summary: Annotated[bool, typer.Option("--summary", help="Print what the run did when it ends.")] = False,
+) -> None:
+    """Run an unmodified program under the guard, as python runs it."""
+    if report is not None:
+        report = _checked_report(report)
+    if config is not None and not config.is_file():
+        raise typer.BadParameter(f"no such file: {config}", param_hint="--config")
+
+    def start() -> None:
+        from gradguard.cli.script import run_program
+
+        run_program(target, arguments or [], make_guard, as_module=module, color=False if no_color else None)
+
+    def make_guard() -> AbstractContextManager[Any]:
+        from gradguard.core import ranks
+        from gradguard.runtime.guard import gradguard
+        from gradguard.reporting.jsonl import begin_anew
+        from gradguard.config.settings import load_settings
+
+        settings = load_settings(
+            level=level.value if level else None,
+            config=config,
+            report=report,
+            color="never" if no_color else None,
+            summary=summary or None,
+        )
+        if report is not None and ranks.begins_the_launch():
+            begin_anew(report)
+        guard = gradguard(settings=settings)
+        guard.launched = True
+        return guard
+
+    _to_run.append(start)
+
+
+def _checked_report(path: Path) -> Path:
+    """The report's absolute path (the program may change directory); nothing is written before the program is ready to start."""
+    from gradguard.reporting.jsonl import refuse_other_files
+
+    path = Path(os.path.abspath(path))
+    try:
+        refuse_other_files(path)
+    except ConfigError as error:
+        raise typer.BadParameter(str(error), param_hint="--report") from None
+    needed = [path, path.parent] if path.is_file() else [path] if path.exists() else [path.parent]
+    if not all(os.access(each, os.W_OK) for each in needed):
+        raise typer.BadParameter(f"cannot write {path}", param_hint="--report")
+    return path
+
+
+@app.command()
+def explain(rule: Annotated[str, typer.Argument(help="A rule's code or name, such as GG101; or a family, such as GG1.")]) -> None:
+    """Explain a rule: what it is, why it is wrong, what to write instead."""
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    from gradguard.cli.rule_pages import as_text, page
+
+    found = _rules(rule)
+    if len(found) > 1:
+        print(as_text(found))
+        return
+    console = Console()
+    console.print(Markdown(page(found[0])))
+
+
+@app.command()
+def rules(
+    family: Annotated[str | None, typer.Option(help="Only these, such as GG1.")] = None,
+    format: Annotated[Format, typer.Option(help="markdown is what docs/rules.md holds.")] = Format.text,
+) -> None:
+    """List the rules."""
+    from gradguard.cli.rule_pages import as_json, as_markdown, as_text
+    from gradguard.rules.registry import all_rules
+
+    chosen = _rules(family) if family else all_rules()
+    write = {Format.text: as_text, Format.markdown: as_markdown, Format.json: as_json}[format]
+    print(write(chosen))
+
+
+def _rules(selector: str) -> tuple[Rule, ...]:
+    from gradguard.rules.registry import find_rules
+
+    try:
+        return find_rules(selector)
+    except UnknownRuleError as error:
+        print(f"gradguard: {error}", file=sys.stderr)
+        raise typer.Exit(2) from None
+
+
+@app.command()
+def demo() -> None:
+    """Run a small training loop with a real bug, then the repaired one."""
+    from gradguard.cli.demo import show
+
+    raise typer.Exit(show())

@@ -1,0 +1,1 @@
+"""Settings: levels, files, their sources, what a diagnosis does, what is silenced."""

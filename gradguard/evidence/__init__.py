@@ -1,1 +1,0 @@
-"""Evidence: what rules read facts into: the live graph, names, source."""

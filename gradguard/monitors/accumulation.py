@@ -1,0 +1,58 @@
+"""Gradient accumulation: whether one line's mean losses are summed without a scale."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gradguard.monitors.findings import Suspicion
+from gradguard.core.foreign_exceptions import internal_error
+
+if TYPE_CHECKING:
+    from gradguard.monitors.optimizer_books import Book, Part
+    from gradguard.monitors.gradient_ledger import Ledger
+
+_MEANS = (
+    "MeanBackward",
+    "MseLossBackward",
+    "NllLoss",
+    "BinaryCrossEntropy",
+    "L1LossBackward",
+    "SmoothL1LossBackward",
+    "HuberLossBackward",
+    "SoftMarginLossBackward",
+)
+_ENOUGH = 3  # steps
+
+
+def is_plain_mean(node: Any) -> bool:
+    """Whether a loss is a mean over the batch with nothing multiplied to it."""
+    try:
+        name = str(node.name())
+        if not name.startswith(_MEANS):
+            return False
+        reduction = getattr(node, "_saved_reduction", 1)
+        return bool(reduction == 1)
+    except internal_error():
+        return False
+
+
+def scale_facts(book: Book, part: Part, roots: tuple[Any, ...]) -> None:
+    """The second and further backward calls of one step."""
+    first = book.slots[0] if book.slots else None
+    earlier = next((slot.parts[0] for slot in book.active if len(slot.parts) > 1), None)
+    if first is None or earlier is None or len(roots) != 1:
+        return
+    if earlier.call.stack == part.call.stack and is_plain_mean(getattr(roots[0], "grad_fn", None)):
+        book.same_line += 1
+
+
+def accumulated(ledger: Ledger, book: Book) -> None:
+    """A step used several backward calls."""
+    if book.same_line and book.same_line == book.filled_since_step - 1:
+        counts = book.gathered.setdefault("accumulated", [])
+        counts.append(book.filled_since_step)
+        if len(counts) == _ENOUGH and len(set(counts)) == 1:
+            ledger.found.append(Suspicion("GG616", book, {"times": counts[0]}))
+        del counts[:-_ENOUGH]
+    else:
+        book.gathered.pop("accumulated", None)

@@ -1,0 +1,86 @@
+"""The ledger between two windows in which gradients are followed: it only counts, and can look away for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from gradguard.core.callsite import CallSite
+from gradguard.instrumentation.event_buffer import Where
+from gradguard.monitors import moving_frozen
+from gradguard.monitors.retained_graphs import RAREST, tag_due
+from gradguard.monitors.surveys import SURVEYS
+
+if TYPE_CHECKING:
+    from gradguard.monitors.optimizer_books import Book
+    from gradguard.monitors.gradient_ledger import Ledger
+
+_FAR = 1_000_000
+_RATES = 8  # steps between two looks at a learning rate
+
+
+def ahead(ledger: Ledger) -> tuple[int, int]:
+    """Optimizer steps and backward calls that can go by from here without a look at any tensor; none while anything is watched."""
+    if not ledger.asleep or ledger.ended or ledger.found or ledger.census_until or ledger.recorder is not None or ledger.scaling.on:
+        return 0, 0
+    if ledger.modes.watching is not None or any(book.frozen for book in ledger.books.values()):
+        return 0, 0
+    steps = ledger.turn_at - ledger.steps
+    if ledger.survey.again > ledger.steps:
+        steps = min(steps, ledger.survey.again - ledger.steps)
+    for book in ledger.books.values():
+        steps = min(steps, min((survey - book.steps for survey in SURVEYS if survey > book.steps), default=_FAR))
+    tag = next((count for count in range(1, RAREST + 1) if tag_due(ledger.backwards + count)), _FAR)
+    return steps - 1, min(ledger.survey.next_at - ledger.backwards, tag) - 1
+
+
+def step(ledger: Ledger, optimizer: Any, site: CallSite | None) -> bool:
+    """Counts an optimizer's step; whether rules have to be asked."""
+    ledger.steps += 1
+    book = ledger.books.get(id(optimizer)) or ledger.book_of(optimizer)
+    book.steps += 1
+    if not book.steps % _RATES:
+        book.step_site = site
+        book.rates.look(ledger, book, optimizer, _RATES)
+    if book.frozen:
+        moving_frozen.look(ledger, book)
+    if book.steps in SURVEYS or ledger.steps == ledger.survey.again:
+        ledger.survey.after_step(book)
+    if ledger.modes.watching is not None:
+        ledger.modes.after_step(book)
+    if ledger.recorder is not None:
+        ledger.recorder.after_step(book)
+    if ledger.steps >= ledger.turn_at:
+        ledger.wake()
+        book.step_site = site
+    return bool(ledger.found or ledger.ended or ledger.census_until)
+
+
+def coasted(ledger: Ledger, key: int, optimizer: Any, where: Where, rate: Any) -> None:
+    """Counts a step that went by unseen: by then nothing was due.
+
+    Args:
+        key: the optimizer's id.
+        optimizer: None where it has died since, which has settled its book.
+        rate: its learning rate when it stepped.
+    """
+    ledger.steps += 1
+    book = ledger.books.get(key)
+    if book is None or optimizer is None or book.ref() is not optimizer:
+        return
+    book.steps += 1
+    if not book.steps % _RATES:
+        book.step_site = None if where[0] is None else CallSite(where[0], where[1])
+        book.rates.look(ledger, book, optimizer, _RATES, rate)
+
+
+def gone(book: Book, rates: Iterable[Any]) -> None:
+    """The optimizer dies with steps that went by unseen.
+
+    Args:
+        rates: its learning rate at each of them.
+    """
+    for rate in rates:
+        book.steps += 1
+        if not book.steps % _RATES:
+            book.rates.passed(rate, _RATES)

@@ -1,0 +1,87 @@
+"""Whether the graphs of old steps live on.
+
+Now and then a backward call hangs a small object on some nodes of its graph (`Node.metadata`, official) and keeps a weak
+reference to it: as long as any of those nodes lives, so does the object. Nothing is kept alive, and no memory is searched
+until old graphs are seen to pile up.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from gradguard.monitors.findings import Suspicion
+from gradguard.instrumentation.fault_barrier import barred
+
+MOST_TAGS = 48
+RAREST = 128  # backward calls from one tag to the next
+PATH = 256  # nodes of a graph looked at
+TAGGED = 12  # of them tagged
+KEY = "gradguard"
+
+
+def tag_due(backward: int) -> bool:
+    """Whether this backward call's graph is tagged: one in eight of the first, one in 128 of a long run."""
+    return not backward & (7 if backward < 128 else 15 if backward < 320 else 63 if backward < 1_024 else RAREST - 1)
+
+
+class Tag:
+    """Dies with the last node it hangs on."""
+
+    __slots__ = ("__weakref__", "backward", "step")
+
+    def __init__(self, step: int, backward: int) -> None:
+        self.step = step
+        self.backward = backward
+
+
+class Retained:
+    """The tags of a run."""
+
+    PART = "watch of graphs kept alive"
+
+    def __init__(self) -> None:
+        self.tags: list[weakref.ref[Tag]] = []
+        self.said = 0
+        self._turn = 0
+        self._last = 0  # old ones alive when last counted
+
+    def alive(self) -> list[Tag]:
+        """The tags whose graphs live, oldest first."""
+        return [tag for ref in self.tags if (tag := ref()) is not None]
+
+    @barred
+    def tag(self, step: int, backward: int, roots: tuple[Any, ...], found: list[Suspicion], options: Any) -> None:
+        """Tags a graph that backward has just gone through, and counts the older ones.
+
+        Args:
+            options: GG608's: at which age and from how many on.
+        """
+        old = [tag for tag in self.alive() if step - tag.step >= options.age]
+        if len(old) >= options.graphs and len(old) > self._last and self.said < 3:
+            spread = old[-1].step - old[0].step
+            if spread >= 3 * options.age:
+                self.said += 1
+                found.append(Suspicion("GG608", None, {"old": len(old), "since": old[0].step, "step": step}))
+        self._last = len(old)
+        self.tags = [ref for ref in self.tags if ref() is not None][-MOST_TAGS:]
+        node = roots[0].grad_fn if roots and getattr(roots[0], "grad_fn", None) is not None else None
+        if node is None:
+            return
+        tag = Tag(step, backward)
+        self.tags.append(weakref.ref(tag))
+        path: list[Any] = []
+        self._turn += 1
+        turn = self._turn * 2654435761
+        while node is not None and len(path) < PATH:
+            following = [each for each, _ in node.next_functions if each is not None]
+            if not following:
+                break  # AccumulateGrad lives as long as any graph does
+            path.append(node)
+            turn = (turn * 1103515245 + 12345) & 0x7FFFFFFF
+            inner = [each for each in following if any(f is not None and f.next_functions for f, _ in each.next_functions)]
+            inner = inner or [each for each in following if each.next_functions]  # a parameter's view leads nowhere
+            node = inner[(turn >> 16) % len(inner)] if inner else None
+        for i, each in enumerate(path):
+            if len(path) <= TAGGED or i % (len(path) // TAGGED) == 0 or i == len(path) - 1:
+                each.metadata[KEY] = tag

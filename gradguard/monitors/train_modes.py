@@ -1,0 +1,252 @@
+"""Train and eval mode: forwards without grad of modules that act differently in training, and switches between the modes."""
+
+from __future__ import annotations
+
+import weakref
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from gradguard.core.callsite import USER_FILES, CallSite
+from gradguard.instrumentation.fingerprints import fingerprint
+from gradguard.monitors.findings import Suspicion
+from gradguard.core.safe_read import elements, function_code, in_class, modules_in, parameters_in, variables_of
+from gradguard.instrumentation.fault_barrier import barred
+
+if TYPE_CHECKING:
+    from gradguard.monitors.optimizer_books import Book
+    from gradguard.monitors.gradient_ledger import Ledger
+
+ACTING = (_BatchNorm, _DropoutNd)
+ENOUGH = 3  # forwards of one module without grad and without a backward between
+_EVAL_STEPS = 5
+
+
+class Switch:
+    """One call of train() or eval() on a module, by the user."""
+
+    __slots__ = ("kept", "mode", "ref", "site", "step", "was")
+
+    def __init__(self, module: nn.Module, mode: bool, was: bool, step: int, site: CallSite | None) -> None:
+        self.ref = weakref.ref(module)
+        self.mode = mode
+        self.was = was
+        self.step = step
+        self.site = site
+        self.kept: CallSite | None = None  # where the module was last given the mode that it had from here
+
+
+class Modes:
+    """What is known of the modes of a run's modules."""
+
+    PART = "watch of train and eval modes"
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = weakref.ref(ledger)
+        self.switches: list[Switch] = []
+        self.watching: Switch | None = None  # a trained module was put into eval mode: do steps follow?
+        self.steps_in_eval = 0
+        self.evaluated = False
+        self._counts: dict[int, Forwards] = {}
+        self.off = False
+        self.norms: dict[int, tuple[Any, ...]] = {}  # frozen batch norms, for the rule
+        self._kinds: set[type] = set()  # that ran in eval mode
+        self._strays: set[tuple[Any, int]] = set()  # places that were looked at
+        self.looks = 0  # at single module calls, in all
+
+    @barred
+    def switched(self, module: nn.Module, mode: bool, was: bool, site: CallSite | None) -> None:
+        """train(mode) was called."""
+        ledger = self._ledger()
+        if ledger is None:
+            return
+        switch = Switch(module, mode, was, ledger.steps, site)
+        self.switches = [*self.switches[-31:], switch]
+        if not mode and was and ledger.steps and any(isinstance(m, ACTING) for m in modules_in(module)):
+            self.watching, self.steps_in_eval, self.evaluated = switch, 0, False
+        elif self.watching is not None and self.watching.ref() is module:
+            if mode:
+                self.watching = None
+            else:
+                self.watching.kept = site
+
+    @barred
+    def after_step(self, book: Book) -> None:
+        """A step was taken while a trained module stands in eval mode."""
+        switch, ledger = self.watching, self._ledger()
+        module = None if switch is None else switch.ref()
+        if switch is None or module is None or module.training or ledger is None:
+            self.watching = None
+            return
+        self.steps_in_eval += 1
+        if self.steps_in_eval < _EVAL_STEPS:
+            return
+        if self.steps_in_eval == _EVAL_STEPS and self.evaluated:
+            mine = {id(p) for p in book.parameters()}
+            if any(id(p) in mine for p in parameters_in(module)) and book.steps > _EVAL_STEPS:
+                ledger.found.append(Suspicion("GG609", book, {"kind": "left in eval", "switch": switch}))
+        if self.steps_in_eval > 2 * _EVAL_STEPS:
+            self.watching = None
+
+    @barred
+    def wants_forwards(self) -> bool:
+        """Whether forwards without grad are worth looking at."""
+        ledger = self._ledger()
+        return not self.off and ledger is not None and ledger.steps > 0
+
+    @barred
+    def forward_without_grad(self, module: nn.Module, arguments: Any, frame: FrameType | None) -> None:
+        """A module runs with grad mode off; called for every module while forwards are watched."""
+        if not module.training and type(module) not in self._kinds:
+            self._evaluated(module)
+        known = self._counts.get(id(module))
+        if known is not None and known.ref() is module:
+            if module.training or known.bare:
+                self._again(known, arguments, frame)
+        elif module.training and isinstance(module, ACTING):
+            self._first(module, frame)
+        self.evaluated = True
+
+    def _evaluated(self, module: nn.Module) -> None:
+        """A kind of module runs in eval mode for the first time: what its forward calls may not know of the mode."""
+        ledger = self._ledger()
+        code = function_code(in_class(type(module), "forward"))
+        if ledger is None or len(self._kinds) > 256:
+            return
+        self._kinds.add(type(module))
+        if code is not None and USER_FILES[code.co_filename]:
+            ids = ledger.survey.known()
+            if any(id(p) in ids for p in parameters_in(module)):
+                ledger.found.append(Suspicion("GG609", None, {"kind": "functional dropout", "module": weakref.ref(module), "survey": True}))
+
+    def _first(self, module: nn.Module, frame: FrameType | None) -> None:
+        """A dropout or batch norm acts in train mode: in which root module's forward?"""
+        self.looks += 1
+        if self.looks > 2000:
+            self.off = True
+        ledger = self._ledger()
+        root, argument, caller = outermost(frame)
+        root, argument, caller = (module, None, frame) if root is None else (root, argument, caller)
+        if ledger is None or caller is None:
+            return
+        mixed = not root.training  # the whole is in eval mode, and this part of it is not
+        if mixed:
+            self._stray(root, module, frame)
+        if id(root) in self._counts:
+            return
+        if len(self._counts) > 64:
+            self._counts.clear()
+        known = self._counts[id(root)] = Forwards(root, module, ledger.backwards, _mark(argument))
+        known.bare = mixed and not any(not switch.mode and _holds(switch.ref(), root) for switch in self.switches)
+
+    def _stray(self, root: nn.Module, module: nn.Module, frame: FrameType | None) -> None:
+        """A dropout or batch norm acts in train mode inside a module in eval mode: does eval() reach it?"""
+        while frame is not None and not USER_FILES[frame.f_code.co_filename]:
+            frame = frame.f_back
+        ledger = self._ledger()
+        if frame is None or ledger is None or (place := (frame.f_code, frame.f_lasti)) in self._strays or len(self._strays) > 256:
+            return
+        self._strays.add(place)
+        ids = ledger.survey.known()
+        if not _holds(root, module) and any(id(p) in ids for p in parameters_in(root)):
+            data = {"root": weakref.ref(root), "module": weakref.ref(module), "type": type(module).__name__, "site": CallSite(*place)}
+            ledger.found.append(Suspicion("GG609", None, {"kind": "out of reach", **data}))
+
+    def _again(self, known: Forwards, arguments: Any, frame: FrameType | None) -> None:
+        ledger = self._ledger()
+        if ledger is None:
+            return
+        begun = known.backwards != ledger.backwards
+        if not begun and (known.said or not 0 < known.number < ENOUGH):
+            return
+        argument = _mark(arguments[0]) if arguments else None
+        if begun:
+            known.backwards, known.number, known.argument = ledger.backwards, 1, argument
+            return
+        if known.argument == argument:
+            known.number = -1_000_000  # the same input again and again: Monte Carlo dropout
+            return
+        known.number += 1
+        known.argument = argument
+        if known.number != ENOUGH:
+            return
+        root, _, caller = outermost(frame)
+        if root is None or root is not known.ref() or caller is None or not USER_FILES[caller.f_code.co_filename]:
+            return
+        ids = ledger.survey.known()
+        if any(id(p) in ids for p in parameters_in(root)):
+            known.said = True
+            ledger.found.append(
+                Suspicion(
+                    "GG609",
+                    None,
+                    {
+                        "kind": "train mode without grad" if root.training else "bare flag",
+                        "root": known.ref,
+                        "module": known.module,
+                        "site": CallSite(caller.f_code, caller.f_lasti),
+                    },
+                )
+            )
+
+
+class Forwards:
+    """Forwards of one root module without grad, in train mode, since the last backward."""
+
+    __slots__ = ("argument", "backwards", "bare", "module", "number", "ref", "said")
+
+    def __init__(self, root: nn.Module, module: nn.Module, backwards: int, argument: Any) -> None:
+        self.ref = weakref.ref(root)
+        self.module = weakref.ref(module)
+        self.backwards = backwards
+        self.argument = argument
+        self.number = 1
+        self.said = False
+        self.bare = False  # its flag says eval mode, and nobody has called eval()
+
+
+def _holds(module: nn.Module | None, part: nn.Module) -> bool:
+    return module is not None and any(each is part for each in modules_in(module))
+
+
+def _mark(argument: Any) -> Any:
+    """What tells whether two arguments are the same input: their contents, since one tensor may come to lie where another has lain."""
+    if isinstance(argument, torch.Tensor) and argument.is_cpu:
+        contents = fingerprint(argument, sampled=True)
+        if contents is not None:
+            return argument.shape, contents
+    return id(argument)
+
+
+def outermost(frame: FrameType | None) -> tuple[nn.Module | None, Any, FrameType | None]:
+    """The outermost module whose call we are in, its first argument, and the frame that called it."""
+    root: nn.Module | None = None
+    argument: Any = None
+    caller: FrameType | None = None
+    depth = 0
+    while frame is not None and depth < 200:
+        if frame.f_code is _CALL and frame.f_back is not None:
+            outer = frame.f_back
+            given = variables_of(frame)
+            owner = given.get("self")
+            if isinstance(owner, nn.Module):
+                root = owner
+                arguments = elements(given.get("args"))
+                argument = arguments[0] if arguments else None
+                caller = outer
+                while (
+                    caller is not None
+                    and caller.f_code.co_name in ("_wrapped_call_impl", "__call__")
+                    and not USER_FILES[caller.f_code.co_filename]
+                ):
+                    caller = caller.f_back
+        frame = frame.f_back
+        depth += 1
+    return root, argument, caller
+
+
+_CALL = getattr(nn.Module._call_impl, "__code__", None)

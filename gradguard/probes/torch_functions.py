@@ -1,0 +1,251 @@
+"""The functions of torch at which gradguard listens, all of them here.
+
+They are diverted, not replaced, wherever they are Python's (`gradguard.probes.diversions`). Each hands the call through unchanged in
+threads without a session and while something compiles.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from functools import wraps
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from gradguard.probes import warning_attribution, compilers, step_protocol
+from gradguard.probes.diversions import Diversion, originals
+from gradguard.probes.listeners import listener, local, tracer
+from gradguard.core.foreign_exceptions import internal_error
+from gradguard.torch_compat.private_api import functorch, is_compiling
+
+_lock = threading.Lock()
+_installed = False
+_diverted: list[Diversion] = []
+_replaced: list[tuple[Any, str, Any, Any]] = []  # what is not Python's: owner, attribute, original, replacement
+_hooks: list[Any] = []
+_LOGGER = logging.getLogger("gradguard")
+
+
+def install(*more: Callable[[Callable[..., None]], None]) -> None:
+    """Diverts the functions, once a process.
+
+    Args:
+        more: divert others; each is called with a function `divert(owner, name, make)`.
+
+    They stay so: putting them in and out at each `with gradguard():` would cost more than they do, and would make Dynamo
+    compile again. Without a session each of them costs one look at a thread-local.
+    """
+    global _installed
+    if _installed:
+        return
+    with _lock:
+        if _diverted:  # another thread was faster
+            return
+        compilers.install()
+        _divert(torch.autograd, "backward", _backward("backward"))
+        _divert(torch.autograd, "grad", _backward("grad"))
+        _replace(torch.autograd, "_engine_run_backward", _engine)
+        _divert(torch.autograd.Function, "apply", _apply)
+        _divert(torch.optim.Optimizer, "zero_grad", _zero_grad)
+        _divert(torch.nn.Module, "zero_grad", _zero_grad)
+        if functorch is not None:
+            _divert(functorch, "vmap_impl", _vmap)
+        step_protocol.install(_divert)
+        _divert(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _checkpoint)
+        _divert(torch.export, "export", compilers.unguarded)
+        for name in ("trace", "trace_module", "_get_trace_graph"):  # the tracer names values and lines after the innermost frame
+            _divert(torch.jit._trace, name, compilers.unguarded)
+        _replace(torch.nn.functional, "handle_torch_function", _handle_torch_function)
+        _replace(torch._tensor, "handle_torch_function", _handle_torch_function)
+        for put in more:
+            put(_divert)
+        _hooks.append(register_optimizer_step_pre_hook(_hook(_before_step)))
+        _hooks.append(register_optimizer_step_post_hook(_hook(_after_step)))
+        warning_attribution.install()
+        _installed = True
+
+
+def uninstall() -> None:
+    """Takes everything back, for tests and for who must; a function somebody else has replaced since is left to them."""
+    global _installed
+    with _lock:
+        while _hooks:
+            _hooks.pop().remove()
+        while _diverted:
+            _diverted.pop().end()
+        compilers.remove()
+        while _replaced:
+            owner, name, original, replacement = _replaced.pop()
+            if vars(owner).get(name) is replacement:
+                setattr(owner, name, original)
+        warning_attribution.remove()
+        _installed = False
+
+
+def _divert(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    function = vars(owner).get(name)
+    plain = getattr(function, "__func__", function)  # of a class method
+    if not isinstance(plain, FunctionType):
+        _replace(owner, name, make)
+    elif plain.__code__ not in originals:  # it may go by several names
+        try:
+            _diverted.append(Diversion(plain, make))
+        except internal_error() as fault:
+            _unwatched(name, fault)
+
+
+def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    original = vars(owner).get(name)
+    if original is None:  # this torch keeps it elsewhere: do without
+        return
+    bound = hasattr(original, "__get__") and isinstance(owner, type) and not isinstance(original, FunctionType)
+    try:
+        # in torch 2.14 and later `Function.apply` is a class method of C's
+        replacement = (
+            classmethod(make(lambda cls, *args, **kwargs: original.__get__(None, cls)(*args, **kwargs))) if bound else make(original)
+        )
+        setattr(owner, name, replacement)
+    except internal_error() as fault:
+        _unwatched(name, fault)
+        return
+    _replaced.append((owner, name, original, replacement))
+
+
+def _unwatched(name: str, fault: Exception) -> None:
+    """A torch that is built otherwise: what hangs on this one function is not seen, and the rest is."""
+    _LOGGER.error("gradguard cannot watch %s in this PyTorch; what else it watches goes on (%s)", name, fault)
+
+
+def _backward(kind: str) -> Callable[[Any], Any]:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            __tracebackhide__ = True
+            coast = local.coast
+            if coast is None or kind != "backward" or not coast.backward(sys._getframe(1), args):
+                session = listener()
+                if session is None:
+                    return original(*args, **kwargs)
+                return session.run_backward(kind, original, sys._getframe(1), args, kwargs)
+            # a call of a calm step, of which nothing more is of interest as long as it does not fail
+            try:
+                result = original(*args, **kwargs)
+            except BaseException as error:
+                coast.session.coasted_failed(error, sys._getframe(1), args, kwargs)
+                raise
+            if coast.inside:
+                coast.inside = False
+            else:
+                coast.session.coasted_returned(sys._getframe(1), args)
+            return result
+
+        return guarded
+
+    return make
+
+
+def _engine(original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        session = None if local.coast is not None else tracer()
+        return original(*args, **kwargs) if session is None else session.run_engine(original, args, kwargs)
+
+    return guarded
+
+
+def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
+    def guarded(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        session = tracer()
+        if session is None:
+            return original(cls, *args, **kwargs)
+        return session.run_function(original, cls, sys._getframe(1), args, kwargs)
+
+    return guarded
+
+
+def _checkpoint(original: Callable[..., Any]) -> Callable[..., Any]:
+    def guarded(fn: Any, *args: Any, **kwargs: Any) -> Any:
+        session = tracer()
+        if session is not None:
+            session.run_checkpoint(fn, sys._getframe(1), args, kwargs)
+        return original(fn, *args, **kwargs)
+
+    return guarded
+
+
+def _vmap(original: Callable[..., Any]) -> Callable[..., Any]:
+    def guarded(func: Any, in_dims: Any, out_dims: Any, randomness: Any, chunk_size: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(func, in_dims, out_dims, randomness, chunk_size, *args, **kwargs)
+        session = tracer()
+        if session is not None:
+            session.mapped(sys._getframe(1), (args, kwargs), result)
+        return result
+
+    return guarded
+
+
+def _zero_grad(original: Callable[..., Any]) -> Callable[..., Any]:
+    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        coast = local.coast
+        if coast is not None and not coast.inside:
+            return original(self, *args, **kwargs)
+        session = listener()
+        if session is None:
+            return original(self, *args, **kwargs)
+        # its own torch calls, two a parameter, are no clue to anything
+        result = session.unwatched(original, self, *args, **kwargs) if session.tracing else original(self, *args, **kwargs)
+        session.protocol("zeroed", sys._getframe(1), self)
+        return result
+
+    return guarded
+
+
+_PLAIN_TYPES = frozenset({torch.Tensor, torch.nn.Parameter, type(None)})
+
+
+def _handle_torch_function(original: Callable[..., Any]) -> Callable[..., Any]:
+    def guarded(public_api: Callable[..., Any], relevant_args: Any, *args: Any, **kwargs: Any) -> Any:
+        """Functions of torch written in Python (`F.relu`, `Tensor.backward`) come by here: the common case by a shorter way."""
+        if is_compiling():
+            return original(public_api, relevant_args, *args, **kwargs)
+        session = tracer()
+        if session is None:
+            return original(public_api, relevant_args, *args, **kwargs)
+        for arg in relevant_args:
+            if type(arg) not in _PLAIN_TYPES:
+                return original(public_api, relevant_args, *args, **kwargs)
+        return session.run_python(original, public_api, relevant_args, args, kwargs)
+
+    return guarded
+
+
+def _hook(target: Callable[..., Any]) -> Callable[..., Any]:
+    """A hook on optimizers that Dynamo, which traces them together with the step, takes for one of torch's that does nothing."""
+    home = register_optimizer_step_pre_hook
+    code = compile("def hook(optimizer, args, kwargs): pass", home.__code__.co_filename, "exec").co_consts[0]
+    hook = FunctionType(code, home.__globals__)
+    _diverted.append(Diversion(hook, lambda original: target))
+    return hook
+
+
+def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    coast = local.coast
+    if coast is not None and not coast.inside:
+        return
+    session = listener()
+    if session is not None:
+        session.before_step(optimizer, args, kwargs)
+
+
+def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    coast = local.coast
+    if coast is not None and coast.step(optimizer, sys._getframe(1)):
+        return
+    session = listener()
+    if session is not None:
+        session.after_step(optimizer, args, kwargs)

@@ -1,0 +1,1 @@
+"""Shows a diagnosis and knows nothing else."""

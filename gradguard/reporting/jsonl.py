@@ -1,0 +1,108 @@
+"""The report for machines: one JSON object a line, one line a diagnosis."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from gradguard.core.diagnosis import Diagnosis
+from gradguard.core.errors import ConfigError
+from gradguard.core.foreign_exceptions import internal_error
+
+_FIRST = re.compile(rb'\s*\{\s*"code"\s*:\s*"GG\d')  # how every report begins
+_reports: set[Path] = set()  # known to be ours, or not to exist: `with gradguard(report=...)` in a loop must be cheap
+_MOST = 1_000
+
+
+def to_record(diagnosis: Diagnosis, message: str) -> dict[str, Any]:
+    """The line of a report: the fields of the diagnosis as plain data, and `message`, the text that a person was shown."""
+    return {**diagnosis.model_dump(mode="json"), "message": message}
+
+
+class JsonlReport:
+    """Appends diagnoses to a file.
+
+    A file that holds something else than a report is refused, so that a mistyped name costs nothing.
+
+    The file is opened for each line, in append mode, and written to in one call: lines of several threads and processes (DDP ranks,
+    forked workers) do not mix, nothing is lost when a process is killed, and no open file is shared over a fork. Diagnoses are
+    rare, so the opening costs nothing that matters. The file and its folders are made with the first line: a run without a
+    diagnosis leaves none.
+
+    Raises:
+        ConfigError: the file holds something else.
+        OSError (from `write`): the file cannot be made or written; what to do about it is the caller's to decide.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(os.path.abspath(path))  # a program that changes its working directory keeps its report
+        if self.path not in _reports:
+            refuse_other_files(self.path)
+            if len(_reports) < _MOST:
+                _reports.add(self.path)
+
+    def write(self, diagnosis: Diagnosis, message: str) -> None:
+        """Append one diagnosis. Once it returns, the line is with the operating system."""
+        line = json.dumps(to_record(diagnosis, message), separators=(",", ":")).encode() + b"\n"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        # O_BINARY is Windows' alone; without it "\n" would be rewritten there.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
+        descriptor = os.open(self.path, flags, 0o666)
+        try:
+            rest = memoryview(line)
+            while rest:  # short writes happen on full disks and pipes only
+                rest = rest[os.write(descriptor, rest) :]
+        finally:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """End the report. Nothing is held open between lines; a line written later (by a daemon thread, say) is still appended."""
+
+    def __enter__(self) -> JsonlReport:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def refuse_other_files(path: Path) -> None:
+    """Lets a report pass, an empty or missing file, and what is no file (a terminal, a pipe, /dev/null).
+
+    Raises:
+        ConfigError: anything else.
+    """
+    try:
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            raise ConfigError(f"{path} is a folder, and a report is a file")
+        if not stat.S_ISREG(status.st_mode) or not status.st_size:
+            return
+        with path.open("rb") as file:
+            ours = _FIRST.match(file.read(200))
+    except internal_error(OSError):  # missing; or not to be read, and then `write` says so
+        return
+    if not ours:
+        raise ConfigError(f"{path} exists and is no report of gradguard's: nothing was written to it; name another file or delete it")
+
+
+def begin_anew(path: Path) -> None:
+    """Puts an empty report in the place of an earlier run's, which keeps its contents where it has another name.
+
+    Raises:
+        ConfigError: the file is no report, or its folder cannot be written to.
+    """
+    refuse_other_files(path)
+    path = Path(os.path.realpath(path))  # of a link, the file that it leads to
+    if path.exists() and not path.is_file():
+        return
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        os.close(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+        os.replace(fresh, path)
+    except internal_error(OSError) as error:
+        raise ConfigError(f"cannot write {path}: {getattr(error, 'strerror', None) or error}") from error

@@ -1,0 +1,86 @@
+"""The words of a report: what severities, safeties, confidences and tensors are called, the same in every format."""
+
+from __future__ import annotations
+
+from gradguard.core.diagnosis import Confidence, Diagnosis, Safety, TensorFacts
+
+from gradguard.reporting.source_blocks import shown_path
+from gradguard.reporting.terminal.layout import one_line
+
+SAFETY: dict[Safety, str] = {"safe": "safe", "unsafe": "unsafe: changes what is computed", "manual": "needs your judgement"}
+CULPRIT: dict[Confidence, str] = {"certain": "culprit", "likely": "likely culprit", "possible": "possible culprit"}
+CONFIDENCE: dict[Confidence, str] = {
+    "certain": "",
+    "likely": "likely, not certain",
+    "possible": "possible, not certain: check it before you change the code",
+}
+NO_CULPRIT = "could not determine the exact line"
+
+
+def title(diagnosis: Diagnosis) -> str:
+    """The first line: severity, code and headline, never broken, because logs and test summaries show just this line."""
+    return f"{diagnosis.severity}[{diagnosis.code}]: {one_line(diagnosis.headline)}"
+
+
+def headline(diagnosis: Diagnosis) -> str:
+    """The diagnosis in one line, with the place."""
+    place = diagnosis.culprit or (diagnosis.related[0] if diagnosis.related else None)
+    return title(diagnosis) + (f" ({shown_path(place.file)}:{place.line})" if place else "")
+
+
+def when(diagnosis: Diagnosis) -> str:
+    """Step, rank and thread, as far as known and worth saying."""
+    parts = []
+    if diagnosis.step is not None:
+        parts.append(f"step {diagnosis.step}")
+    if diagnosis.rank is not None:
+        parts.append(f"rank {diagnosis.rank}")
+    if diagnosis.thread and diagnosis.thread != "MainThread":
+        parts.append(f"thread {one_line(diagnosis.thread)}")
+    return ", ".join(parts)
+
+
+def tensor_rows(tensors: list[TensorFacts], arrow: str = "->") -> list[tuple[str, str]]:
+    """(name, facts) of each tensor. The device is said only where it is not the CPU for all of them."""
+    devices = {tensor.device for tensor in tensors if tensor.device}
+    return [(_tensor_name(tensor), _tensor_facts(tensor, arrow, devices != {"cpu"})) for tensor in tensors]
+
+
+def _tensor_name(tensor: TensorFacts) -> str:
+    return one_line(tensor.name) if tensor.name else f"(unnamed {tensor.kind})"
+
+
+def _tensor_facts(tensor: TensorFacts, arrow: str, with_device: bool) -> str:
+    facts: list[str] = []
+    if tensor.kind != "tensor" and tensor.name:
+        facts.append(tensor.kind)
+    dtype = (tensor.dtype or "").removeprefix("torch.")
+    shape = "" if tensor.shape is None else str(tensor.shape)
+    if dtype or shape:
+        facts.append(f"{dtype} {shape}".strip())
+    if tensor.device and with_device:
+        facts.append(f"on {tensor.device}")
+    if tensor.module:
+        facts.append(f"of {one_line(tensor.module)}")
+    if tensor.version_saved is not None and tensor.version_found is not None:
+        same = tensor.version_saved == tensor.version_found
+        facts.append(f"version {tensor.version_saved}" if same else f"version {tensor.version_saved} {arrow} {tensor.version_found}")
+    elif tensor.version_saved is not None:
+        facts.append(f"saved at version {tensor.version_saved}")
+    elif tensor.version_found is not None:
+        facts.append(f"version {tensor.version_found}")
+    if tensor.requires_grad is False:
+        facts.append("requires_grad=False")
+    return ", ".join(facts)
+
+
+def repeats(diagnosis: Diagnosis) -> str:
+    """How often the same cause was met again."""
+    if diagnosis.repeats <= 0:
+        return ""
+    return f"{diagnosis.repeats} more {'time' if diagnosis.repeats == 1 else 'times'} after it was first said"
+
+
+def more(diagnosis: Diagnosis) -> str:
+    """Where to read on: the rule's page, with the name that configs and suppressions use."""
+    return f"gradguard explain {diagnosis.code} ({diagnosis.name})"

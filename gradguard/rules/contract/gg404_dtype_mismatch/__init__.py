@@ -1,0 +1,1 @@
+"""GG404 dtype-mismatch: the rule and the causes it tells apart."""

@@ -1,0 +1,1 @@
+"""GG405 device-mismatch: the rule and the causes it tells apart."""

@@ -1,0 +1,1 @@
+"""GG407 function-contract: the rule and the causes it tells apart."""

@@ -1,0 +1,1 @@
+"""GG408 hook-contract: the rule and the causes it tells apart."""

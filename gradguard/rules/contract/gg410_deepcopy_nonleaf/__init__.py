@@ -1,0 +1,1 @@
+"""GG410 deepcopy-nonleaf: the rule and the causes it tells apart."""

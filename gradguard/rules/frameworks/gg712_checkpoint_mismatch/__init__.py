@@ -1,0 +1,1 @@
+"""GG712 checkpoint-mismatch: the rule and the causes it tells apart."""

@@ -1,0 +1,1 @@
+"""GG721 amp-unscale: the rule and the causes it tells apart."""

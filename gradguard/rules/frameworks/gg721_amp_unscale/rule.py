@@ -1,0 +1,141 @@
+"""# GG721 amp-unscale
+
+## What it is
+Gradients that a `GradScaler` has scaled are unscaled twice between two updates, or clipped before they are unscaled.
+
+## Why it is wrong
+`unscale_` divides the gradients by the scale; a second time they would be divided again, so PyTorch refuses. It takes new
+gradients for the old ones where a batch was left out between `unscale_` and `update()`. Clipping before
+`unscale_` compares gradients that are thousands of times too large with the limit: every step is clipped to almost nothing.
+
+## Example
+    scaler.scale(loss).backward()
+    clip_grad_norm_(model.parameters(), 1.0)   # these are still scaled
+    scaler.step(optimizer)
+
+## Use instead
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)                 # once, after the last micro-batch
+    clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+
+## Fix safety
+Unsafe: the size of the updates changes, which is the purpose.
+
+## When it speaks, what silences it
+When PyTorch raises; and, without an exception, at a clipping between `scale(loss).backward()` and `unscale_` of the optimizer
+that holds the parameters, the second time it happens at one line. A scale of 1 and a limit that is no number are silent.
+"""
+
+from __future__ import annotations
+
+from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.analysis.places.source import resolve
+from gradguard.rules.base import Rule
+from gradguard.rules.frameworks import missing_update
+from gradguard.rules.frameworks.gg721_amp_unscale import skipped_update
+from gradguard.analysis.incident import Incident
+
+CODE, NAME = "GG721", "amp-unscale"
+_TWICE = "unscale_() has already been called on this optimizer since the last update()"
+_LATE = "unscale_() is being called after step()"
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    """A refused `unscale_`, or a clipping of scaled gradients."""
+    return _clipped(incident) if incident.error is None else _refused(incident)
+
+
+def _refused(incident: Incident) -> Diagnosis | None:
+    place = incident.place
+    if place is None:
+        return None
+    late = _LATE in incident.message
+    if late and missing_update.step_before(incident, place) is not None:
+        return None  # GG722: these are new gradients, and it is the update after the step before them that is missing
+    receiver = (place.callee or "scaler.unscale_").rpartition(".")[0] or "scaler"
+    skipped = None if late else skipped_update.diagnosis(CODE, NAME, place, receiver)
+    if skipped is not None:
+        return skipped
+    what = (
+        f"`{receiver}.unscale_` comes after `{receiver}.step()`"
+        if late
+        else (f"`{receiver}.unscale_` is called a second time before `{receiver}.update()`")
+    )
+    guarded = ""
+    if not late and skipped_update.guarded(place, receiver):
+        guarded = " It stands outside of the condition that guards the step: with accumulation it runs for every micro-batch."
+    return Diagnosis(
+        code=CODE,
+        name=NAME,
+        headline=f"{what}: the gradients would be unscaled twice" if not late else f"{what}: the step has used them already",
+        culprit=place.span("unscales gradients that are unscaled already" if not late else "comes too late", "culprit"),
+        explanation=(
+            "The scaler divides all gradients of an optimizer by its scale once between two `update()` calls, either here or in `step()`."
+        )
+        + guarded,
+        fixes=[
+            Fix(
+                title=(
+                    f"Call `{receiver}.unscale_(optimizer)` once an update: after the last "
+                    f"micro-batch's backward, right before clipping and `{receiver}.step(optimizer)`"
+                ),
+                safety="unsafe",
+            )
+        ],
+        avoid=[] if late else [f"calling `{receiver}.update()` in between: the micro-batches of one update would be scaled differently"],
+    )
+
+
+def _clipped(incident: Incident) -> Diagnosis | None:
+    suspicion = incident.suspicion
+    if suspicion is None or suspicion.code != CODE:
+        return None
+    place, scaled = resolve(suspicion.data.get("site")), resolve(suspicion.data.get("scaled"))
+    if place is None:
+        return None
+    theirs, scaler = (scaled.callee or "").rpartition(".")[0] if scaled is not None else "", suspicion.data.get("scaler")
+    here = _named_here(incident, None if scaler is None else scaler())
+    optimizer = None if suspicion.book is None else _named_here(incident, suspicion.book.ref())
+    shown = f"`{here or theirs}`" if here or theirs else "the scaler"
+    unscale = f"`{here}.unscale_({optimizer or 'optimizer'})`" if here else f"`unscale_` of {shown}, with the optimizer,"
+    call = (place.callee or "clip_grad_norm_").rpartition(".")[2]
+    scale = suspicion.data.get("scale")
+    return Diagnosis(
+        code=CODE,
+        name=NAME,
+        severity="warning",
+        headline=f"`{call}` clips gradients that {shown} has scaled by {scale:g} and not unscaled yet",
+        culprit=place.span("clips scaled gradients", "culprit"),
+        related=[scaled.span("scales the loss, and with it every gradient", "backward")] if scaled is not None else [],
+        explanation=f"At this call the gradients are {scale:g} times too large. Compared with them the limit is {scale:g} times too small, "
+        "so that nearly every step is clipped to almost nothing.",
+        fixes=[Fix(title=f"Call {unscale} before `{call}`", safety="unsafe")],
+    )
+
+
+def _named_here(incident: Incident, wanted: object) -> str | None:
+    """What an object is called where the incident is: a name of an outer frame's would not be known there."""
+    view = incident.user_frames[0] if incident.user_frames and wanted is not None else None
+    if view is None:
+        return None
+    for names in (view.locals, view.globals):
+        found = next((name for name, value in names.items() if value is wanted and name.isidentifier()), None)
+        if found is not None:
+            return found
+    try:
+        attributes = object.__getattribute__(view.locals.get("self"), "__dict__")  # no `__getattr__` of the user's
+    except AttributeError:
+        return None
+    return next((f"self.{name}" for name, value in attributes.items() if value is wanted), None)
+
+
+RULE = Rule(
+    code=CODE,
+    name=NAME,
+    summary="gradients of a GradScaler are unscaled twice, or clipped before they are unscaled",
+    recognise=recognise,
+    moments=frozenset({"error", "suspicion"}),
+    messages=(_TWICE.lower(), _LATE.lower()),
+)

@@ -1,0 +1,1 @@
+"""GG302 detached: the rule and the causes it tells apart."""

@@ -1,0 +1,1 @@
+"""GG304 non-differentiable-op: the rule and the causes it tells apart."""

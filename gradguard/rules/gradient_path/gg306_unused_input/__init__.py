@@ -1,0 +1,1 @@
+"""GG306 unused-input: the rule and the causes it tells apart."""

@@ -1,0 +1,1 @@
+"""GG202 graph-freed-shared-subgraph: the rule and the causes it tells apart."""

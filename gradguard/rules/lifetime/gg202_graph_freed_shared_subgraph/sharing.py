@@ -1,0 +1,314 @@
+"""Where a shared tensor enters the loss that was backpropagated first, and whether that loss was meant to reach behind it."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from gradguard.core.callsite import CallSite
+from gradguard.analysis.live.alive_tensors import node_of
+from gradguard.analysis.program.bindings import dotted, names_read, targets_of
+from gradguard.analysis.history.carried_graphs import Carrier
+from gradguard.analysis.program.defuse import contains, follow, is_detached, reads_of
+from gradguard.analysis.graph.walk import leaves
+from gradguard.analysis.places.instructions import scope_of
+from gradguard.analysis.live.optimizer_contents import trained_by
+from gradguard.analysis.places.source import ResolvedSite, function_def, resolve
+from gradguard.analysis.program.syntax import FUNCTIONS, Source
+from gradguard.instrumentation.facts import BackwardFact
+from gradguard.rules.lifetime.second_backward import Study, possibly_freed_by
+from gradguard.core.safe_read import elements
+
+Side = Literal["first", "second", "both"]
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """A use of the shared tensor, attached, on the way to a loss."""
+
+    source: Source
+    statement: ast.stmt
+    read: ast.expr
+    name: str
+
+
+def likeliest_freeing(study: Study, carrier: Carrier) -> BackwardFact | None:
+    """Of the calls that may have freed the shared part the first whose loss is seen to be made from it: a discriminator's loss on the
+    generated batch, not the one on the real batch before it."""
+    possible = possibly_freed_by(study, carrier.link)
+    if len(possible) < 2:
+        return study.freed_by
+    return next((fact for fact in possible if _entry(study, carrier, fact, None) is not None), study.freed_by)
+
+
+def entry_into_first_loss(study: Study, carrier: Carrier) -> Entry | None:
+    """The attached use through which the first backward reached the shared tensor; None where the source does not show it."""
+    first = study.freed_by
+    return None if first is None else _entry(study, carrier, first, None)
+
+
+def entry_into_second_loss(study: Study, carrier: Carrier) -> Entry | None:
+    """The attached use through which the failing backward reaches it, behind the first backward: what stands before may feed both."""
+    call = study.call
+    return None if call is None else _entry(study, carrier, call, study.freed_by)
+
+
+def _entry(study: Study, carrier: Carrier, call: BackwardFact, behind: BackwardFact | None) -> Entry | None:
+    if not call.stack:
+        return None
+    helpers = _common_helpers(call, behind or study.call)
+    for site, names in _names_along(study, carrier, call.stack):  # innermost first
+        if site in helpers:
+            continue  # a `.detach()` in there would be one for both losses
+        place = resolve(site)
+        source = None if place is None else place.source
+        scope = None if source is None else scope_of(source, site.code)
+        if place is None or source is None or scope is None or place.statement is None:
+            continue
+        border = next((other.line for other in behind.stack if other.code is site.code), 0) if behind is not None else 0
+        passing = site is not call.stack[0] and call.stack[call.stack.index(site) - 1] not in helpers
+        found = []
+        for name in names:
+            for read in reads_of(scope, name):
+                statement = source.statement(read)
+                if (
+                    statement is None
+                    or is_detached(source, read)
+                    or _own_function(source, read) is not _own_function(source, place.statement)
+                ):
+                    continue
+                if passing and contains(place.statement, read, source) and _is_handed_on(place, read):
+                    continue
+                entry = Entry(source, statement, read, name)
+                if (
+                    border < statement.lineno <= place.statement.lineno
+                    and not _overwrites(carrier, statement)
+                    and not _is_cut_inside(entry)
+                ):
+                    found.append(entry)
+        feeding = _feeding(source, scope, place)
+        contributing = sorted((entry for entry in found if entry.statement in feeding), key=lambda entry: entry.statement.lineno)
+        if contributing:
+            traced = [entry for entry in contributing if behind is None and _ran(study, carrier, entry)]
+            return (traced or contributing)[0]
+    return None
+
+
+def _is_handed_on(place: ResolvedSite, read: ast.expr) -> bool:
+    """Whether a call hands the tensor itself on: what uses it then stands in the function; an argument computed from it uses it here."""
+    call = place.call
+    if call is None:
+        return True
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    return not any(argument is not read and read in ast.walk(argument) for argument in given)
+
+
+def inner_use(entry: Entry) -> Entry | None:
+    """Where a function that the shared tensor is handed to uses it with its graph; None where it is used on the spot."""
+    return next((use for use in _uses_inside(entry) if not is_detached(entry.source, use.read)), None)
+
+
+def _is_cut_inside(entry: Entry) -> bool:
+    """Whether the functions that the shared tensor is handed to all use its value alone: a target computed under no_grad."""
+    uses = _uses_inside(entry)
+    return bool(uses) and all(is_detached(entry.source, use.read) for use in uses)
+
+
+def _uses_inside(entry: Entry) -> list[Entry]:
+    """The reads of the shared tensor in the functions of the same file that the statement hands it to."""
+    found = []
+    for call in ast.walk(entry.statement):
+        if not isinstance(call, ast.Call) or not any(
+            argument is entry.read for argument in (*call.args, *(item.value for item in call.keywords))
+        ):
+            continue
+        called = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else None
+        for function in ast.walk(entry.source.tree or entry.statement):
+            if isinstance(function, ast.FunctionDef) and function.name == called:
+                name = follow(call, function, entry.name)
+                for read in reads_of(function, name) if name is not None else ():
+                    statement = entry.source.statement(read)
+                    if statement is not None and name is not None:
+                        found.append(Entry(entry.source, statement, read, name))
+    return found
+
+
+def _overwrites(carrier: Carrier, statement: ast.stmt) -> bool:
+    return any(store.statement is statement for store in carrier.stores)
+
+
+def _names_along(study: Study, carrier: Carrier, stack: tuple[CallSite, ...]) -> list[tuple[CallSite, list[str]]]:
+    """What the shared tensor is called in each function on the way to a call, innermost first."""
+    known = _known_names(study, carrier)
+    failing = study.call.stack if study.call is not None else ()
+    # inside the place where the two calls part, the frames that are there now may be of the same functions, with other arguments
+    shared = _frames_in_common(stack, failing)
+    found: list[tuple[CallSite, list[str]]] = []
+    current: list[str] = []
+    for depth, (outer, site) in enumerate(zip((None, *reversed(stack[1:])), reversed(stack), strict=True)):
+        passed = []
+        if outer is not None and current:
+            place, function = resolve(outer), function_def(site.code)
+            for name in current:
+                inside = (
+                    follow(place.call, function, name) if place is not None and place.call is not None and function is not None else None
+                )
+                inside = inside or (name if _is_seen_inside(name, outer, site) else None)
+                passed += [inside] if inside else []
+        current = passed if depth > shared and site.code in _codes(failing) else known.get(site.code) or passed
+        if current:
+            found.append((site, current))
+    return found[::-1]
+
+
+def _frames_in_common(one: tuple[CallSite, ...], other: tuple[CallSite, ...]) -> int:
+    """How many of the outermost frames two calls have in common, up to the one where they part."""
+    pairs = zip(reversed(one), reversed(other), strict=False)
+    return next((i for i, (mine, others) in enumerate(pairs) if mine != others), len(one))
+
+
+def _common_helpers(call: BackwardFact, other: BackwardFact | None) -> set[CallSite]:
+    """The places on the way to a call, behind the one where it parts from another, that stand in functions which both go through."""
+    if other is None:
+        return set()
+    shared = _frames_in_common(call.stack, other.stack) + 1
+    inside = _codes(other.stack[: max(len(other.stack) - shared, 0)])
+    return {site for site in call.stack[: max(len(call.stack) - shared, 0)] if site.code in inside}
+
+
+def _is_seen_inside(name: str, outer: CallSite, site: CallSite) -> bool:
+    """Whether a function sees a variable of its caller under the same name: of the object, of the enclosing function, of the file."""
+    of_file = outer.code.co_name == "<module>" and name in site.code.co_names and name not in site.code.co_varnames
+    return name in site.code.co_freevars or name.startswith("self.") or of_file
+
+
+def _codes(stack: tuple[CallSite, ...]) -> set[Any]:
+    return {site.code for site in stack}
+
+
+def _known_names(study: Study, carrier: Carrier) -> dict[Any, list[str]]:
+    """Code object -> the variables of its live frame that are the shared tensor, or are made from it by ops that save nothing."""
+    nodes = set(carrier.link.carriers)
+    found: dict[Any, list[str]] = {}
+    for view in study.finder.frames:
+        names = [name for name, value in view.locals.items() if _made_by(value, nodes)]
+        if carrier.name is not None and carrier.name.startswith("self.") and "self" in view.locals:
+            names.append(carrier.name)
+        if names:
+            found.setdefault(view.frame.f_code, names)
+    return found
+
+
+def _made_by(value: Any, nodes: set[Any]) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(_made_by(item, nodes) for item in elements(value, 64))
+    return isinstance(value, torch.Tensor) and node_of(value) in nodes
+
+
+def detached_text(study: Study, name: str) -> str:
+    """What is to be written for the shared tensor in place of its name; of a list or tuple, for all of its items."""
+    values = [view.locals[name] for view in study.finder.frames if name in view.locals]
+    kind = next((type(value) for value in values if isinstance(value, (list, tuple))), None)
+    if kind is list:
+        return f"[part.detach() for part in {name}]"
+    return f"tuple(part.detach() for part in {name})" if kind is tuple else f"{name}.detach()"
+
+
+def _own_function(source: Source, node: ast.AST) -> ast.AST | None:
+    return next((above for above in source.ancestors(node) if isinstance(above, FUNCTIONS)), None)
+
+
+def _feeding(source: Source, scope: ast.AST, place: ResolvedSite) -> set[ast.stmt]:
+    """The statements of a function that what is executing there depends on, itself included, as the text tells."""
+    at = place.statement
+    assert at is not None
+    found: set[ast.stmt] = {at}
+    wanted = set(names_read(source, [place.node or at]))
+    statements = [
+        node
+        for node in ast.walk(scope)
+        if isinstance(node, ast.stmt)
+        and node.lineno <= at.lineno
+        and node is not at
+        and _own_function(source, node) is _own_function(source, at)
+    ]
+    for _ in range(3):  # a loop's turn before may feed as well
+        before = len(wanted)
+        for statement in sorted(statements, key=lambda item: -item.lineno):
+            written = [name for target in targets_of(statement) if (name := dotted(target)) is not None]
+            written += [name.partition(".")[0] for name in written]
+            if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)) and any(name in wanted for name in written):
+                found.add(statement)
+                wanted.update(names_read(source, [statement.value] if statement.value is not None else []))
+            elif isinstance(statement, ast.Expr) and _acts_on(statement.value) in wanted:  # losses.append(x)
+                found.add(statement)
+                wanted.update(names_read(source, [statement.value]))
+        if len(wanted) == before:
+            break
+    return found
+
+
+def _acts_on(node: ast.expr) -> str | None:
+    """`losses` of the call `losses.append(x)`."""
+    return dotted(node.func.value) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
+
+
+def _ran(study: Study, carrier: Carrier, entry: Entry) -> bool:
+    """Whether a traced op of the time between the tensor and the first backward stands in this statement."""
+    first = study.freed_by
+    assert first is not None
+    lines = range(entry.statement.lineno, (entry.statement.end_lineno or entry.statement.lineno) + 1)
+    return any(
+        carrier.link.seq <= op[0] < first.seq and op[2].co_filename == entry.source.filename and resolve_line(op) in lines
+        for op in study.incident.journal.ops
+    )
+
+
+def resolve_line(op: tuple[Any, ...]) -> int:
+    """The line of a recorded op."""
+    return CallSite(op[2], op[3]).line
+
+
+def whose_parameters(study: Study, carrier: Carrier) -> Side:
+    """Which of the two losses ran into parameters that its own optimizer does not train: there detaching was forgotten.
+
+    Decided by the optimizer that stepped after the first backward; where none has, by whose parameters the rest of the first
+    loss has. "both" where one optimizer trains all of it, or nothing tells.
+    """
+    first, call = study.freed_by, study.call
+    if first is None:
+        return "both"
+    below = {id(leaf) for leaf in leaves([carrier.link.source])}
+    second = {id(leaf) for leaf in leaves(study.graph.roots)} - below
+    first_roots = first.live_roots()
+    of_first = {id(leaf) for tensor in first_roots for leaf in leaves([tensor.grad_fn])} - below
+    optimizers = [optimizer for optimizer in study.incident.names.optimizers() if (below | second | of_first) & trained_by(optimizer)]
+    owners = [optimizer for optimizer in optimizers if below & trained_by(optimizer)]
+    others = [optimizer for optimizer in optimizers if optimizer not in owners]
+    if not owners or not (others or not first_roots):
+        return "both"
+    stepped = [
+        fact.optimizer() for fact in study.incident.journal.steps if fact.seq >= first.seq and (call is None or fact.clock < call.clock)
+    ]
+    after = [optimizer for optimizer in stepped if optimizer is not None]
+    if after:
+        if after[0] not in owners:
+            return "first"
+    elif of_first:
+        if any(of_first & trained_by(optimizer) for optimizer in others) and not any(
+            of_first & trained_by(optimizer) for optimizer in owners
+        ):
+            return "first"
+    elif others:
+        return "first"
+    if not any(second & trained_by(optimizer) for optimizer in others):
+        return "both"
+    if not any(second & trained_by(optimizer) for optimizer in owners):
+        return "second"
+    # it reaches the owners' parameters as well, as a generator's loss goes through the discriminator: it is the others' all the same
+    # where the first loss was the owners' alone and they have stepped for it
+    of_others = any((below | of_first) & trained_by(optimizer) for optimizer in others)
+    return "second" if after and first_roots and not of_others else "both"

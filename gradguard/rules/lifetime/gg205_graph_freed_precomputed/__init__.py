@@ -1,0 +1,1 @@
+"""GG205 graph-freed-precomputed: the rule and the causes it tells apart."""

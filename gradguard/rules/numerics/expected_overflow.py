@@ -1,0 +1,60 @@
+"""Where a non-finite loss is part of how it works: gradient scaling, line search."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import torch
+
+from gradguard.analysis.incident import Incident
+from gradguard.monitors.numerics import Numbers
+from gradguard.core.safe_read import peek
+from gradguard.core.foreign_exceptions import internal_error
+
+
+def scaler_in_use(memory: Numbers) -> bool:
+    """Whether a GradScaler is at work: enabled, and its scale set by a first `scale(loss)`."""
+    known = None if memory.scaler is None else memory.scaler()
+    if known is None:
+        known = next((obj for obj in gc.get_objects() if issubclass(type(obj), torch.amp.GradScaler)), None)
+        memory.scaler = None if known is None else weakref.ref(known)
+    try:
+        return known is not None and bool(peek(known, "_enabled", False)) and peek(known, "_scale", None) is not None
+    except internal_error():
+        return False
+
+
+def overflow_of_scaler(incident: Incident, memory: Numbers, root: torch.Tensor) -> bool:
+    """Whether a non-finite root is a GradScaler's business: only scaling made it so, or it is the first in a row."""
+    if not scaler_in_use(memory):
+        memory.unscaled_bad = 0
+        return False
+    node = root.grad_fn
+    unscaled = None
+    if node is not None and type(node).__name__ == "MulBackward0" and node.next_functions and node.next_functions[0][0] is not None:
+        from gradguard.analysis.graph.node_values import GraphValues
+
+        unscaled = GraphValues([node], [tensor for _, tensor in incident.names.tensor_bindings()]).input(node, 0)
+    if unscaled is None:
+        if not bool(torch.isnan(root).any()):  # too large for the scale, which the scaler will halve
+            return True
+    elif bool(torch.isfinite(unscaled).all()):
+        return True
+    memory.unscaled_bad += 1
+    return memory.unscaled_bad < 2
+
+
+_LINE_SEARCH = 25  # points that LBFGS tries at most
+
+
+def searching_line(incident: Incident, memory: Numbers) -> bool:
+    """Whether the loss is that of a point which LBFGS only tries: it backs off from points that are not finite."""
+    for view in incident.frames:
+        if view.code_name == "step" and not view.is_user:
+            optimizer = view.locals.get("self")
+            if isinstance(optimizer, torch.optim.Optimizer) and any(base.__name__ == "LBFGS" for base in type(optimizer).__mro__):
+                memory.tried += 1
+                return memory.tried <= _LINE_SEARCH
+    memory.tried = 0
+    return False

@@ -1,0 +1,1 @@
+"""GG502 nonfinite-backward: the rule and the causes it tells apart."""

@@ -1,0 +1,1 @@
+"""GG504 vanishing-gradient: the rule and the causes it tells apart."""

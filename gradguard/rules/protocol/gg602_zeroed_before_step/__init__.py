@@ -1,0 +1,1 @@
+"""GG602 zeroed-before-step: the rule and the causes it tells apart."""

@@ -1,0 +1,1 @@
+"""GG603 optimizer-missing-parameters: the rule and the causes it tells apart."""

@@ -1,0 +1,1 @@
+"""GG605 parameter-without-grad: the rule and the causes it tells apart."""

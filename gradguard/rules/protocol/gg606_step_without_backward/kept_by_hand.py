@@ -1,0 +1,94 @@
+"""A gradient that was set by hand once, and that every step applies again while backward fills others. Part of GG606."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.analysis.places.source import ResolvedSite, at_line, dotted, resolve
+from gradguard.analysis.program.syntax import Source
+from gradguard.analysis.incident import Incident
+from gradguard.rules import wording
+from gradguard.monitors.optimizer_books import Book
+from gradguard.rules.spans import function_around, the_one
+
+_NAMES = ("grad", "_grad")
+
+
+def told(incident: Incident, book: Book, code: str, name: str) -> Diagnosis | None:
+    """The statement that sets the gradient, or the condition that keeps it from running again."""
+    used = [p for p in book.parameters() if p.grad is not None]
+    if not used or not any(bool(p.grad.any()) for p in used[:8] if p.grad is not None):
+        return None
+    optimizer = wording.optimizer_name(book, incident)
+    place = the_one(incident, _assignments)
+    guard = None if place is None else _guard(place)
+    culprit = None if place is None else place.statement_span("sets the gradient, and what it set is all that the steps get", "culprit")
+    set_once = None
+    if place is not None and guard is not None:
+        culprit = guard.statement_span("holds from the second time on: the gradient of the first time stays", "culprit")
+        set_once = place.statement_span("sets the gradient, once", "context")
+        if _asks_for_none(guard):
+            culprit = culprit.model_copy(update={"label": "holds only until there is a gradient: that of the first time stays"})
+    last = next((call for call in reversed(incident.memory["ledger"].calls()) if call.site is not None), None)
+    backward = None if last is None else wording.span(last.site, "fills the gradients of other tensors", "backward")
+    step = None if book.step_site is None else resolve(book.step_site)
+    function = None if place is None or place.function in (None, "<module>") else place.function
+    whose = f" in `{function}`" if function else ""
+    return Diagnosis(
+        code=code,
+        name=name,
+        severity="warning",
+        headline=f"`{optimizer}.step()` applies one and the same gradient at every step: its `.grad` was set by hand{whose}, and nothing "
+        "has changed it since",
+        culprit=culprit or (None if step is None else step.span("applies the gradient that it has applied before", "culprit")),
+        related=wording.spans(set_once, backward, wording.span(book.step_site, "applies it again", "context")),
+        tensors=wording.facts(used, incident.names),
+        explanation=f"At {book.kept + 1} steps in a row `.grad` of every parameter of `{optimizer}` was the same tensor with the same "
+        "values, though backward ran in between. `zero_grad()` sets `.grad` to None unless it is given `set_to_none=False`: a tensor "
+        "that two parameters share as their gradient is let go by one of them, and backward makes it a new one.",
+        fixes=[
+            Fix(
+                title="Hand the gradients over after each backward, not only while `.grad` is None",
+                safety="unsafe",
+                detail="`p.grad = q.grad` for every pair of parameters, at every step.",
+            )
+        ],
+        confidence="likely",
+    )
+
+
+def _assignments(sources: list[Source]) -> Iterator[tuple[Source, ast.stmt]]:
+    """`p.grad = ...`, `p._grad = ...`, except for None."""
+    for source in sources:
+        for node in ast.walk(source.tree or ast.Module([], [])):
+            if not isinstance(node, ast.Assign) or (isinstance(node.value, ast.Constant) and node.value.value is None):
+                continue
+            if any(isinstance(t, ast.Attribute) and t.attr in _NAMES for t in node.targets):
+                yield source, node
+
+
+def _guard(place: ResolvedSite) -> ResolvedSite | None:
+    """The condition on a gradient that lets the statement run only while there is none."""
+    source, statement = place.source, place.statement
+    if source is None or statement is None:
+        return None
+    function = function_around(source, statement)
+    for node in ast.walk(function) if function is not None else ():
+        if not isinstance(node, ast.If) or not isinstance(node.test, ast.Compare) or len(node.test.ops) != 1:
+            continue
+        about = (dotted(node.test.left) or "").rpartition(".")[2]
+        none = isinstance(node.test.comparators[0], ast.Constant) and node.test.comparators[0].value is None
+        if about not in _NAMES or not none:
+            continue
+        leaves = any(isinstance(each, (ast.Return, ast.Continue, ast.Break)) for each in node.body)
+        within = any(each is statement for part in node.body for each in ast.walk(part)) and not node.orelse
+        if within if isinstance(node.test.ops[0], ast.Is) else leaves and node.lineno < statement.lineno:
+            return at_line(source.filename, node.lineno)
+    return None
+
+
+def _asks_for_none(guard: ResolvedSite) -> bool:
+    test = getattr(guard.statement, "test", None)
+    return isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Is)

@@ -1,0 +1,291 @@
+"""# GG608 graph-retained
+
+## What it is
+The autograd graphs of old steps are still alive, and there are more of them with every step: something keeps tensors of
+theirs with their `grad_fn`.
+
+## Why it is wrong
+A tensor with a `grad_fn` holds the whole graph it came from. Memory grows until it runs out, each step takes a little longer,
+and a later backward through the old graph fails.
+
+## Example
+    self.loss_average = 0.9 * self.loss_average + 0.1 * loss     # holds the graph of every iteration
+    losses.append(loss)
+
+## Use instead
+    self.loss_average = 0.9 * self.loss_average + 0.1 * loss.detach()
+    losses.append(loss.item())
+
+## Fix safety
+Safe where the value is only looked at (logging, running statistics): values stay the same.
+
+## When it speaks, what silences it
+When five or more graphs that are at least 16 steps old live, over a span of 48 steps or more, and their number grows between
+two looks (every eighth to 64th backward). Graphs kept within a step or for a window of steps are silent.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import nn
+
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.analysis.live.holders import Holding, holdings
+from gradguard.analysis.places.source import ResolvedSite, assignments_to, at_line, dotted
+from gradguard.analysis.program.syntax import Source, load
+from gradguard.rules.base import Rule
+from gradguard.analysis.incident import Incident
+from gradguard.rules import wording
+from gradguard.rules.spans import attribute_sets, class_node
+from gradguard.monitors.retained_graphs import KEY, Tag
+from gradguard.core.foreign_exceptions import internal_error
+
+CODE, NAME = "GG608", "graph-retained"
+
+
+class Options(BaseModel):
+    """What can be set under `rules: {GG608: ...}`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    age: int = Field(default=16, ge=2, le=1_000, description="steps after which a graph that still lives counts as kept")
+    graphs: int = Field(default=5, ge=3, le=24, description="so many of them must live, over three times that many steps, before it speaks")
+
+
+_NODES = 30_000
+_TENSORS = 200
+_ADDS = ("append", "appendleft", "add", "extend", "insert", "update", "setdefault", "put")
+
+
+@dataclass
+class Keeper:
+    """One variable, attribute or container through which old graphs live."""
+
+    holding: Holding
+    tags: set[int] = field(default_factory=set)
+    tensors: int = 0
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    """What holds the old graphs, and the line that puts it there."""
+    data = incident.suspicion.data
+    keepers = _keepers(incident, data["step"])
+    if not keepers:
+        return None
+    most = max(len(each.tags) for each in keepers)
+    main = [each for each in keepers if 2 * len(each.tags) >= most]
+    first = main[0]
+    names = [_shown(each) for each in main]
+    places = [_place(incident, each) for each in main]
+    culprit_place = next((place for place in places if place is not None), None)
+    label = (
+        f"`{first.holding.attribute}` is computed from its own last value, with the graphs of all steps before"
+        if _is_chain(first)
+        else f"keeps tensors of every step in `{first.holding.name}` with their graphs"
+    )
+    culprit: SourceSpan | None = None if culprit_place is None else culprit_place.statement_span(label, "culprit")
+    related = [place.statement_span("and so does this", "context") for place in places[1:3] if place is not None]
+    subject = " and ".join(f"`{name}`" for name in dict.fromkeys(names[:3]))
+    return Diagnosis(
+        code=CODE,
+        name=NAME,
+        severity="warning",
+        headline=f"{subject} {'keep' if len(set(names[:3])) > 1 else 'keeps'} the graphs of old steps alive: memory grows with every step",
+        culprit=culprit,
+        related=wording.spans(*related),
+        explanation=(
+            f"Graphs of steps back to step {data['since']} are still alive at step {data['step']}, {data['old']} of those that "
+            "were marked, and more at every look. "
+            f"They hang on {subject}: a tensor with a grad_fn holds everything it was computed from."
+        ),
+        fixes=[
+            Fix(
+                title=f"Keep {_value(culprit_place)} detached (`.detach()`, or `.item()` for a number)"
+                if culprit_place is not None
+                else "Detach what is kept (`.detach()`, or `.item()` for a number)",
+                safety="safe",
+                detail="The values stay the same; only the graph is let go.",
+            )
+        ],
+        avoid=["`gc.collect()` or `torch.cuda.empty_cache()`: the memory is in use, not fragmented"],
+    )
+
+
+def _keepers(incident: Incident, step: int) -> list[Keeper]:
+    reached: list[tuple[torch.Tensor, set[int]]] = []
+    oldest = step - incident.options(RULE).age
+    for tensor in _live_tensors():
+        tags = _old_tags(tensor, oldest)
+        if tags:
+            reached.append((tensor, tags))
+        if len(reached) >= _TENSORS:
+            break
+    found: OrderedDict[tuple[Any, ...], Keeper] = OrderedDict()
+    ignore = {id(reached), *(id(item) for item in reached)}
+    reached.sort(key=lambda item: -len(item[1]))
+    for tensor, tags in reached[:40]:
+        for holding in holdings(tensor, incident.user_frames, ignore)[:2]:
+            key = (
+                holding.attribute,
+                id(type(holding.owner)) if holding.owner is not None else None,
+                holding.frame.f_code if holding.frame is not None else None,
+            )
+            keeper = found.setdefault(key, Keeper(holding))
+            keeper.tags |= tags
+            keeper.tensors += 1
+    return sorted(found.values(), key=lambda each: -len(each.tags))
+
+
+def _live_tensors() -> list[torch.Tensor]:
+    found = []
+    for obj in gc.get_objects():
+        if issubclass(type(obj), torch.Tensor):
+            try:
+                if obj.grad_fn is not None:
+                    found.append(obj)
+            except internal_error():
+                continue
+    return found
+
+
+def _old_tags(tensor: torch.Tensor, until: int) -> set[int]:
+    """Backward counts of the graphs made up to a step that a tensor reaches."""
+    node = tensor.grad_fn
+    seen = {node}
+    stack: list[Any] = [node]
+    tags: set[int] = set()
+    while stack and len(seen) < _NODES:
+        node = stack.pop()
+        tag = node.metadata.get(KEY) if node.next_functions else None
+        if isinstance(tag, Tag) and tag.step <= until:
+            tags.add(tag.backward)
+        for each, _ in node.next_functions:
+            if each is not None and each not in seen:
+                seen.add(each)
+                stack.append(each)
+    return tags
+
+
+def _is_chain(keeper: Keeper) -> bool:
+    return keeper.tensors <= len(keeper.tags) // 2 + 1 and not keeper.holding.through
+
+
+def _shown(keeper: Keeper) -> str:
+    return keeper.holding.name
+
+
+def _place(incident: Incident, keeper: Keeper) -> ResolvedSite | None:
+    """The statement that puts the tensor where it is kept."""
+    holding = keeper.holding
+    if holding.owner is not None:
+        kind = holding.owner if isinstance(holding.owner, type) else type(holding.owner)
+        places = [place for place in attribute_sets(kind, holding.attribute) if place.statement is not None]
+        again = [
+            place for place in places if _reads(place.statement, f"self.{holding.attribute}") or isinstance(place.statement, ast.AugAssign)
+        ]
+        found = class_node(kind)
+        adds = [] if found is None else _adds(found[0], holding.attribute)
+        if holding.through and adds:
+            return adds[0]
+        later = [place for place in places if place.function.rpartition(".")[2] != "__init__"]
+        return next(iter([*again, *adds, *later]), None)
+    for source, scope in _scopes(incident, holding):
+        statements = assignments_to(scope, holding.attribute)
+        again_here = [s for s in statements if isinstance(s, ast.AugAssign) or _reads(s, holding.attribute)]
+        adds = _adds(source, holding.attribute)
+        if adds and (holding.through or not again_here):
+            return adds[0]
+        if again_here or statements:
+            return at_line(source.filename, (again_here or statements[-1:])[0].lineno)
+    return None
+
+
+def _scopes(incident: Incident, holding: Holding) -> list[tuple[Source, ast.AST]]:
+    views = [view for view in incident.user_frames if holding.frame is None or view.frame is holding.frame] or incident.user_frames
+    found: list[tuple[Source, ast.AST]] = []
+    for view in views:
+        source = load(view.frame.f_code.co_filename)
+        if source is None or source.tree is None:
+            continue
+        from gradguard.analysis.places.source import function_def
+
+        function = None if view.is_module_level else function_def(view.frame.f_code)
+        found.append((source, function if function is not None else source.tree))
+    return found
+
+
+def _adds(source: Source, name: str) -> list[ResolvedSite]:
+    """Statements that put something into a container: `name.append(...)`, `name[k] = ...`, `name[k].append(...)`.
+
+    Of several, those that keep plain values are none of them.
+    """
+    assert source.tree is not None
+    found: list[tuple[int, ast.expr]] = []
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _ADDS and node.args:
+            if _container(node.func.value) == name:
+                found.append((node.lineno, node.args[-1]))
+        elif isinstance(node, (ast.Assign, ast.AugAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(t, ast.Subscript) and _container(t) == name for t in targets):
+                found.append((node.lineno, node.value))
+    lines = [line for line, value in found if not _is_plain(value)] or [line for line, _ in found]
+    return [place for line in sorted(set(lines)) if (place := at_line(source.filename, line)) is not None]
+
+
+def _container(node: ast.expr) -> str | None:
+    """`kept` of `self.kept[name]`, `kept.setdefault(name, [])` and the like."""
+    while True:
+        if isinstance(node, ast.Subscript):
+            node = node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("setdefault", "get"):
+            node = node.func.value
+        else:
+            return (dotted(node) or "").split(".")[-1] or None
+
+
+def _is_plain(value: ast.expr) -> bool:
+    """Whether what is kept has no graph, as far as the expression says."""
+    if isinstance(value, (ast.Constant, ast.List, ast.Dict)) and not any(isinstance(node, ast.Name) for node in ast.walk(value)):
+        return True
+    return any(isinstance(node, ast.Attribute) and node.attr in ("detach", "item", "tolist", "numpy", "data") for node in ast.walk(value))
+
+
+def _reads(statement: ast.stmt | None, name: str) -> bool:
+    value = getattr(statement, "value", None)
+    return value is not None and any(isinstance(node, (ast.Name, ast.Attribute)) and dotted(node) == name for node in ast.walk(value))
+
+
+def _value(place: ResolvedSite) -> str:
+    """The part of the statement that carries the graph, shortly."""
+    statement = place.statement
+    value = getattr(statement, "value", None)
+    if isinstance(value, ast.Call) and value.args and isinstance(value.func, ast.Attribute) and value.func.attr in _ADDS:
+        value = value.args[-1]
+    parts: list[ast.expr] = []
+    if isinstance(value, ast.Dict):
+        parts = value.values
+    elif isinstance(value, (ast.Tuple, ast.List)):
+        parts = value.elts
+    carried = [part for part in parts if not isinstance(part, ast.Constant)]
+    if carried:  # the container is none of torch's: what is in it can be detached
+        return " and ".join(f"`{wording.short(ast.unparse(part), 32)}`" for part in carried[:3])
+    return f"`{wording.short(ast.unparse(value), 40)}`" if isinstance(value, ast.AST) else "the value"
+
+
+_ = nn
+RULE = Rule(
+    code=CODE,
+    name=NAME,
+    summary="graphs of old steps are kept alive and pile up",
+    recognise=recognise,
+    moments=frozenset({"suspicion"}),
+    severity="warning",
+)

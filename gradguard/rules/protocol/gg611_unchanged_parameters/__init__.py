@@ -1,0 +1,1 @@
+"""GG611 unchanged-parameters: the rule and the causes it tells apart."""

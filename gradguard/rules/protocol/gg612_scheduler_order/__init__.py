@@ -1,0 +1,1 @@
+"""GG612 scheduler-order: the rule and the causes it tells apart."""

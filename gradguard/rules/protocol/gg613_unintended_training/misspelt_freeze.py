@@ -1,0 +1,113 @@
+"""A freeze that is misspelt: `p.require_grad = False` sets an attribute that nothing reads. Part of GG613."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.analysis.program.syntax import Source
+from gradguard.fixes.edits import replaced
+from gradguard.analysis.incident import Incident
+from gradguard.rules import wording
+from gradguard.monitors.optimizer_books import Book
+from gradguard.rules.spans import the_one, written_in
+from gradguard.core.safe_read import attributes, modules_in, parameters_in
+
+_MEANT = "requires_grad"
+_ALIKE = 0.88  # of `difflib`: a letter or two missing, doubled or swapped
+# where one is set in a text: one of the two words is whole in a name that is so alike
+_LIKELY = re.compile(r"""\w*(?:grad|require)\w*(?=\s*=[^=]|["'])""")
+
+
+def misspelt(incident: Incident, book: Book, moved: set[int], code: str, name: str) -> Diagnosis | None:
+    """Parameters that are trained though they, or a module around them, carry such an attribute with the value False."""
+    found: dict[str, dict[int, torch.Tensor]] = {}
+    for parameter in book.parameters():
+        if id(parameter) in moved and parameter.requires_grad and (wrong := _wrong(parameter)) is not None:
+            found.setdefault(wrong, {})[id(parameter)] = parameter
+    on_modules = not found
+    if on_modules and _set_anywhere(incident):
+        for _, root in incident.names.modules:
+            for module in modules_in(root):
+                wrong = _wrong(module)
+                inside = [p for p in parameters_in(module) if id(p) in moved and p.requires_grad] if wrong is not None else []
+                if wrong is not None and inside:
+                    found.setdefault(wrong, {}).update((id(p), p) for p in inside)
+    if not found:
+        return None
+    wrong, frozen = max(found.items(), key=lambda item: len(item[1]))
+    place = the_one(incident, lambda sources: _sets(sources, wrong))
+    parameters = list(frozen.values())
+    shown = wording.listed(wording.parameter_names(parameters, incident.names), len(parameters))
+    many = len(parameters) > 1
+    optimizer = wording.optimizer_name(book, incident)
+    right = f"{_MEANT}_(False)" if on_modules else f"{_MEANT} = False"
+    return Diagnosis(
+        code=code,
+        name=name,
+        severity="warning",
+        headline=f"{shown} {'are' if many else 'is'} trained although `{wrong} = False` was to freeze {'them' if many else 'it'}: the flag "
+        f"is called `{_MEANT}`",
+        culprit=None if place is None else place.statement_span(f"sets a new attribute `{wrong}`, which PyTorch never reads", "culprit"),
+        related=wording.spans(wording.span(book.step_site, f"`{optimizer}` changes {'them' if many else 'it'} here", "context")),
+        tensors=wording.facts(parameters, incident.names),
+        explanation=f"Python sets an attribute of any name without complaint. `{_MEANT}` of {shown} is still True, and each of the "
+        f"{book.steps} steps of `{optimizer}` has changed {'them' if many else 'it'}.",
+        fixes=[Fix(title=f"Write `{right}`", safety="unsafe", patch=None if on_modules else _patch(place, wrong))],
+    )
+
+
+def _set_anywhere(incident: Incident) -> bool:
+    """Whether any file of the user's sets such an attribute, or has its name for `setattr`."""
+    for source in written_in(incident, lambda text: any(map(_alike, set(_LIKELY.findall(text))))):
+        for node in ast.walk(source.tree or ast.Module([], [])):
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _alike(node.attr):
+                return True
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and _alike(node.value):
+                return True
+    return False
+
+
+def _alike(name: str) -> bool:
+    matcher = difflib.SequenceMatcher(None, name, _MEANT)
+    return name != _MEANT and matcher.real_quick_ratio() >= _ALIKE and matcher.ratio() >= _ALIKE
+
+
+def _wrong(thing: torch.Tensor | nn.Module) -> str | None:
+    """The attribute that looks like the flag and is not it; private ones may be somebody's memory of it."""
+    for key, value in attributes(thing).items():
+        if not key.startswith("_") and value is False and _alike(key):
+            return key
+    return None
+
+
+def _targets(statement: ast.stmt, wrong: str) -> list[ast.Attribute]:
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    return [target for target in targets if isinstance(target, ast.Attribute) and target.attr == wrong]
+
+
+def _sets(sources: list[Source], wrong: str) -> Iterator[tuple[Source, ast.stmt]]:
+    for source in sources:
+        for node in ast.walk(source.tree or ast.Module([], [])):
+            if isinstance(node, ast.Assign) and _targets(node, wrong):
+                yield source, node
+
+
+def _patch(place: Any, wrong: str) -> str | None:
+    """The name put right."""
+    if place is None or place.source is None or place.statement is None:
+        return None
+    source: Source = place.source
+    changes: list[tuple[ast.AST, str]] = [
+        (target, f"{text[: -len(wrong)]}{_MEANT}")
+        for target in _targets(place.statement, wrong)
+        if (text := source.segment(target)) is not None and text.endswith(wrong)
+    ]
+    return replaced(source, changes) if changes else None

@@ -1,0 +1,217 @@
+"""Places of the user's source that a protocol rule points at: where an attribute is set, a step stands, a flag is switched."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Callable, Iterable, Iterator
+
+from gradguard.core.callsite import USER_FILES
+from gradguard.core.diagnosis import SourceSpan
+from gradguard.analysis.places.source import ResolvedSite, at_line, dotted
+from gradguard.analysis.program.syntax import FUNCTIONS, Source, load
+from gradguard.analysis.program.user_files import loaded_files, sources_of
+from gradguard.fixes.edits import replaced
+from gradguard.analysis.incident import Incident
+from gradguard.core.safe_read import class_attributes, function_code
+
+NOT_CALLED = "names the method: without `()` nothing runs"
+Loop = ast.For | ast.AsyncFor | ast.While
+_MOST_FILES = 200
+
+
+def in_tiers(incident: Incident) -> Iterator[list[Source]]:
+    """The user's loaded files: those that take part, then every other imported module's.
+
+    What a rule looks for counts where a tier has exactly one such place; of two, neither is known to be the one.
+    """
+    files = dict.fromkeys(source.filename for source in incident.sources)
+    for call in reversed(incident.journal.backwards):  # the newest: earlier ones may be another program's in this thread
+        if call.site is not None:
+            files.setdefault(call.site.code.co_filename)
+            break
+    first = dict(files)
+    yield sources_of(first)
+    files.update(dict.fromkeys(loaded_files()))
+    yield sources_of([file for file in files if file not in first][:_MOST_FILES])
+
+
+def written_in(incident: Incident, has: Callable[[str], object]) -> list[Source]:
+    """The user's loaded files whose text has something: asked of sound training before anything dear is looked at.
+
+    No other file is parsed, and no module looked for among all objects alive, which takes a tenth of a second in a large process.
+    """
+    files = dict.fromkeys(view.frame.f_code.co_filename for view in incident.user_frames)
+    files.update(dict.fromkeys(file for file in list(linecache.cache) if USER_FILES[file]))  # a notebook's cells
+    files.update(dict.fromkeys(loaded_files()))
+    return sources_of([file for file in files if has("".join(linecache.getlines(file)))])
+
+
+def only_one(made: ResolvedSite | None, found: Iterable[tuple[Source, ast.stmt]]) -> tuple[str, int] | None:
+    """File and line of the one statement, of those that do not run before the optimizer is made; of several, none is known to be it."""
+
+    def before(source: Source, node: ast.stmt) -> bool:
+        same = made is not None and made.file == source.filename and made.enclosing_function is function_around(source, node)
+        return same and made is not None and node.lineno <= made.line
+
+    places = {(source.filename, node.lineno) for source, node in found if not before(source, node)}
+    return places.pop() if len(places) == 1 else None
+
+
+def function_around(source: Source, node: ast.AST) -> ast.AST | None:
+    """The function whose body a node stands in."""
+    return next((above for above in source.ancestors(node) if isinstance(above, FUNCTIONS)), None)
+
+
+def the_one(incident: Incident, find: Callable[[list[Source]], Iterable[tuple[Source, ast.stmt]]]) -> ResolvedSite | None:
+    """The statement that a search finds in the nearest tier that has any; of several there, none is known to be it."""
+    for sources in in_tiers(incident):
+        places = {(source.filename, node.lineno) for source, node in find(sources)}
+        if places:
+            return at_line(*places.pop()) if len(places) == 1 else None
+    return None
+
+
+def class_node(kind: type) -> tuple[Source, ast.ClassDef] | None:
+    """The source of a class of the user's."""
+    for base in kind.__mro__:
+        for value in class_attributes(base).values():
+            code = function_code(value)
+            if code is None or value.__qualname__.rpartition(".")[0] != base.__qualname__:
+                continue
+            if not USER_FILES[code.co_filename]:
+                break
+            source = load(code.co_filename)
+            if source is None or source.tree is None:
+                break
+            for node in ast.walk(source.tree):
+                if (
+                    isinstance(node, ast.ClassDef)
+                    and node.name == base.__name__
+                    and node.lineno <= code.co_firstlineno <= (node.end_lineno or 0)
+                ):
+                    return source, node
+        if base is kind and base.__module__.startswith("torch."):
+            return None
+    return None
+
+
+def attribute_set(kind: type, name: str) -> ResolvedSite | None:
+    """Where a class sets `self.<name>`, in `__init__` if it does so there."""
+    found = class_node(kind)
+    if found is None:
+        return None
+    source, tree = found
+    places: list[ast.stmt] = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign))
+        and any(dotted(target) == f"self.{name}" for target in _targets(node))
+    ]
+    places += [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Call)
+        and dotted(node.value.func) in ("self.register_parameter", "self.add_module", "setattr")
+        and any(isinstance(argument, ast.Constant) and argument.value == name for argument in node.value.args)
+    ]
+    return at_line(source.filename, places[0].lineno) if places else None
+
+
+def attribute_sets(kind: type, name: str) -> list[ResolvedSite]:
+    """Every place of the class where `self.<name>` is set."""
+    found = class_node(kind)
+    if found is None:
+        return []
+    source, tree = found
+    lines = [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign))
+        and any(dotted(target) == f"self.{name}" for target in _targets(node))
+    ]
+    return [place for line in lines if (place := at_line(source.filename, line)) is not None]
+
+
+def _targets(node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> Iterator[ast.expr]:
+    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+        if isinstance(target, (ast.Tuple, ast.List)):
+            yield from target.elts
+        else:
+            yield target
+
+
+def calls_of(source: Source, method: str, receiver: str | None = None) -> list[ast.Call]:
+    """Calls `<receiver>.<method>(...)` in a file, in source order."""
+    assert source.tree is not None
+    found = []
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == method:
+            name = dotted(node.func.value)
+            if receiver is None or (name is not None and name.split(".")[-1] == receiver.split(".")[-1]):
+                found.append(node)
+    return sorted(found, key=lambda node: (node.lineno, node.col_offset))
+
+
+def gate_of(source: Source, call: ast.AST) -> ast.If | None:
+    """The innermost `if` of the same function that decides whether a call is made."""
+    child = call
+    for above in source.ancestors(call):
+        if isinstance(above, ast.If) and child is not above.test:
+            return above
+        if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            return None
+        child = above
+    return None
+
+
+def statement_span(source: Source, node: ast.AST, label: str) -> SourceSpan | None:
+    """A node's place as the culprit."""
+    from gradguard.analysis.program.syntax import range_of
+
+    place = range_of(node)
+    return None if place is None else source.span(place, label, "culprit", source.qualname_around(node))
+
+
+def bare_name(source: Source, scope: ast.AST, method: str, receiver: str | None = None) -> ast.Attribute | None:
+    """The one statement that only names a method (`optimizer.step`, without a call)."""
+    found = [
+        node.value
+        for node in ast.walk(scope)
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Attribute)
+        and node.value.attr == method
+        and (receiver is None or (dotted(node.value.value) or "").rpartition(".")[2] == receiver.rpartition(".")[2])
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def named_not_called(source: Source, scope: ast.AST, method: str, receiver: str | None = None) -> SourceSpan | None:
+    """The same as the culprit."""
+    found = bare_name(source, scope, method, receiver)
+    return None if found is None else statement_span(source, found, NOT_CALLED)
+
+
+def not_called(sources: Iterable[Source], method: str, receiver: str | None = None) -> tuple[SourceSpan, str | None] | None:
+    """The one such statement of several files, and the diff that calls the method."""
+    named = [(each, bare_name(each, each.tree, method, receiver)) for each in sources if each.tree is not None]
+    found = [(each, node) for each, node in named if node is not None]
+    span = statement_span(*found[0], NOT_CALLED) if len(found) == 1 else None
+    if span is None:
+        return None
+    source, node = found[0]
+    return span, replaced(source, [(node, f"{source.segment(node)}()")])
+
+
+def names_in(node: ast.AST | None) -> list[str]:
+    """Variables that an expression reads, plain names and last parts of dotted ones."""
+    if node is None:
+        return []
+    found: dict[str, None] = {}
+    for each in ast.walk(node):
+        if isinstance(each, (ast.Name, ast.Attribute)):
+            name = dotted(each)
+            if name is not None:
+                found.setdefault(name)
+    return [name for name in found if not any(other.startswith(name + ".") for other in found)]

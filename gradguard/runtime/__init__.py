@@ -1,0 +1,1 @@
+"""Opens and closes a guarded session and routes what its probes see."""

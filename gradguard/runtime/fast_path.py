@@ -1,0 +1,150 @@
+"""The calm step: untraced, between two windows in which gradients are followed, with nothing odd about.
+
+Most steps of a long training are calm, and nearly all that a guard costs there is Python that asks whether there is anything to
+do. So the rules say when they have business (`Rule.idle`) and at how many backward calls they need no more than the loss
+(`Rule.ahead`); that far the steps are coasted through (`gradguard.instrumentation.event_buffer`), and what happened is told to the journal, the ledger
+and the rules when the stretch ends: `catch_up`, before anything out of the ordinary is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from gradguard.core.callsite import CallSite
+from gradguard.instrumentation.event_buffer import Coast, Event, Place, Where
+from gradguard.instrumentation.facts import BackwardFact, StepFact
+from gradguard.monitors import idle_ledger
+
+if TYPE_CHECKING:
+    from gradguard.rules.base import Ahead, Rule
+    from gradguard.runtime.session import Session
+
+_STEPS = 128  # the longest stretch: what could give a rule business from elsewhere (a replica made) can wait that long
+_STACK = 12  # frames a fact keeps
+
+Idle = Callable[[dict[str, Any]], bool]
+
+
+class Calm:
+    """What has to be asked of the rules before a stretch of calm steps; made once a run.
+
+    Args:
+        rules: all that look at untraced steps.
+    """
+
+    PART = "fast path"
+
+    def __init__(self, rules: tuple[Rule, ...]) -> None:
+        self.possible = all(rule.idle is not None or rule.ahead is not None for rule in rules)
+        self._idle: tuple[Idle, ...] = tuple(dict.fromkeys(rule.idle for rule in rules if rule.idle is not None))
+        self.ahead: tuple[Ahead, ...] = tuple(dict.fromkeys(rule.ahead for rule in rules if rule.ahead is not None))
+
+    def begins(self, memory: dict[str, Any]) -> bool:
+        """Whether no rule has any business in the step that begins, as far as that can be known now."""
+        return self.possible and all(idle(memory) for idle in self._idle)
+
+    def calls(self, memory: dict[str, Any]) -> dict[Place, int]:
+        """How many backward calls at each place may go by with no more than a look at their loss."""
+        found: dict[Place, int] | None = None
+        for each in self.ahead:
+            calls = each.calls(memory)
+            found = calls if found is None else {place: min(count, calls[place]) for place, count in found.items() if place in calls}
+        return found or {}
+
+
+def set_off(session: Session) -> Coast | None:
+    """A calm step begins: how far it may be coasted from here; None where that is not worth a list."""
+    run = session.run
+    depth = run.depth.ahead()
+    steps, backwards = idle_ledger.ahead(run.ledger)
+    calls = run.calm.calls(run.memory)
+    if min(depth, steps, backwards) < 2 or not calls:
+        return None
+    optimizers = frozenset(run.ledger.books)
+    sizes = run.depth if run.depth.adaptive else None
+    coast = Coast(session, run, min(depth, steps, _STEPS), backwards, calls, optimizers, sizes)
+    run.ledger.coast = coast
+    return coast
+
+
+def catch_up(session: Session, coast: Coast) -> None:
+    """Tells the journal, the ledger and the rules what has been written down; the session is as if it had been told at once."""
+    run, journal, log = coast.run, session.journal, coast.log
+    ledger, depth = run.ledger, run.depth
+    ledger.coast = None
+    told = tuple(each.told for each in run.calm.ahead)
+    journal.later(Stretch(log, journal.backward_count, [journal.tick() for _ in log], session.step))
+    losses: dict[Place, list[float]] = {}
+    newest: dict[Place, int] = {}  # of the calls at a place
+    calls = journal.backward_count
+    for number, event in enumerate(log):
+        if number == coast.opened:
+            ledger.opened()
+        if event[0] == "backward":
+            calls += 1
+            code, lasti = event[1][0]
+            place = (id(code), lasti)
+            losses.setdefault(place, []).append(event[2])
+            newest[place] = calls
+            if not (coast.inside and number == len(log) - 1):
+                session._backwards += 1
+                ledger.backwards += 1
+        elif event[0] == "step":
+            idle_ledger.coasted(ledger, event[4], event[3](), event[1], event[5])
+            session.step += 1
+            session._backwards = 0
+            depth.steps += 1
+        elif (scheduler := event[2]()) is not None:
+            ledger.scheduler_stepped(scheduler, _site(event[1]))
+        else:
+            ledger.schedules.gone(event[3])
+    journal.backward_count = calls
+    for place in sorted(newest, key=newest.__getitem__):  # the newest call's last: it is the one that rules may be asked about
+        for tell in told:
+            tell(run.memory, place, newest[place], losses[place])
+    journal.step = session.step
+    if coast.opened == len(log):
+        ledger.opened()
+    if coast.inside:
+        coast.inside = False
+        session.depth = 1
+
+
+class Stretch:
+    """What was written down in a stretch of calm steps, as facts of the journal: made when somebody asks for them.
+
+    Args:
+        log: of the `Coast`.
+        calls: how many backward calls the thread had made before.
+        clocks: a reading for each entry of the list.
+        step: the number of the step in which the stretch began.
+    """
+
+    def __init__(self, log: list[Event], calls: int, clocks: list[int], step: int) -> None:
+        self._log = log
+        self._calls = calls
+        self._clocks = clocks
+        self._step = step
+
+    def __len__(self) -> int:
+        return len(self._log)
+
+    def facts(self) -> Iterator[BackwardFact | StepFact]:
+        """In the order of what happened."""
+        calls, step = self._calls, self._step
+        for event, clock in zip(self._log, self._clocks, strict=True):
+            if event[0] == "backward":
+                _, frames, _, root, seq, retain, ref = event
+                calls += 1
+                stack = tuple([CallSite(code, lasti) for code, lasti in frames[:_STACK]])
+                # neither creates a graph nor is traced or nested
+                yield BackwardFact(calls, clock, step, stack[0], "backward", (root,), seq, bool(retain), False, False, False, stack, (ref,))
+            elif event[0] == "step":
+                _, where, seq, optimizer, _, _ = event
+                yield StepFact(clock, seq, step, _site(where), optimizer, type(optimizer()).__name__)
+                step += 1
+
+
+def _site(where: Where) -> CallSite | None:
+    return None if where[0] is None else CallSite(where[0], where[1])

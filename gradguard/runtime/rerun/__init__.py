@@ -1,0 +1,1 @@
+"""Runs a failed step again, traced, and puts back what it changed."""

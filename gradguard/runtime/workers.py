@@ -1,0 +1,114 @@
+"""Worker processes of `torch.multiprocessing.spawn` run under the guard as well, when one is open where they are started.
+
+The worker function is wrapped in an object that carries the settings; in the child it opens a guard of its own around the
+function. What fails there reaches the parent as PyTorch has it: as text, now with the diagnosis in it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+from gradguard.core import ranks
+from gradguard.runtime.module_isolation import received_worker
+from gradguard.core.errors import GradGuardError, mark_seen
+from gradguard.probes.listeners import listener
+
+Divert = Callable[[Any, str, Callable[[Any], Any]], None]
+
+
+class GuardedWorker:
+    """A worker function and the settings to guard it with; can be pickled if the function can.
+
+    Args:
+        function: called as `function(index, *args)`.
+        settings: the settings as JSON.
+        report: the report file, None for no report.
+        folder: a folder that the workers of one launch share.
+    """
+
+    def __init__(self, function: Callable[..., Any], settings: str, report: str | None, folder: str) -> None:
+        self.function = function
+        self.settings = settings
+        self.report = report
+        self.folder = folder
+        self.__name__ = getattr(function, "__name__", type(function).__name__)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return received_worker, (self.function, self.settings, self.report, self.folder)
+
+    def __call__(self, index: int, *args: Any) -> Any:
+        """Runs the worker.
+
+        Raises:
+            GradGuardError: the diagnosis of what the function raised.
+        """
+        os.environ[ranks.SHARED] = self.folder
+        os.environ["GRADGUARD_WORKER"] = str(index)
+        try:
+            result = self._run(index, args)
+        except BaseException:
+            ranks.note_end("raised")
+            raise
+        ranks.note_end("returned")
+        return result
+
+    def _run(self, index: int, args: tuple[Any, ...]) -> Any:
+        from gradguard.runtime.guard import Guard
+        from gradguard.runtime.session import current_session
+        from gradguard.config.settings import Settings
+
+        session = current_session()
+        if session.guards:  # forked: the parent's guard came along
+            return session.guard.explaining(self.function, index, *args)
+        guard = Guard(settings=Settings.model_validate_json(self.settings))
+        if self.report is not None:
+            guard.report_to(self.report)
+        try:
+            with guard:
+                return self.function(index, *args)
+        except GradGuardError as error:  # without this function's frame: the parent is sent the text
+            guard.shorten(error)
+            raise
+
+
+def install(divert: Divert) -> None:
+    """Diverts the functions; `divert(owner, name, make)` keeps book of them."""
+    module = importlib.import_module("torch.multiprocessing.spawn")  # the package has a function of this name
+    divert(module, "start_processes", _start)
+    divert(getattr(module, "ProcessContext", object), "join", _join)
+
+
+def _start(original: Callable[..., Any]) -> Callable[..., Any]:
+    def guarded(fn: Any, *args: Any, **kwargs: Any) -> Any:
+        session = listener()
+        if session is None or isinstance(fn, GuardedWorker):
+            return original(fn, *args, **kwargs)
+        worker = fn
+        with session.lookout:
+            guard = session.guards[-1]
+            folder = tempfile.mkdtemp(prefix="gradguard-")
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            report = None if guard.report is None else str(guard.report.path)
+            worker = GuardedWorker(fn, guard.settings.model_dump_json(), report, folder)
+        return original(worker, *args, **kwargs)
+
+    return guarded
+
+
+def _join(original: Callable[..., Any]) -> Callable[..., Any]:
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        except GradGuardError:
+            raise
+        except Exception as error:
+            mark_seen(error)  # the worker's own guard has diagnosed it
+            raise
+
+    return guarded

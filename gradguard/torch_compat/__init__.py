@@ -1,0 +1,1 @@
+"""Private names of torch, each with its check and its fallback."""

@@ -1,0 +1,486 @@
+"""Every private torch name that gradguard uses, in one place, each with its check and its fallback.
+
+A new torch release that drops a name degrades the rules that need it; it never breaks training. `missing()` lists what
+this torch lacks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any, Literal, cast
+
+import torch
+
+from gradguard.torch_compat.saved_tensors import Unpacked, may_unpack
+from gradguard.core.foreign_exceptions import internal_error
+
+_absent: list[str] = []
+
+
+def _lookup(path: str, fallback: Any) -> Any:
+    found: Any = torch
+    *modules, _ = path.split(".")
+    if modules and modules[0] == "utils":  # its parts are not all imported with torch
+        try:
+            importlib.import_module(f"torch.{'.'.join(modules)}")
+        except ImportError:
+            pass
+    for part in path.split("."):
+        found = getattr(found, part, None)
+        if found is None:
+            _absent.append(f"torch.{path}")
+            return fallback
+    return found
+
+
+def missing() -> tuple[str, ...]:
+    """The private names this torch does not have."""
+    return tuple(_absent)
+
+
+# The sequence number that the next autograd node of this thread gets; a node's own is one below what is read right after.
+sequence_number: Callable[[], int] = _lookup("_C._autograd._get_sequence_nr", lambda: 0)
+_len_stack: Callable[[], int] | None = _lookup("_C._len_torch_function_stack", None)
+_push: Callable[[Any], None] | None = _lookup("_C._push_on_torch_function_stack", None)
+_pop: Callable[[], Any] | None = _lookup("_C._pop_torch_function_stack", None)
+_stack_at: Callable[[int], Any] | None = _lookup("_C._get_function_stack_at", None)
+_no_torch_function: Callable[[], AbstractContextManager[Any]] = _lookup("_C.DisableTorchFunction", nullcontext)
+# How many modes stand on this thread's two stacks.
+function_modes: Callable[[], int] = _len_stack or (lambda: 0)
+dispatch_modes: Callable[[], int] = _lookup("_C._len_torch_dispatch_stack", lambda: 0)
+# Whether `__torch_function__` of classes and modes is heard in this thread.
+functions_on: Callable[[], bool] = _lookup("_C._is_torch_function_enabled", lambda: True)
+_no_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _lookup("utils._python_dispatch._disable_current_modes", nullcontext)
+# The module of `torch.vmap`, which calls its `vmap_impl`.
+functorch: Any = _lookup("_functorch.apis", None)
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+ACCUMULATE_SEQ = 2**63  # AccumulateGrad nodes carry the maximum number, far above any count
+
+
+# Whether torch.jit.trace is recording this thread: what is asked of a tensor then goes into the traced program.
+jit_tracing: Callable[[], bool] = _lookup("_C._is_tracing", lambda: False)
+
+
+# Whether Dynamo is tracing, or a backend traces for it: probes then must do nothing at all. Torch's own function, which Dynamo knows.
+is_compiling: Callable[[], bool] = torch.compiler.is_compiling
+
+
+# The part of Dynamo that is C's, which is there before Dynamo is imported.
+eval_frame: Any = _lookup("_C._dynamo.eval_frame", None)
+
+
+def never_compile(code: Any) -> None:
+    """Dynamo leaves frames of this code alone, and looks at those called from them as always."""
+    try:
+        strategy = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT)
+        eval_frame.set_code_exec_strategy(code, strategy)
+    except AttributeError:  # other names in older releases, which also leave alone what lies in torch's files
+        pass
+
+
+def register_builtin(function: Any, operator: str) -> None:
+    """Has TorchScript take a function for one of its operators."""
+    try:
+        torch.jit._builtins._register_builtin(function, operator)
+    except AttributeError:
+        pass
+
+
+def dynamo_in_use() -> bool:
+    """Whether anything was compiled in this process: compiled modules complain about global module hooks."""
+    backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", None)
+    return backends is not None and any(backend is not None for backend in backends.values())
+
+
+def can_trace_ops() -> bool:
+    """Whether a function mode can be slipped under the user's own ones."""
+    return None not in (_len_stack, _push, _pop, _stack_at)
+
+
+def mode_is_active(mode: Any) -> bool:
+    """Whether this very function mode stands on this thread's stack."""
+    if _len_stack is None or _stack_at is None:
+        return False
+    size = _len_stack()  # asked some ten times a traced step, mostly of a stack of one
+    return size > 0 and (_stack_at(0) is mode or any(_stack_at(i) is mode for i in range(1, size)))
+
+
+def quiet() -> AbstractContextManager[Any]:
+    """What gradguard does with tensors inside is seen by no mode and no tensor subclass of the user's, nor by the op probe."""
+    if not dispatch_modes():
+        return _no_torch_function()
+    both = ExitStack()
+    both.enter_context(_no_torch_function())
+    both.enter_context(_no_dispatch_modes())
+    return both
+
+
+def others_watch() -> bool:
+    """Whether any function or dispatch mode is on in this thread, which would see what gradguard does with tensors."""
+    return bool(dispatch_modes() or function_modes())
+
+
+def call_alone(mode: Any, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What `torch.overrides.handle_torch_function` does for arguments without a `__torch_function__` where this mode, taken off the
+    stack meanwhile, is the only one there; without its look at every argument's class and its context manager."""
+    assert _pop is not None and _push is not None
+    _pop()
+    try:
+        return mode.__torch_function__(function, (), args, kwargs)
+    finally:
+        _push(mode)
+
+
+def stands_alone(mode: Any) -> bool:
+    """Whether this function mode is the only one on this thread's stack."""
+    return _len_stack is not None and _stack_at is not None and _len_stack() == 1 and _stack_at(0) is mode
+
+
+def users_modes() -> int:
+    """How many function modes stand on this thread's stack, those not counted that `insert_mode` put there."""
+    assert _len_stack is not None
+    return _len_stack() - sum(_inserted(i) for i in range(_len_stack()))
+
+
+def users_mode(index: int) -> Any:
+    """The function mode at this place of the stack, as `users_modes` counts."""
+    assert _len_stack is not None and _stack_at is not None
+    seen = [i for i in range(_len_stack()) if not _inserted(i)]
+    return _stack_at(seen[index] if 0 <= index < len(seen) else max(index, _len_stack()))
+
+
+def _inserted(index: int) -> bool:
+    assert _stack_at is not None
+    return getattr(type(_stack_at(index)), "HIDDEN", False) is True
+
+
+def insert_mode(mode: Any) -> None:
+    """Puts a function mode at the bottom of this thread's stack.
+
+    There, a user's own `with SomeMode():` that ends after ours was inserted pops its own mode, not ours. `torch.set_default_device`
+    does the same for the same reason, and insists on standing lowest of those that `users_modes` counts when it is taken away.
+    """
+    if _len_stack is None or _push is None or _stack_at is None:
+        return
+    if not _len_stack():
+        _push(mode)
+        return
+    stack = [_stack_at(i) for i in range(_len_stack())]
+    _restack([mode, *stack])
+
+
+def remove_mode(mode: Any) -> None:
+    """Takes a function mode off this thread's stack, wherever it stands; nothing happens if it is not there."""
+    if _len_stack is None or _pop is None or _stack_at is None or not mode_is_active(mode):
+        return
+    if _len_stack() == 1:
+        _pop()
+        return
+    stack = [_stack_at(i) for i in range(_len_stack())]
+    _restack([other for other in stack if other is not mode])
+
+
+def _restack(wanted: list[Any]) -> None:
+    """Makes these the function modes of this thread, bottom first. None gets lost, even if an exception from outside comes in between."""
+    try:
+        _restacked(wanted)
+    except BaseException:
+        _restacked(wanted)
+        raise
+
+
+def _restacked(wanted: list[Any]) -> None:
+    assert _len_stack is not None and _push is not None and _pop is not None and _stack_at is not None
+    same = 0
+    while same < min(len(wanted), _len_stack()) and _stack_at(same) is wanted[same]:
+        same += 1
+    while _len_stack() > same:
+        _pop()
+    for mode in wanted[same:]:
+        _push(mode)
+
+
+def node_sequence(node: Any) -> int:
+    """A graph node's sequence number (-1 where it has none); AccumulateGrad nodes report `ACCUMULATE_SEQ` or more."""
+    try:
+        return int(node._sequence_nr())
+    except internal_error():
+        return -1
+
+
+def is_a(value: Any, kind: type) -> bool:
+    """isinstance() by the class that an object has, not by the one it claims (`Mock(spec=...)`), and without asking the object."""
+    return kind in type(value).__mro__
+
+
+def grad_fn_of(tensor: Any) -> Any:
+    """A tensor's graph node; None where there is none or none can be had: a view whose base was written under no_grad raises when it is
+    asked, and what only looks like a tensor has whatever it has."""
+    if not is_a(tensor, torch.Tensor):
+        return None
+    try:
+        return tensor.grad_fn
+    except internal_error():
+        return None
+
+
+def only_leaf(node: Any, most: int) -> Any:
+    """The leaf that a node's value is a plain function of (`scale.exp()`), through at most so many nodes with one input each."""
+    for _ in range(most):
+        following = [source for source, _ in node.next_functions if source is not None]
+        if len(following) != 1:
+            return None
+        node = following[0]
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            return leaf
+    return None
+
+
+def leaves_behind(tensors: list[Any], most: int) -> tuple[list[Any], list[Any]]:
+    """The leaves that tensors were computed from, and the graph nodes on the way, of which there are so many at most."""
+    nodes = [node for tensor in tensors if (node := grad_fn_of(tensor)) is not None]
+    found = [tensor for tensor in tensors if tensor.is_leaf and tensor.requires_grad]
+    seen = set(nodes)
+    for node in nodes:  # grows while it is read
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            found.append(leaf)
+        for source, _ in node.next_functions:
+            if source is not None and source not in seen and len(seen) < most:
+                seen.add(source)
+                nodes.append(source)
+    return found, nodes
+
+
+def is_a_loss(tensor: Any, most: int) -> bool:
+    """Whether a tensor is a single number that one of torch's loss functions went into, among so many graph nodes at most."""
+    node = grad_fn_of(tensor)
+    if tensor.dim() or node is None:
+        return False
+    nodes = [node]
+    seen = set(nodes)
+    for node in nodes:  # grows while it is read
+        if "Loss" in node.name() or "CrossEntropy" in node.name():
+            return True
+        for source, _ in node.next_functions:
+            if source is not None and source not in seen and len(seen) < most:
+                seen.add(source)
+                nodes.append(source)
+    return False
+
+
+def output_metadata(node: Any) -> tuple[int, ...] | None:
+    """The shape of a node's first output as the node itself tells it; None in releases whose nodes do not (2.4)."""
+    try:
+        return tuple(int(length) for length in node._input_metadata[0].shape)
+    except internal_error():
+        return None
+
+
+def storage_key(tensor: torch.Tensor) -> int | None:
+    """Identifies the memory a tensor lives in, as long as that memory lives; None for tensors without a storage."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except internal_error():  # sparse, meta-like, functorch-wrapped tensors and subclasses without storage
+        return None
+
+
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a DTensor; any other tensor itself.
+
+    Values are read from this part only: operations on a DTensor may communicate, and no other rank takes part in them.
+
+    Raises:
+        ValueError: a tensor with a `__torch_dispatch__` of its own, which would see the operations that read it.
+    """
+    if type(tensor) in _PLAIN:
+        return tensor
+    sharded = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    if sharded is not None and issubclass(type(tensor), sharded):
+        return own_part(cast(Any, tensor)._local_tensor)
+    if has_own_dispatch(tensor):
+        raise ValueError("the values of this tensor are not to be had without its own code")
+    return tensor
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether there is memory behind a tensor's elements. FSDP frees that of gathered parameters, which are still saved in the
+    graph, by `storage.resize_(0)`: reading them then is a segmentation fault. Fake tensors have a device and the storage of a meta
+    tensor: a constant that `torch.export` made and a module kept."""
+    try:
+        storage = tensor.untyped_storage()
+        return storage.device.type != "meta" and (bool(storage.nbytes()) or not tensor.numel())
+    except internal_error():  # tensors without a storage find their values otherwise
+        return True
+
+
+def numpy_reachable(tensor: torch.Tensor) -> bool:
+    """Whether numpy can write this tensor's memory: such storages are not resizable."""
+    try:
+        return not tensor.untyped_storage().resizable()
+    except internal_error():
+        return False
+
+
+def version_of(tensor: torch.Tensor) -> int | None:
+    """The version counter; inference tensors have none."""
+    try:
+        return int(tensor._version)
+    except internal_error():
+        return None
+
+
+_raw_names: dict[type, tuple[str, ...]] = {}
+
+
+def _raw_saved_names(node: Any) -> tuple[str, ...]:
+    kind = type(node)
+    if "_forward_cls" in kind.__dict__:  # of a custom Function, which may capture anything: all of them have what their base has
+        kind = kind.__mro__[1]
+    names = _raw_names.get(kind)
+    if names is None:
+        if len(_raw_names) > 5_000:
+            _raw_names.clear()
+        names = _raw_names[kind] = tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+    return names
+
+
+def saved_slots(node: Any) -> Iterator[tuple[str, Any]]:
+    """The saved variables of a node, unchecked: pairs of (name such as `self`, `torch._C._autograd.SavedTensor`).
+
+    Yields nothing for nodes whose saved values are gone (a freed graph) or hidden.
+    """
+    for name in _raw_saved_names(node):
+        try:
+            value = getattr(node, name)
+        except internal_error():
+            continue
+        if value is None:
+            continue
+        short = name.removeprefix("_raw_saved_")
+        unpacked = ("saved_tensors" if hasattr(type(node), "_forward_cls") else f"_saved_{short}") if may_unpack() else None
+        if isinstance(value, (tuple, list)):
+            for i, item in enumerate(value):
+                yield f"{short}[{i}]", item if unpacked is None else Unpacked(node, unpacked, i)
+        else:
+            yield short, value if unpacked is None else Unpacked(node, unpacked)
+
+
+def saved_data(slot: Any) -> torch.Tensor | None:
+    """The tensor in a saved variable, without the version check that unpacking makes; None where torch hides it or its memory is freed."""
+    try:
+        data = slot.data
+    except internal_error():
+        return None
+    return data if isinstance(data, torch.Tensor) and has_memory(data) else None
+
+
+def _short_name(raw_name: str) -> str:
+    return raw_name.removeprefix("_raw_saved_")
+
+
+def held_by_hook(node: Any, name: str) -> bool:
+    """Whether a hook holds the saved value `name` of a node: unpacking it runs foreign code (checkpointing computes again)."""
+    try:
+        slot = getattr(node, f"_raw_saved_{name}")
+    except internal_error():
+        return False
+    slots = slot if isinstance(slot, (tuple, list)) else (slot,)
+    return any(getattr(one, "unpack_hook", None) is not None for one in slots)
+
+
+def check_saved(node: Any) -> str | None:
+    """PyTorch's own verdict on a node's saved values: its error text if reading them raises, else None.
+
+    Reads the public-looking `_saved_*` properties, which unpack and so compare versions exactly as backward does. What a
+    hook holds is left alone.
+    """
+    names = ["saved_tensors"] if hasattr(type(node), "_forward_cls") and not held_by_hook(node, "tensors") else []
+    names += [f"_saved_{name}" for name in map(_short_name, _raw_saved_names(node)) if not held_by_hook(node, name)]
+    for name in names:
+        try:
+            getattr(node, name, None)
+        except internal_error(RuntimeError) as error:
+            return str(error)
+        except internal_error():
+            continue
+    return None
+
+
+def saved_state(node: Any) -> Literal["held", "freed", "nothing"]:
+    """Whether a node's saved values are still there, without unpacking any that a hook holds (checkpointing would recompute).
+
+    "nothing": the node saves no tensor, so nothing shows whether a backward went through it.
+    """
+    verdict: Literal["held", "freed", "nothing"] = "nothing"
+    for name in _raw_saved_names(node):
+        try:
+            value = getattr(node, name)
+        except internal_error(RuntimeError):  # lists of saved values and custom Functions answer with the error itself
+            return "freed"
+        except internal_error():
+            continue
+        single = not isinstance(value, (tuple, list))
+        for slot in (value,) if single else value:
+            if slot is None:
+                continue
+            if getattr(slot, "unpack_hook", None) is not None or _slot_data(slot) is not None:
+                verdict = "held"
+            elif single:  # empty: an optional that was never saved, or a value that was let go; only reading tells, and no hook is there
+                try:
+                    if isinstance(getattr(node, name.replace("_raw_saved_", "_saved_")), torch.Tensor):
+                        verdict = "held"
+                except internal_error(RuntimeError):
+                    return "freed"
+                except internal_error():
+                    continue
+    return verdict
+
+
+def _slot_data(slot: Any) -> Any:
+    try:
+        return slot.data
+    except internal_error():
+        return None
+
+
+def parametrization_cache() -> list[torch.Tensor]:
+    """The tensors that an open `torch.nn.utils.parametrize.cached()` keeps."""
+    module = sys.modules.get("torch.nn.utils.parametrize")
+    kept = getattr(module, "_cache", None)
+    return [value for value in list(kept.values()) if isinstance(value, torch.Tensor)] if isinstance(kept, dict) else []
+
+
+def has_own_dispatch(tensor: torch.Tensor) -> bool:
+    """Whether a `__torch_dispatch__` answers for this tensor: such a tensor may have no memory of its own, though it says it has."""
+    try:
+        return bool(torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python))
+    except internal_error():
+        return type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter
+
+
+def checkpointed_function(frame: Any) -> Any:
+    """The function of a non-reentrant checkpoint, by torch's record of its forward (`_CheckpointFrame`); None where that is another's."""
+    recompute: Any = getattr(frame, "recompute_fn", None)
+    names = getattr(getattr(recompute, "__code__", None), "co_freevars", ())
+    try:
+        return recompute.__closure__[names.index("fn")].cell_contents
+    except (AttributeError, IndexError, TypeError, ValueError):
+        return None
+
+
+def ddp_finds_tensors(value: Any) -> bool:
+    """Whether DistributedDataParallel's search for unused parameters finds a tensor in what forward returned; True where that cannot be
+    asked. Which kinds of containers it looks into grew over the years."""
+    try:
+        from torch.nn.parallel import distributed
+
+        search: Any = distributed._find_tensors
+        return any(True for _ in search(value))
+    except internal_error():
+        return True
