@@ -16,27 +16,29 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from gradguard.renamed import Finder
+
 if TYPE_CHECKING:
     from gradguard.cli.rule_pages import explain
+    from gradguard.config.settings import Settings
+    from gradguard.config.suppressions import ignore
     from gradguard.core.diagnosis import Diagnosis
     from gradguard.core.errors import ConfigError, GradGuardError, GradGuardWarning
     from gradguard.runtime.guard import Guard, gradguard
-    from gradguard.config.settings import Settings
-    from gradguard.config.suppressions import ignore
 
 __version__ = "0.1.0"
 __all__ = ["ConfigError", "Diagnosis", "GradGuardError", "GradGuardWarning", "Guard", "Settings", "explain", "gradguard", "ignore"]
 
 _HOMES = {
-    "ConfigError": "errors",
-    "Diagnosis": "diagnosis",
-    "GradGuardError": "errors",
-    "GradGuardWarning": "errors",
-    "Guard": "guard",
-    "Settings": "settings",
-    "explain": "catalogue",
-    "gradguard": "guard",
-    "ignore": "suppress",
+    "ConfigError": "core.errors",
+    "Diagnosis": "core.diagnosis",
+    "GradGuardError": "core.errors",
+    "GradGuardWarning": "core.errors",
+    "Guard": "runtime.guard",
+    "Settings": "config.settings",
+    "explain": "cli.rule_pages",
+    "gradguard": "runtime.guard",
+    "ignore": "config.suppressions",
 }
 
 
@@ -60,3 +62,4 @@ class _Package(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Package
+sys.meta_path.append(Finder())

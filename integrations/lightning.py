@@ -21,9 +21,9 @@ from typing import Any, Literal
 
 from gradguard.core.diagnosis import Diagnosis
 from gradguard.core.errors import ConfigError
-from gradguard.runtime.guard import Guard
-from gradguard.rules.lightning_manual import Fit
+from gradguard.monitors.lightning_fits import Fit
 from gradguard.monitors.optimizer_books import Suspicion
+from gradguard.runtime.guard import Guard
 from gradguard.runtime.session import current_session
 from gradguard.runtime.step_events import suspect
 

@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradguard.core.callsite import CallSite
-from gradguard.analysis.live.frames import FrameView
-from gradguard.analysis.graph.walk import Mismatch, mismatches, root_nodes
-from gradguard.analysis.live.names import Names
 from gradguard.analysis.graph.older_releases import described, saved_leaves
+from gradguard.analysis.graph.walk import Mismatch, mismatches, root_nodes
+from gradguard.analysis.live.frames import FrameView
+from gradguard.analysis.live.names import Names
 from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.analysis.program.syntax import Source
 from gradguard.analysis.program.user_files import files_of, roots_taking_part, sources_of
+from gradguard.core.callsite import CallSite
+from gradguard.core.moments import Moment
+from gradguard.core.safe_read import message_of, unless_loud
 from gradguard.instrumentation.facts import BackwardFact
 from gradguard.instrumentation.journal import Journal
-from gradguard.rules.base import Moment, Rule, options_of
-from gradguard.core.safe_read import message_of, unless_loud
 
 _NOTHING: dict[str, Any] = {
     "frame_source": tuple,
@@ -51,7 +51,7 @@ class Incident:
         call: this backward call's fact.
         func, args, kwargs: the torch call that failed ("forward"), or what the moment is about.
         traced: whether the op probe has seen the current step.
-        suspicion: what the ledger found, at the moment "suspicion".
+        suspicion: what a monitor found, at the moment "suspicion".
         memory: a dict a rule may keep from moment to moment, of the guard's session (never tensors).
     """
 
@@ -86,9 +86,9 @@ class Incident:
         for view in views:
             view.dispose()
 
-    def options(self, rule: Rule) -> Any:
+    def options(self, rule: Any) -> Any:
         """The rule's own `Options`, as the settings have them."""
-        return options_of(self.memory, rule)
+        return self.memory["options"](rule)
 
     @cached_property
     def frames(self) -> Sequence[FrameView]:

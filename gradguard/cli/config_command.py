@@ -10,8 +10,8 @@ from typing import Annotated, Any, NoReturn, get_args
 
 import typer
 
-from gradguard.core.errors import ConfigError
 from gradguard.config.settings import LEVELS, Action, Settings, load_settings
+from gradguard.core.errors import ConfigError
 
 app = typer.Typer(name="config", help="Show, check and create settings.", no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -120,8 +120,8 @@ def starter(level: str) -> str:
 
 def settings_schema() -> dict[str, Any]:
     """The JSON schema of a settings file, every rule and family with its summary and its options."""
-    from gradguard.rules.registry import all_rules, families
     from gradguard.config.rule_settings import options_model
+    from gradguard.rules.registry import all_rules, families
 
     schema = Settings.model_json_schema()
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"

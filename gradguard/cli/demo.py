@@ -35,12 +35,12 @@ def _examples() -> Path:
     spec = find_spec("gradguard.examples")
     if spec is not None and spec.submodule_search_locations:
         return Path(next(iter(spec.submodule_search_locations)))
-    return Path(__file__).parent.parent / "examples"  # run from a checkout that is not installed
+    return Path(__file__).parents[2] / "examples"  # run from a checkout that is not installed
 
 
 def _run(folder: str, command: list[str]) -> int:
     print("$ " + " ".join(["python", *command]), flush=True)
-    here = str(Path(__file__).parent.parent)
+    here = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [sys.executable, *command], cwd=folder, env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.STDOUT, check=False

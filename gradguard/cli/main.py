@@ -101,10 +101,10 @@ def run(
         run_program(target, arguments or [], make_guard, as_module=module, color=False if no_color else None)
 
     def make_guard() -> AbstractContextManager[Any]:
-        from gradguard.core import ranks
-        from gradguard.runtime.guard import gradguard
-        from gradguard.reporting.jsonl import begin_anew
         from gradguard.config.settings import load_settings
+        from gradguard.core import ranks
+        from gradguard.reporting.jsonl import begin_anew
+        from gradguard.runtime.guard import gradguard
 
         settings = load_settings(
             level=level.value if level else None,

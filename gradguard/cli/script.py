@@ -24,9 +24,9 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
-from gradguard.runtime.module_isolation import load_apart
 from gradguard.core.errors import ConfigError, GradGuardError, GradGuardWarning
 from gradguard.reporting.tracebacks import show_user_frames_only
+from gradguard.runtime.module_isolation import load_apart
 
 MakeGuard = Callable[[], AbstractContextManager[Any]]
 

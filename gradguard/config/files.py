@@ -31,7 +31,7 @@ _told_foreign: set[Path] = set()
 
 _PRESETS_PACKAGE = "gradguard.configs"
 # In a checkout that is on sys.path without being installed, the presets stand beside the package.
-_PRESETS_BESIDE = Path(__file__).resolve().parent.parent / "configs"
+_PRESETS_BESIDE = Path(__file__).resolve().parents[2] / "configs"
 _OFF: dict[str, Any] = {
     "level": "off",
     "trace": {"mode": "never", "after_incident": 0, "contents": "none"},

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gradguard.config.settings import Action
 from gradguard.config.rule_settings import options_model
+from gradguard.config.settings import Action
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from gradguard.config.settings import Settings
     from gradguard.core.diagnosis import Diagnosis
     from gradguard.rules.base import Rule
-    from gradguard.config.settings import Settings
 
 _SHORTEST_FAMILY = len("GG1")
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from gradguard.core.errors import UnknownRuleError
 from gradguard.config.settings import Action
+from gradguard.core.errors import UnknownRuleError
 
 if TYPE_CHECKING:
     from gradguard.rules.base import Rule

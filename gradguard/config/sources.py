@@ -17,10 +17,21 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
-from gradguard.core.errors import ConfigError, UnknownRuleError
-from gradguard.config.settings import DEFAULT_LEVEL, Origin, Settings
-from gradguard.config.files import FileProblems, KeyPath, Place, Problem, SettingsFile, deep_merge, nearest_project_files, open_settings, preset_file, shown
+from gradguard.config.files import (
+    FileProblems,
+    KeyPath,
+    Place,
+    Problem,
+    SettingsFile,
+    deep_merge,
+    nearest_project_files,
+    open_settings,
+    preset_file,
+    shown,
+)
 from gradguard.config.rule_settings import brief, canonical_rules, did_you_mean, nearest
+from gradguard.config.settings import DEFAULT_LEVEL, Origin, Settings
+from gradguard.core.errors import ConfigError, UnknownRuleError
 
 ENV_PREFIX = "GRADGUARD_"
 _NESTED = "__"

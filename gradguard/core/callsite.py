@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import torch
 
-_GRADGUARD_DIR = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_INTEGRATIONS_DIR = os.path.join(os.path.dirname(_GRADGUARD_DIR.rstrip(os.sep)), "integrations") + os.sep
+PACKAGE_DIR = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_INTEGRATIONS_DIR = os.path.join(os.path.dirname(PACKAGE_DIR.rstrip(os.sep)), "integrations") + os.sep
 _TORCH_DIR = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _PATHS = sysconfig.get_paths()
 _LIBRARY_DIRS = tuple({os.path.abspath(_PATHS[key]) + os.sep for key in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")})
@@ -62,7 +62,7 @@ def _is_user_file(filename: str) -> bool:
         # "<stdin>", "<string>", "<ipython-input-...>" are typed by people; torch.fx and dataclasses name theirs so as well
         return not filename.startswith(("<eval_with_key>", "<attrs generated", "<string_dataclass"))
     path = os.path.abspath(filename)
-    if path.startswith((_GRADGUARD_DIR, _INTEGRATIONS_DIR, _TORCH_DIR)):
+    if path.startswith((PACKAGE_DIR, _INTEGRATIONS_DIR, _TORCH_DIR)):
         return False
     if "site-packages" in path or "dist-packages" in path:
         return False
@@ -75,7 +75,7 @@ USER_FILES = _UserFiles()
 def is_torch_or_own(filename: str) -> bool:
     """Whether the file belongs to PyTorch or to gradguard, which are never shown to a user."""
     path = os.path.abspath(filename)
-    return path.startswith((_GRADGUARD_DIR, _INTEGRATIONS_DIR, _TORCH_DIR))
+    return path.startswith((PACKAGE_DIR, _INTEGRATIONS_DIR, _TORCH_DIR))
 
 
 def user_frame(frame: FrameType | None) -> FrameType | None:

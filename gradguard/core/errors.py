@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from gradguard.core.diagnosis import Diagnosis
 
 
+_PUBLIC = "gradguard"  # the package that users import these from: what a traceback names
+
+
 class GradGuardError(RuntimeError):
     """A failed training step, diagnosed.
 
@@ -20,6 +23,7 @@ class GradGuardError(RuntimeError):
     rendered diagnosis with PyTorch's own words at the end, `.diagnosis` the data, `__cause__` the original exception.
     """
 
+    __module__ = _PUBLIC
     diagnosis: Diagnosis
 
     def __init__(self, message: str, diagnosis: Diagnosis) -> None:
@@ -48,6 +52,7 @@ def mark_seen(error: BaseException) -> None:
 class GradGuardWarning(UserWarning):
     """A bug that does not raise, or a diagnosis that the policy turned into a warning."""
 
+    __module__ = _PUBLIC
     diagnosis: Diagnosis | None = None
 
     def __init__(self, message: str, diagnosis: Diagnosis | None = None) -> None:
@@ -57,6 +62,8 @@ class GradGuardWarning(UserWarning):
 
 class ConfigError(ValueError):
     """A setting, file or command line that gradguard cannot use; the message says where and what would be right."""
+
+    __module__ = _PUBLIC
 
 
 class UnknownRuleError(ConfigError):
@@ -71,6 +78,6 @@ def error_type(original: type[BaseException]) -> type[GradGuardError]:
         if issubclass(known, GradGuardError) and known.__bases__ == (GradGuardError, original):
             return known
     try:
-        return type(f"GradGuard{original.__name__}", (GradGuardError, original), {"__module__": __name__})
+        return type(f"GradGuard{original.__name__}", (GradGuardError, original), {"__module__": _PUBLIC})
     except TypeError:
         return GradGuardError

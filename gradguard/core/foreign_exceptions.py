@@ -7,7 +7,6 @@ Every broad `except` of the package is an `except internal_error():`, which such
 from __future__ import annotations
 
 import dis
-import os
 import signal
 import sys
 from functools import partial
@@ -15,11 +14,10 @@ from itertools import pairwise
 from types import FrameType, TracebackType
 from typing import Any
 
-from gradguard.core.callsite import USER_FILES
+from gradguard.core.callsite import PACKAGE_DIR, USER_FILES
 from gradguard.core.errors import GradGuardError, GradGuardWarning
 from gradguard.core.safe_read import function_code, in_class, unless_loud, variables_of
 
-_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _RAISING = frozenset(dis.opmap[name] for name in ("RAISE_VARARGS", "RERAISE") if name in dis.opmap)
 # what C code raises without a word
 _SAID_BY_TYPE = (
@@ -65,7 +63,7 @@ def is_foreign(error: BaseException) -> bool:
     while last.tb_next is not None:
         last = last.tb_next
         filename = last.tb_frame.f_code.co_filename
-        if not filename.startswith(_HERE):
+        if not filename.startswith(PACKAGE_DIR):
             if handlers is None:
                 handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()}
             if last.tb_frame.f_code in handlers or _was_given_a_signal(last.tb_frame):

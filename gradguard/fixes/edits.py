@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from gradguard.core.diagnosis import SourceSpan
 from gradguard.analysis.program.syntax import Range, Source, load, range_of
+from gradguard.core.diagnosis import SourceSpan
 from gradguard.fixes.diff import unified
 
 Edit = tuple[Range, str]  # a range of the tree (columns in bytes, as `ast` counts them) and its new text

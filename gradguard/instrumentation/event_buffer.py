@@ -3,15 +3,16 @@
 Most steps of a long training are untraced, stand between two windows in which gradients are followed, and have nothing odd
 about them. Python that asks there whether there is anything to do costs three times what it costs in a loop of its own, since
 torch's operators run in between and leave none of it in the processor's caches. So while a `Coast` is on, a backward call costs
-a look at its loss and an entry in a list, an optimizer's step an entry, zero_grad nothing; `gradguard.runtime.fast_path` decides how far that
-may go, and reads the list when it ends. Whatever is out of the ordinary ends it before it is done.
+a look at its loss and an entry in a list, an optimizer's step an entry, zero_grad nothing; `runtime.fast_path` decides how far that may go,
+and reads the list when it ends. Whatever is out of the ordinary ends it before it is done.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
@@ -206,3 +207,15 @@ def _where(frame: FrameType | None) -> Where:
     while frame is not None and not files[frame.f_code.co_filename]:
         frame = frame.f_back
     return (None, -1) if frame is None else (frame.f_code, frame.f_lasti)
+
+
+class Ahead(NamedTuple):
+    """Backward calls that may go by with no more than a look at their loss: finite, and of no odd size.
+
+    Attributes:
+        calls: gets the guard's memory; how many of them at each place, from here on.
+        told: gets the guard's memory, afterwards: a place, the number of the last call there, and the losses of all, newest last.
+    """
+
+    calls: Callable[[dict[str, Any]], dict[Place, int]]
+    told: Callable[[dict[str, Any], Place, int, list[float]], None]

@@ -26,7 +26,21 @@ from typing import Any, NamedTuple
 import torch
 
 from gradguard.core.callsite import CallSite
-from gradguard.instrumentation.facts import BackwardFact, BrokenFact, Cut, DomainFact, EscapeFact, ModeFact, NonfiniteFact, OpFact, Prints, Spread, StepFact, Stretch, WriteFact
+from gradguard.instrumentation.facts import (
+    BackwardFact,
+    BrokenFact,
+    Cut,
+    DomainFact,
+    EscapeFact,
+    ModeFact,
+    NonfiniteFact,
+    OpFact,
+    Prints,
+    Spread,
+    StepFact,
+    Stretch,
+    WriteFact,
+)
 from gradguard.instrumentation.tensor_refs import TensorRef
 from gradguard.torch_compat.private_api import storage_key
 

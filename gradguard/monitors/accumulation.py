@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gradguard.monitors.findings import Suspicion
 from gradguard.core.foreign_exceptions import internal_error
+from gradguard.monitors.findings import Suspicion
 
 if TYPE_CHECKING:
-    from gradguard.monitors.optimizer_books import Book, Part
     from gradguard.monitors.gradient_ledger import Ledger
+    from gradguard.monitors.optimizer_books import Book, Part
 
 _MEANS = (
     "MeanBackward",

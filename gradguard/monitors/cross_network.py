@@ -10,12 +10,12 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from gradguard.core.callsite import CallSite
 from gradguard.analysis.graph.walk import root_nodes
 from gradguard.analysis.live.optimizer_contents import trained_by
-from gradguard.monitors.optimizer_books import Book, Part
-from gradguard.monitors.findings import Suspicion
+from gradguard.core.callsite import CallSite
 from gradguard.instrumentation.fault_barrier import barred
+from gradguard.monitors.findings import Suspicion
+from gradguard.monitors.optimizer_books import Book, Part
 
 if TYPE_CHECKING:
     from gradguard.instrumentation.facts import BackwardFact

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from gradguard.core.callsite import CallSite
 from gradguard.analysis.graph.walk import root_nodes, walk
+from gradguard.core.callsite import CallSite
 from gradguard.instrumentation.facts import BackwardFact, Cut
-from gradguard.instrumentation.journal import Journal
 from gradguard.instrumentation.fault_barrier import barred
+from gradguard.instrumentation.journal import Journal
 from gradguard.instrumentation.tensor_refs import TensorRef
 from gradguard.torch_compat.private_api import node_sequence
 

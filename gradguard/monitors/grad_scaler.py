@@ -7,24 +7,17 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from gradguard.core.callsite import CallSite
-from gradguard.monitors.optimizer_books import Suspicion
+from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.safe_read import UNKNOWN, peek
 from gradguard.instrumentation.fault_barrier import barred
-from gradguard.core.foreign_exceptions import internal_error
+from gradguard.monitors.optimizer_books import Suspicion
 
 if TYPE_CHECKING:
     from gradguard.instrumentation.facts import BackwardFact
-    from gradguard.analysis.incident import Incident
-    from gradguard.monitors.optimizer_books import Book, Part
     from gradguard.monitors.gradient_ledger import Ledger
+    from gradguard.monitors.optimizer_books import Book, Part
 
 _TIMES = 2  # one clipping at a line could be an accident of a first step
-
-
-def scaler_in_words(incident: Incident) -> tuple[str, str]:
-    """The scaler of a run, in a sentence and in code: by its variable where one is known."""
-    held = next((name for name, value in incident.names.bindings if type(value).__name__ == "GradScaler"), None)
-    return f"`{held}`" if held else "the scaler", held or "scaler"
 
 
 class Scaling:

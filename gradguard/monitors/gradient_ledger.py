@@ -18,28 +18,27 @@ from typing import Any
 
 import torch
 
-from gradguard.probes import replicas
 from gradguard.core.callsite import CallSite, user_frame
+from gradguard.core.foreign_exceptions import internal_error
 from gradguard.instrumentation.event_buffer import Coast
 from gradguard.instrumentation.facts import BackwardFact
-from gradguard.instrumentation.journal import current_journal
-from gradguard.rules import lightning_manual
-from gradguard.monitors.grad_scaler import Scaling, touched
-from gradguard.monitors.undifferentiated import Undifferentiated
-from gradguard.monitors import idle_ledger, moving_frozen, ledger_verdicts
-from gradguard.monitors.optimizer_books import Book, Part, unchanged
-from gradguard.monitors.cross_network import Crossing
-from gradguard.monitors.train_modes import Modes
-from gradguard.monitors.own_state import OwnStates
-from gradguard.monitors.learning_rates import Schedules, rate_of
-from gradguard.monitors.summary_records import Recorder
-from gradguard.monitors.retained_graphs import Retained, tag_due
-from gradguard.monitors.accumulation import accumulated, scale_facts
-from gradguard.monitors.cut_paths import Severed
-from gradguard.monitors.surveys import SURVEYS, Survey
-from gradguard.monitors.findings import Suspicion
 from gradguard.instrumentation.fault_barrier import mute
-from gradguard.core.foreign_exceptions import internal_error
+from gradguard.instrumentation.journal import current_journal
+from gradguard.monitors import idle_ledger, ledger_verdicts, lightning_fits, moving_frozen
+from gradguard.monitors.accumulation import accumulated, scale_facts
+from gradguard.monitors.cross_network import Crossing
+from gradguard.monitors.cut_paths import Severed
+from gradguard.monitors.findings import Suspicion
+from gradguard.monitors.grad_scaler import Scaling, touched
+from gradguard.monitors.learning_rates import Schedules, rate_of
+from gradguard.monitors.optimizer_books import Book, Part, unchanged
+from gradguard.monitors.own_state import OwnStates
+from gradguard.monitors.retained_graphs import Retained, tag_due
+from gradguard.monitors.summary_records import Recorder
+from gradguard.monitors.surveys import SURVEYS, Survey
+from gradguard.monitors.train_modes import Modes
+from gradguard.monitors.undifferentiated import Undifferentiated
+from gradguard.probes import replicas
 from gradguard.torch_compat.private_api import quiet
 
 # Gradients are followed in the first steps, after an optimizer is made or something looks odd, and in one window of steps out
@@ -167,7 +166,7 @@ class Ledger:
         book = self.book_of(optimizer)
         book.made = site
         book.rates.given = rate_of(optimizer)
-        book.fit = lightning_manual.begun(self)
+        book.fit = lightning_fits.begun(self)
         self.fits = self.fits or book.fit is not None
 
     def _drop_dead(self) -> None:

@@ -12,8 +12,8 @@ from gradguard.monitors.retained_graphs import RAREST, tag_due
 from gradguard.monitors.surveys import SURVEYS
 
 if TYPE_CHECKING:
-    from gradguard.monitors.optimizer_books import Book
     from gradguard.monitors.gradient_ledger import Ledger
+    from gradguard.monitors.optimizer_books import Book
 
 _FAR = 1_000_000
 _RATES = 8  # steps between two looks at a learning rate

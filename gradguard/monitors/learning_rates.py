@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gradguard.core.callsite import CallSite
-from gradguard.monitors.findings import Suspicion
+from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.safe_read import attributes, elements, item_of, peek
 from gradguard.instrumentation.fault_barrier import barred
-from gradguard.core.foreign_exceptions import internal_error
 from gradguard.instrumentation.tensor_refs import TensorRef
+from gradguard.monitors.findings import Suspicion
 from gradguard.torch_compat.private_api import own_part
 
 if TYPE_CHECKING:
-    from gradguard.monitors.optimizer_books import Book
     from gradguard.monitors.gradient_ledger import Ledger
+    from gradguard.monitors.optimizer_books import Book
 
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
 _COMPARE_AFTER = 40

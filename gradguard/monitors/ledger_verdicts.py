@@ -6,8 +6,8 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from gradguard.core.callsite import CallSite
-from gradguard.monitors.optimizer_books import Book, Part, Waste, unchanged
 from gradguard.monitors.findings import Suspicion
+from gradguard.monitors.optimizer_books import Book, Part, Waste, unchanged
 
 if TYPE_CHECKING:
     from gradguard.monitors.gradient_ledger import Ledger

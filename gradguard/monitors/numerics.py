@@ -22,18 +22,18 @@ from typing import Any
 
 import torch
 
-from gradguard.core.callsite import CallSite
-from gradguard.instrumentation.event_buffer import ODD, Place
-from gradguard.core.diagnosis import Diagnosis
-from gradguard.analysis.run_facts.footprint import Footprints
-from gradguard.analysis.graph.walk import is_accumulate
 from gradguard.analysis.graph.recompute import node_kind
-from gradguard.rules.base import Ahead, Moment
-from gradguard.monitors.deferred_checks import Deferred
 from gradguard.analysis.graph.unbounded_derivatives import RISKS, Held, hold
-from gradguard.monitors.sentinels import beside, ends
+from gradguard.analysis.graph.walk import is_accumulate
+from gradguard.analysis.run_facts.footprint import Footprints
+from gradguard.core.callsite import CallSite
+from gradguard.core.diagnosis import Diagnosis
 from gradguard.core.foreign_exceptions import internal_error
+from gradguard.core.moments import Moment
+from gradguard.instrumentation.event_buffer import ODD, Ahead, Place
 from gradguard.instrumentation.tensor_refs import TensorRef
+from gradguard.monitors.deferred_checks import Deferred
+from gradguard.monitors.sentinels import beside, ends
 from gradguard.torch_compat.private_api import own_part
 
 _WALKS = 2  # of a backward call's graph, before its paths are trusted

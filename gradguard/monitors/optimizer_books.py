@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from gradguard.core.callsite import CallSite
+from gradguard.core.safe_read import elements, peek
 from gradguard.instrumentation.facts import BackwardFact
 from gradguard.instrumentation.journal import Journal
-from gradguard.monitors.learning_rates import Rates
-from gradguard.monitors.findings import Suspicion, few_values, version_of
-from gradguard.core.safe_read import elements, peek
 from gradguard.instrumentation.tensor_refs import TensorRef
+from gradguard.monitors.findings import Suspicion, few_values, version_of
+from gradguard.monitors.learning_rates import Rates
 
 __all__ = ["Book", "Part", "Prepared", "Slot", "Suspicion", "unchanged", "version_of"]
 

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 from typing import Any
 
-from gradguard.probes import replicas
+from gradguard.core.moments import Moment
 from gradguard.monitors import unaveraged_gradients
-from gradguard.analysis.places.source import module_ast
-from gradguard.rules.base import Moment
-from gradguard.analysis.program.user_calls import last_part, user_files
-from gradguard.analysis.incident import Incident
-
-_COLLECTIVES = ("all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter", "broadcast")  # those that write what they are given
-_AVERAGERS = ("LocalSGD", "PeriodicModelAverager", "HierarchicalModelAverager")
+from gradguard.probes import replicas
 
 
 def screen(memory: dict[str, Any], moment: Moment, facts: dict[str, Any], traced: bool) -> bool:
@@ -50,25 +43,3 @@ def _drift(memory: dict[str, Any], optimizer: Any) -> replicas.Drift | None:
         return early
     unaveraged_gradients.explain(found)
     return found
-
-
-def averaged_by_hand(incident: Incident) -> bool:
-    """Whether the program brings the ranks together itself, now and then: local SGD, a loop of `all_reduce` over gradients."""
-    if any(type(value).__name__ in _AVERAGERS for _, value in incident.names.bindings):
-        return True
-    for file in user_files(incident):
-        tree = module_ast(file)
-        for node in ast.walk(tree) if tree is not None else ():
-            if not isinstance(node, ast.Call):
-                continue
-            if last_part(node.func) in _AVERAGERS or last_part(node.func) == "average_parameters":
-                return True
-            if last_part(node.func) in _COLLECTIVES and any(_of_parameters(argument) for argument in node.args):
-                return True
-    return False
-
-
-def _of_parameters(argument: ast.expr) -> bool:
-    read = {item.attr for item in ast.walk(argument) if isinstance(item, ast.Attribute)}
-    read |= {item.id for item in ast.walk(argument) if isinstance(item, ast.Name)}
-    return any(name in ("grad", "data", "p", "w") or "param" in name or "grad" in name or "weight" in name for name in read)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from gradguard.monitors.findings import Suspicion
 from gradguard.instrumentation.fault_barrier import barred
+from gradguard.monitors.findings import Suspicion
 
 MOST_TAGS = 48
 RAREST = 128  # backward calls from one tag to the next

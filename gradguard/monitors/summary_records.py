@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradguard.monitors.findings import version_of
-from gradguard.instrumentation.fault_barrier import barred
 from gradguard.core.foreign_exceptions import internal_error
+from gradguard.instrumentation.fault_barrier import barred
 from gradguard.instrumentation.tensor_refs import TensorRef
+from gradguard.monitors.findings import version_of
 from gradguard.torch_compat.private_api import own_part
 
 if TYPE_CHECKING:

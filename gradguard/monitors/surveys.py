@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from gradguard.core.callsite import CallSite, user_frame
-from gradguard.instrumentation.facts import BackwardFact
-from gradguard.rules.protocol.rebound import Unheld
-from gradguard.monitors.findings import Suspicion, few_values, version_of
 from gradguard.core.safe_read import variables_of
+from gradguard.instrumentation.facts import BackwardFact
 from gradguard.instrumentation.fault_barrier import barred
 from gradguard.instrumentation.tensor_refs import TensorRef
+from gradguard.monitors.findings import Suspicion, few_values, version_of
+from gradguard.monitors.without_optimizer import Unheld
 
 if TYPE_CHECKING:
-    from gradguard.monitors.optimizer_books import Book
     from gradguard.monitors.gradient_ledger import Ledger
+    from gradguard.monitors.optimizer_books import Book
 
 SURVEYS = frozenset({3, 12, 24, 60, 150, 400, 1000, 4000})  # an optimizer's steps after which everything is looked at
 _MOST_NODES = 20_000

@@ -12,14 +12,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from gradguard.core.callsite import USER_FILES, CallSite
-from gradguard.instrumentation.fingerprints import fingerprint
-from gradguard.monitors.findings import Suspicion
 from gradguard.core.safe_read import elements, function_code, in_class, modules_in, parameters_in, variables_of
 from gradguard.instrumentation.fault_barrier import barred
+from gradguard.instrumentation.fingerprints import fingerprint
+from gradguard.monitors.findings import Suspicion
 
 if TYPE_CHECKING:
-    from gradguard.monitors.optimizer_books import Book
     from gradguard.monitors.gradient_ledger import Ledger
+    from gradguard.monitors.optimizer_books import Book
 
 ACTING = (_BatchNorm, _DropoutNd)
 ENOUGH = 3  # forwards of one module without grad and without a backward between

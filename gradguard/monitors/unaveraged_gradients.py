@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from gradguard.probes import replicas
 from gradguard.core.callsite import USER_FILES, CallSite
-from gradguard.core.safe_read import function_code, in_class, modules_in, variables_of
 from gradguard.core.foreign_exceptions import internal_error
+from gradguard.core.safe_read import function_code, in_class, modules_in, variables_of
+from gradguard.probes import replicas
 
 _WATCHED = 8  # steps on a replica's parameters in which it is watched ...
 _MOST = 24  # and steps of any optimizer

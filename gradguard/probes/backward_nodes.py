@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from gradguard.core.foreign_exceptions import internal_error
 from gradguard.instrumentation.facts import BrokenFact
 from gradguard.instrumentation.journal import Journal
 from gradguard.probes.finite_results import all_finite
-from gradguard.core.foreign_exceptions import internal_error
 from gradguard.torch_compat.private_api import ACCUMULATE_SEQ, node_sequence, own_part, quiet
 
 # Their backwards move or add what they are given: finite gradients in, finite gradients out.

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from gradguard.instrumentation.facts import Region
 from gradguard.core.foreign_exceptions import internal_error
+from gradguard.instrumentation.facts import Region
 from gradguard.torch_compat.private_api import quiet, storage_key
 
 _Tensor = torch.Tensor

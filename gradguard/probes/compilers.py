@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from gradguard.probes.listeners import local
 from gradguard.instrumentation.fault_barrier import Compiler
+from gradguard.probes.listeners import local
 from gradguard.torch_compat.private_api import eval_frame, never_compile, register_builtin, users_mode, users_modes
 
 _state: dict[str, Any] = {"original": None, "wrapper": None, "known": None}

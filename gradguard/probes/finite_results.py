@@ -16,9 +16,9 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from gradguard.core.callsite import CallSite, user_frame
+from gradguard.core.foreign_exceptions import internal_error
 from gradguard.instrumentation.facts import NonfiniteFact
 from gradguard.instrumentation.journal import Journal
-from gradguard.core.foreign_exceptions import internal_error
 from gradguard.torch_compat.private_api import jit_tracing, own_part, storage_key
 
 _MOST = 1_024

@@ -11,10 +11,10 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from gradguard.core.foreign_exceptions import internal_error
 from gradguard.instrumentation.facts import Domain, DomainFact
 from gradguard.instrumentation.journal import Journal
 from gradguard.probes.call_arguments import call_name
-from gradguard.core.foreign_exceptions import internal_error
 from gradguard.torch_compat.private_api import node_sequence, quiet
 
 _Tensor = torch.Tensor

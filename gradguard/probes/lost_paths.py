@@ -15,16 +15,25 @@ from typing import Any
 import torch
 
 from gradguard.core.callsite import CallSite, user_frame, user_stack
-from gradguard.torch_compat.collectives import GATHERING
+from gradguard.core.safe_read import peek
 from gradguard.instrumentation.facts import Cut, EscapeFact
 from gradguard.instrumentation.journal import Journal
+from gradguard.instrumentation.tensor_refs import TensorRef
 from gradguard.probes.call_arguments import call_name, is_flat, is_one_of, numbers_in, tensors_in, tensors_within
-from gradguard.probes.saved_contents import Contents
 from gradguard.probes.distributions import is_scoring, sampled_distribution
 from gradguard.probes.op_table import ADDEND, ALIKE, DETACH, FRESH, GATHER, REWRAP, REWRAPS, WRITE
-from gradguard.core.safe_read import peek
-from gradguard.instrumentation.tensor_refs import TensorRef
-from gradguard.torch_compat.private_api import grad_fn_of, is_a, is_a_loss, leaves_behind, numpy_reachable, only_leaf, sequence_number, storage_key
+from gradguard.probes.saved_contents import Contents
+from gradguard.torch_compat.collectives import GATHERING
+from gradguard.torch_compat.private_api import (
+    grad_fn_of,
+    is_a,
+    is_a_loss,
+    leaves_behind,
+    numpy_reachable,
+    only_leaf,
+    sequence_number,
+    storage_key,
+)
 
 _grad_enabled = torch.is_grad_enabled
 _Tensor = torch.Tensor

@@ -14,9 +14,9 @@ from types import (
 )
 from typing import Any
 
-from gradguard.torch_compat.collectives import GATHERING
-from gradguard.probes.loss_inputs import LOSSES
 from gradguard.probes.broadcasts import COLUMNS, PAIRING
+from gradguard.probes.loss_inputs import LOSSES
+from gradguard.torch_compat.collectives import GATHERING
 
 SKIP = 0  # a query: nothing to record
 PLAIN = 1

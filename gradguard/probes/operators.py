@@ -34,18 +34,37 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from gradguard.core.callsite import USER_FILES, CallSite, user_frame
+from gradguard.core.foreign_exceptions import internal_error
+from gradguard.core.safe_read import function_code, variables_of
 from gradguard.instrumentation.facts import CallableRef, ModeFact, Region, WriteFact
 from gradguard.instrumentation.fingerprints import fingerprint
 from gradguard.instrumentation.journal import Journal
+from gradguard.probes.broadcasts import PAIRING, Columns, note_spread, note_spread_loss
 from gradguard.probes.call_arguments import any_requires_grad, call_name, region_written, versions_of
-from gradguard.probes.saved_contents import Contents
 from gradguard.probes.loss_inputs import LOSSES, LossInputs
 from gradguard.probes.lost_paths import LostPaths
-from gradguard.probes.op_table import ADDEND, COLUMN, DATA, ESCAPE, FACTOR, FLAG, GATHER, GRAD, LOSS, MODE, PLAIN, SET_DATA, SKIP, STRANGE, TOGGLE, WRITE, Kinds, asked_in_place
-from gradguard.probes.broadcasts import PAIRING, Columns, note_spread, note_spread_loss
+from gradguard.probes.op_table import (
+    ADDEND,
+    COLUMN,
+    DATA,
+    ESCAPE,
+    FACTOR,
+    FLAG,
+    GATHER,
+    GRAD,
+    LOSS,
+    MODE,
+    PLAIN,
+    SET_DATA,
+    SKIP,
+    STRANGE,
+    TOGGLE,
+    WRITE,
+    Kinds,
+    asked_in_place,
+)
+from gradguard.probes.saved_contents import Contents
 from gradguard.probes.wrapped_functions import asked_by
-from gradguard.core.safe_read import function_code, variables_of
-from gradguard.core.foreign_exceptions import internal_error
 from gradguard.torch_compat.private_api import quiet, sequence_number, storage_key
 
 _is_compiling = torch.compiler.is_compiling

@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from gradguard.core.callsite import CallSite, user_frame
+from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.safe_read import named_modules, named_parameters
 from gradguard.instrumentation.fault_barrier import say
-from gradguard.core.foreign_exceptions import internal_error
 from gradguard.torch_compat.private_api import quiet
 
 Divert = Callable[[Any, str, Callable[[Any], Any]], None]

@@ -15,7 +15,17 @@ from gradguard.instrumentation.facts import Prints
 from gradguard.instrumentation.fingerprints import fingerprint
 from gradguard.instrumentation.journal import Journal
 from gradguard.instrumentation.tensor_refs import TensorRef
-from gradguard.torch_compat.private_api import grad_fn_of, jit_tracing, node_sequence, numpy_reachable, quiet, saved_data, saved_slots, storage_key, version_of
+from gradguard.torch_compat.private_api import (
+    grad_fn_of,
+    jit_tracing,
+    node_sequence,
+    numpy_reachable,
+    quiet,
+    saved_data,
+    saved_slots,
+    storage_key,
+    version_of,
+)
 
 _Parameter = torch.nn.Parameter
 

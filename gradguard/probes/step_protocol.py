@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch.nn.modules import module as _module
 
-from gradguard.probes import replicas
 from gradguard.core.callsite import USER_FILES
-from gradguard.instrumentation.event_buffer import Coast
-from gradguard.probes.listeners import idle_listener, listener, local
-from gradguard.core.safe_read import UNKNOWN, elements, in_class, in_training, parameters_in
 from gradguard.core.foreign_exceptions import internal_error
+from gradguard.core.safe_read import UNKNOWN, elements, in_class, in_training, parameters_in
+from gradguard.instrumentation.event_buffer import Coast
+from gradguard.probes import replicas
+from gradguard.probes.listeners import idle_listener, listener, local
 from gradguard.torch_compat.private_api import dynamo_in_use, is_compiling
 
 Original = Callable[..., Any]

@@ -18,10 +18,10 @@ import torch
 import torch.utils.checkpoint
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from gradguard.probes import warning_attribution, compilers, step_protocol
+from gradguard.core.foreign_exceptions import internal_error
+from gradguard.probes import compilers, step_protocol, warning_attribution
 from gradguard.probes.diversions import Diversion, originals
 from gradguard.probes.listeners import listener, local, tracer
-from gradguard.core.foreign_exceptions import internal_error
 from gradguard.torch_compat.private_api import functorch, is_compiling
 
 _lock = threading.Lock()

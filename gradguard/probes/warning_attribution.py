@@ -8,7 +8,6 @@ gradguard, under the user's filters for that place.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import warnings
@@ -17,13 +16,13 @@ from typing import Any
 
 import torch.overrides
 
+from gradguard.core.callsite import PACKAGE_DIR
 from gradguard.core.errors import GradGuardWarning
+from gradguard.core.foreign_exceptions import internal_error
 from gradguard.probes.diversions import originals
 from gradguard.probes.listeners import idle_listener
-from gradguard.core.foreign_exceptions import internal_error
 from gradguard.torch_compat.private_api import call_alone
 
-_OWN_DIR = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _OVERRIDES = torch.overrides.__file__
 # whatever is said of a line of gradguard's must come through, whichever filters the user has: it is issued again
 _FILTER: Any = ("always", None, Warning, re.compile(r"gradguard\."), 0)
@@ -131,7 +130,7 @@ def _meant(frame: FrameType | None, message: Any) -> tuple[FrameType, FrameType]
 
 
 def _is_own(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(_OWN_DIR) or frame.f_code in originals
+    return frame.f_code.co_filename.startswith(PACKAGE_DIR) or frame.f_code in originals
 
 
 def _without_own(frames: list[FrameType]) -> list[FrameType]:

@@ -7,7 +7,6 @@ import sys
 from importlib import import_module
 
 from gradguard.core.diagnosis import Diagnosis
-
 from gradguard.reporting.terminal.render import print_diagnosis, render
 
 

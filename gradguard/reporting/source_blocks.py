@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from gradguard.core.diagnosis import Diagnosis, Role, SourceSpan
 from gradguard.core.foreign_exceptions import internal_error
-
 from gradguard.reporting.notebook_cells import cell_name
 from gradguard.reporting.terminal.layout import clean, one_line, visible
 

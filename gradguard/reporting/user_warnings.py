@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gradguard.core.diagnosis import SourceSpan
 from gradguard.core.errors import GradGuardWarning
+from gradguard.core.foreign_exceptions import internal_error
 from gradguard.reporting.terminal.layout import clean, one_line
 from gradguard.reporting.terminal.render import render, terminal_width, wants_color
-from gradguard.core.foreign_exceptions import internal_error
 
 if TYPE_CHECKING:
     from gradguard.core.callsite import CallSite

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from gradguard.core.diagnosis import Confidence, Diagnosis, Safety, TensorFacts
-
 from gradguard.reporting.source_blocks import shown_path
 from gradguard.reporting.terminal.layout import one_line
 

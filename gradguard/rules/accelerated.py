@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from gradguard.core.diagnosis import Fix
 from gradguard.analysis.graph.walk import leaves
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.optimizer_contents import parameters_of
 from gradguard.analysis.places.source import ResolvedSite
+from gradguard.core.diagnosis import Fix
+from gradguard.core.safe_read import peek
 from gradguard.fixes.diff import unified
 from gradguard.fixes.edits import indent_of
-from gradguard.analysis.incident import Incident
-from gradguard.core.safe_read import peek
 
 
 def wrapper_of(incident: Incident, optimizer: Any) -> str | None:

@@ -1,6 +1,7 @@
 """What a rule is, and what it is given.
 
-A rule is one file in a family's folder: a module docstring with fixed sections (What it is / Why it is wrong / Example /
+A rule is one file in a family's folder, `ggNNN_name.py`; where it tells several causes apart, a folder `ggNNN_name/` with
+`rule.py` and a file a cause. It has a module docstring with fixed sections (What it is / Why it is wrong / Example /
 Use instead / Fix safety / When it speaks, what silences it), one `RULE` and the function that recognises the cause in an
 incident. Nothing else needs touching to add one: `gradguard.rules.registry` finds it.
 """
@@ -11,33 +12,20 @@ import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+from gradguard.core.moments import Moment
+from gradguard.instrumentation.event_buffer import Ahead
 
 if TYPE_CHECKING:
-    from gradguard.instrumentation.event_buffer import Place
-    from gradguard.core.diagnosis import Diagnosis, Severity
     from gradguard.analysis.incident import Incident
+    from gradguard.core.diagnosis import Diagnosis, Severity
 
-# "error": PyTorch (or Python) raised. The others are moments of a step at which silent bugs are looked for.
-# "suspicion": the ledger of the step protocol (`monitors/gradient_ledger.py`) found something for one rule to judge.
-Moment = Literal["error", "before_backward", "after_backward", "before_step", "suspicion"]
 Screen = Callable[[dict[str, Any], Moment, dict[str, Any], bool], bool]
 
 
 # Where a rule leaves word in the guard's memory, at "before_step", that the step is to be left out.
 SKIP = "skip this step"
-
-
-class Ahead(NamedTuple):
-    """Backward calls that may go by with no more than a look at their loss: finite, and of no odd size.
-
-    Attributes:
-        calls: gets the guard's memory; how many of them at each place, from here on.
-        told: gets the guard's memory, afterwards: a place, the number of the last call there, and the losses of all, newest last.
-    """
-
-    calls: Callable[[dict[str, Any]], dict[Place, int]]
-    told: Callable[[dict[str, Any], Place, int, list[float]], None]
 
 
 @dataclass(frozen=True)

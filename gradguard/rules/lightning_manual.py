@@ -3,110 +3,19 @@
 from __future__ import annotations
 
 import ast
-import sys
-import weakref
-from collections.abc import Mapping
 from types import CodeType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.analysis.places.source import ResolvedSite, dotted, function_def, resolve, span_of
 from gradguard.analysis.incident import Incident
-from gradguard.monitors.surveys import Stranger, leaves
-from gradguard.core.safe_read import UNKNOWN, follow, function_code, in_class, peek, unwrapped, variables_of
-from gradguard.torch_compat.private_api import quiet
+from gradguard.analysis.places.source import ResolvedSite, dotted, function_def, resolve, span_of
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.core.safe_read import UNKNOWN, follow, function_code, in_class, peek, unwrapped
+from gradguard.monitors.lightning_fits import Fit
 
 if TYPE_CHECKING:
-    from gradguard.monitors.gradient_ledger import Ledger
-
-_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
-_LOOKS = 3  # batches whose loss is looked at
-_BATCHES = 10  # of the whole fit, without a backward and without a step, before it is called idle
-_DEEP = 60  # frames between an optimizer's construction and the trainer that asked for it
-
-
-class Fit:
-    """One fit under manual optimization: does anything apply the losses that its training_step returns?
-
-    Args:
-        module: the LightningModule.
-        ledger: counts backward calls and steps.
-
-    Raises:
-        AttributeError: this Lightning keeps its count of batches elsewhere.
-    """
-
-    def __init__(self, module: Any, ledger: Ledger) -> None:
-        self.module: weakref.ref[Any] = weakref.ref(module)
-        self.kind: type = type(module)
-        self.progress = peek(module, "_trainer").fit_loop.epoch_loop.batch_progress  # numbers, and nothing else
-        self._before = (ledger.backwards, ledger.steps)
-        self._looks = 0
-        self._trained: list[Stranger] = []  # what the losses returned lead to
-
-    def look(self, output: Any) -> bool:
-        """What training_step has returned; whether that was enough."""
-        loss = output.get("loss") if isinstance(output, Mapping) else output
-        with quiet():
-            found = leaves((loss,)) if isinstance(loss, torch.Tensor) else []
-            if found and not self._looks:
-                self._trained = [Stranger(leaf, 0, 0) for leaf in found]
-        self._looks = self._looks + 1 if found else _LOOKS
-        if not found:
-            self._trained = []
-        return self._looks >= _LOOKS
-
-    def idle(self, ledger: Ledger) -> bool:
-        """Whether no backward and no step came of all the batches, and nothing else has changed what the losses lead to."""
-        return (
-            self._looks >= _LOOKS
-            and bool(self._trained)
-            and (ledger.backwards, ledger.steps) == self._before
-            and self.progress.total.completed >= _BATCHES
-            and all(each.same() for each in self._trained)
-        )
-
-
-def begun(ledger: Ledger) -> Fit | None:
-    """The fit for which an optimizer has just been made, if one is and its optimization is manual."""
-    if not any(name in sys.modules for name in _PACKAGES):
-        return None
-    frame = sys._getframe(1)
-    for _ in range(_DEEP):
-        if frame.f_code.co_name == "_init_optimizers_and_lr_schedulers":
-            break
-        if frame.f_back is None:
-            return None
-        frame = frame.f_back
-    module = variables_of(frame).get("model")
-    if module is None or automatic(module):
-        return None
-    known = next((book.fit for book in ledger.books.values() if book.fit is not None and book.fit.module() is module), None)
-    try:
-        strategy = follow(peek(module, "_trainer"), "_accelerator_connector.strategy")
-        if known is not None or "training_step" in vars(strategy):
-            return known
-        fit = Fit(module, ledger)
-        vars(strategy)["training_step"] = _looked_at(weakref.ref(strategy), fit)
-    except (AttributeError, TypeError):
-        return None
-    return fit
-
-
-def _looked_at(owner: weakref.ref[Any], fit: Fit) -> Any:
-    """The strategy's training_step, which takes itself away after the first batches."""
-
-    def training_step(*args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
-        strategy = owner()
-        output = type(cast(Any, strategy)).training_step(strategy, *args, **kwargs)
-        if fit.look(output):
-            vars(strategy).pop("training_step", None)
-        return output
-
-    return training_step
+    pass
 
 
 def idle_fit(fit: Fit, code: str, name: str) -> Diagnosis:
@@ -179,11 +88,6 @@ def _flag(kind: type) -> SourceSpan | None:
         if place is not None:
             return place.statement_span("", "context")
     return None
-
-
-def automatic(module: Any) -> bool:
-    """Whether a LightningModule is under automatic optimization."""
-    return peek(module, "automatic_optimization", True) is not False
 
 
 def toggled_off(incident: Incident, parameters: list[torch.Tensor]) -> ResolvedSite | None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import logging
 import pkgutil
+import re
 from functools import lru_cache
+from importlib import import_module
 
 import gradguard.rules as _package
 from gradguard.core.errors import UnknownRuleError
-from gradguard.rules.base import Moment, Rule
 from gradguard.core.foreign_exceptions import internal_error
+from gradguard.core.moments import Moment
+from gradguard.rules.base import Rule
 
 _LOGGER = logging.getLogger("gradguard")
+_RULE_FILE = re.compile(r"gg\d{3}(_|$)")
 broken: list[tuple[str, Exception]] = []  # rule files that could not be loaded; a test holds that there are none
 
 
@@ -29,23 +32,24 @@ def all_rules() -> tuple[Rule, ...]:
     for family in pkgutil.iter_modules(_package.__path__, _package.__name__ + "."):
         if not family.ispkg:
             continue
-        parent = importlib.import_module(family.name)
+        parent = import_module(family.name)
         for info in pkgutil.iter_modules(parent.__path__, parent.__name__ + "."):
+            if not _RULE_FILE.match(info.name.rpartition(".")[2]):
+                continue
+            where = f"{info.name}.rule" if info.ispkg else info.name
             try:
-                rule = getattr(importlib.import_module(info.name), "RULE", None)
+                rule: Rule = import_module(where).RULE
             except internal_error() as error:  # a rule that a new torch release breaks must not take the others along
-                broken.append((info.name, error))
+                broken.append((where, error))
                 _LOGGER.error(
                     "gradguard cannot load its rule file %s: what it would find is not found (%s: %s)",
-                    info.name,
+                    where,
                     type(error).__name__,
                     error,
                 )
                 continue
-            if not isinstance(rule, Rule):
-                continue
             if rule.code in found or rule.name in names:
-                raise ValueError(f"two rules claim {rule.code} {rule.name} (the second is {info.name})")
+                raise ValueError(f"two rules claim {rule.code} {rule.name} (the second is {where})")
             found[rule.code] = rule
             names.add(rule.name)
     return tuple(found[code] for code in sorted(found))

@@ -6,14 +6,14 @@ import ast
 import linecache
 from collections.abc import Callable, Iterable, Iterator
 
-from gradguard.core.callsite import USER_FILES
-from gradguard.core.diagnosis import SourceSpan
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, at_line, dotted
 from gradguard.analysis.program.syntax import FUNCTIONS, Source, load
 from gradguard.analysis.program.user_files import loaded_files, sources_of
-from gradguard.fixes.edits import replaced
-from gradguard.analysis.incident import Incident
+from gradguard.core.callsite import USER_FILES
+from gradguard.core.diagnosis import SourceSpan
 from gradguard.core.safe_read import class_attributes, function_code
+from gradguard.fixes.edits import replaced
 
 NOT_CALLED = "names the method: without `()` nothing runs"
 Loop = ast.For | ast.AsyncFor | ast.While

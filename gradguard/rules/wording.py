@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from gradguard.core.callsite import CallSite
-from gradguard.core.diagnosis import Role, SourceSpan, TensorFacts
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.names import Names
 from gradguard.analysis.places.source import ResolvedSite, resolve
-from gradguard.analysis.incident import Incident
-from gradguard.monitors.optimizer_books import Book
-from gradguard.core.safe_read import parameters_in
+from gradguard.core.callsite import CallSite
+from gradguard.core.diagnosis import Role, SourceSpan, TensorFacts
 from gradguard.core.foreign_exceptions import internal_error
+from gradguard.core.safe_read import parameters_in
+from gradguard.monitors.optimizer_books import Book
 
 _LISTED = 4
 

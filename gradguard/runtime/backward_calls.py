@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.graph import GradientEdge
 
-from gradguard.runtime import step_events
-from gradguard.core.callsite import user_stack
 from gradguard.analysis.graph.walk import nodes_from, root_nodes
+from gradguard.core.callsite import user_stack
+from gradguard.core.foreign_exceptions import is_internal
+from gradguard.core.safe_read import elements, is_quiet
 from gradguard.instrumentation.facts import BackwardFact, Cut
+from gradguard.instrumentation.tensor_refs import TensorRef
 from gradguard.probes.backward_nodes import NodeWatch
 from gradguard.probes.operators import OpProbe
-from gradguard.core.safe_read import elements, is_quiet
-from gradguard.core.foreign_exceptions import is_internal
-from gradguard.instrumentation.tensor_refs import TensorRef
+from gradguard.runtime import step_events
 from gradguard.torch_compat.private_api import grad_fn_of, is_a, node_sequence, others_watch, quiet, sequence_number
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from gradguard.runtime import step_events
-from gradguard.monitors.optimizer_books import Suspicion
 from gradguard.core.safe_read import named_modules, named_parameters, pairs, unless_loud
 from gradguard.instrumentation.tensor_refs import TensorRef
+from gradguard.monitors.optimizer_books import Suspicion
+from gradguard.runtime import step_events
 from gradguard.torch_compat.private_api import quiet, storage_key, version_of
 
 if TYPE_CHECKING:

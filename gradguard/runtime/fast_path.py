@@ -2,8 +2,8 @@
 
 Most steps of a long training are calm, and nearly all that a guard costs there is Python that asks whether there is anything to
 do. So the rules say when they have business (`Rule.idle`) and at how many backward calls they need no more than the loss
-(`Rule.ahead`); that far the steps are coasted through (`gradguard.instrumentation.event_buffer`), and what happened is told to the journal, the ledger
-and the rules when the stretch ends: `catch_up`, before anything out of the ordinary is looked at.
+(`Rule.ahead`); that far the steps are coasted through (`instrumentation.event_buffer`), and what happened is told to the
+journal, the ledger and the rules when the stretch ends: `catch_up`, before anything out of the ordinary is looked at.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from gradguard.instrumentation.facts import BackwardFact, StepFact
 from gradguard.monitors import idle_ledger
 
 if TYPE_CHECKING:
-    from gradguard.rules.base import Ahead, Rule
+    from gradguard.instrumentation.event_buffer import Ahead
+    from gradguard.rules.base import Rule
     from gradguard.runtime.session import Session
 
 _STEPS = 128  # the longest stretch: what could give a rule business from elsewhere (a replica made) can wait that long

@@ -14,32 +14,31 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from gradguard.runtime import workers
+from gradguard.analysis.incident import Incident
+from gradguard.analysis.live.frames import traceback_frames
+from gradguard.config.settings import Settings, settings_for, wanted_color
 from gradguard.core import ranks
-from gradguard.probes import replicas
-from gradguard.torch_compat import saved_tensors
-from gradguard.instrumentation import tensor_refs
 from gradguard.core.callsite import CallSite, user_frame
-from gradguard.runtime.decorator import decorated
 from gradguard.core.diagnosis import Diagnosis
 from gradguard.core.errors import GradGuardError, error_type, mark_seen
-from gradguard.analysis.live.frames import traceback_frames
-from gradguard.probes import torch_functions
-from gradguard.runtime.rerun.reachable_state import aloud
+from gradguard.core.foreign_exceptions import internal_error, is_internal
+from gradguard.core.safe_read import UNKNOWN, attributes, in_class
+from gradguard.instrumentation import tensor_refs
+from gradguard.instrumentation.fault_barrier import say
+from gradguard.probes import replicas, torch_functions
 from gradguard.reporting.jsonl import JsonlReport
 from gradguard.reporting.terminal.render import render_for_error
-from gradguard.runtime.rerun.guarded_step import run_step
-from gradguard.rules.base import Rule
-from gradguard.analysis.incident import Incident
-from gradguard.rules.registry import rules_for
-from gradguard.runtime.run import Run
-from gradguard.core.safe_read import UNKNOWN, attributes, in_class
-from gradguard.runtime.session import Session, current_session
-from gradguard.config.settings import Settings, settings_for, wanted_color
-from gradguard.instrumentation.fault_barrier import say
-from gradguard.core.foreign_exceptions import internal_error, is_internal
-from gradguard.runtime.summary import RunSummary, summary_of
 from gradguard.reporting.tracebacks import shorten, show_if_uncaught, take_back_hook
+from gradguard.rules.base import Rule
+from gradguard.rules.registry import rules_for
+from gradguard.runtime import workers
+from gradguard.runtime.decorator import decorated
+from gradguard.runtime.rerun.guarded_step import run_step
+from gradguard.runtime.rerun.reachable_state import aloud
+from gradguard.runtime.run import Run
+from gradguard.runtime.session import Session, current_session
+from gradguard.runtime.summary import RunSummary, summary_of
+from gradguard.torch_compat import saved_tensors
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -95,7 +94,9 @@ class Guard:
         self._found: deque[Diagnosis] = deque(maxlen=1_000)
         self._entered_at = 0
         self._unwritable: JsonlReport | None = None  # could not be written, which was said
-        self.held: list[tuple[Diagnosis, Exception]] | None = None  # of a step that may be run again (`gradguard.runtime.rerun.guarded_step`)
+        self.held: list[tuple[Diagnosis, Exception]] | None = (
+            None  # of a step that may be run again (`gradguard.runtime.rerun.guarded_step`)
+        )
         self.launched = False  # by `gradguard run`, which shows what leaves the program itself
         self.aside: str | None = None  # what is noted of a step that is run again
 
@@ -260,8 +261,8 @@ class Guard:
         """Runs one training step; one that fails untraced is run again, traced, so that its line is named all the same.
 
         The second run starts from the same random state, prints nothing, and nothing of it stays: what the step can reach is put
-        back (`gradguard.runtime.rerun.reachable_state`). Where it reaches what cannot be put back (an iterator, a file, another library's object), it is not
-        run again. The first failure's own diagnosis is raised then, as it is if the second run does not fail, and says so.
+        back (`rerun.reachable_state`). Where it reaches what cannot be put back (an iterator, a file, another library's object),
+        it is not run again. The first failure's own diagnosis is raised then, as it is if the second run does not fail, and says so.
 
         Args:
             function: the step, called with the remaining arguments.

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradguard.core.errors import GradGuardError
-from gradguard.analysis.live.frames import FrameView, live_frames
-from gradguard.instrumentation.facts import BackwardFact
-from gradguard.instrumentation.journal import Journal
-from gradguard.rules.base import Moment, Rule
 from gradguard.analysis.incident import Incident
-from gradguard.instrumentation.fault_barrier import Shield
+from gradguard.analysis.live.frames import FrameView, live_frames
+from gradguard.core.errors import GradGuardError
 from gradguard.core.foreign_exceptions import internal_error
+from gradguard.core.moments import Moment
+from gradguard.instrumentation.facts import BackwardFact
+from gradguard.instrumentation.fault_barrier import Shield
+from gradguard.instrumentation.journal import Journal
+from gradguard.rules.base import Rule
 from gradguard.torch_compat.private_api import quiet
 
 if TYPE_CHECKING:

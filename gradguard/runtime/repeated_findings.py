@@ -13,13 +13,13 @@ from collections.abc import Hashable
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from gradguard.core.callsite import CallSite
 from gradguard.analysis.graph.walk import walk
+from gradguard.core.callsite import CallSite
 
 if TYPE_CHECKING:
+    from gradguard.analysis.incident import Incident
     from gradguard.core.diagnosis import Diagnosis
     from gradguard.rules.base import Rule
-    from gradguard.analysis.incident import Incident
 
 _MOST = 256  # pieces of evidence that are kept
 _STACK = 12  # frames of the user's around an incident

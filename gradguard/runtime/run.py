@@ -15,22 +15,23 @@ from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from gradguard.core.callsite import CallSite
-from gradguard.runtime.fast_path import Calm
-from gradguard.runtime.trace_schedule import Depth
-from gradguard.core.errors import GradGuardError, GradGuardWarning
 from gradguard.config.policy import Policy
-from gradguard.runtime.repeated_findings import Repeats
-from gradguard.reporting.terminal.layout import clean, one_line
-from gradguard.rules.base import Moment, Rule, Screen
+from gradguard.config.settings import Settings, wanted_color
+from gradguard.config.suppressions import Suppressions
+from gradguard.core.callsite import CallSite
+from gradguard.core.errors import GradGuardError, GradGuardWarning
+from gradguard.core.foreign_exceptions import internal_error
+from gradguard.core.moments import Moment
+from gradguard.instrumentation.fault_barrier import mute, say, unmute
 from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.monitors.summary_records import Recorder
-from gradguard.rules.registry import get_rule, rules_for
-from gradguard.config.settings import Settings, wanted_color
-from gradguard.instrumentation.fault_barrier import mute, say, unmute
-from gradguard.core.foreign_exceptions import internal_error
+from gradguard.reporting.terminal.layout import clean, one_line
 from gradguard.reporting.user_warnings import Speaker
-from gradguard.config.suppressions import Suppressions
+from gradguard.rules.base import Rule, Screen
+from gradguard.rules.registry import get_rule, rules_for
+from gradguard.runtime.fast_path import Calm
+from gradguard.runtime.repeated_findings import Repeats
+from gradguard.runtime.trace_schedule import Depth
 
 _OPS_READ = 4096  # of the journal, for the lines that have run
 if TYPE_CHECKING:

@@ -16,11 +16,10 @@ from functools import cached_property
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from gradguard.runtime import fast_path, checkpoints, step_events
-from gradguard.runtime.backward_calls import coasted_failed, coasted_returned, run_backward
 from gradguard.core.callsite import CallSite, user_frame
+from gradguard.core.foreign_exceptions import internal_error
 from gradguard.instrumentation.facts import CallableRef, StepFact
-from gradguard.runtime.incident_routing import Incidents
+from gradguard.instrumentation.fault_barrier import Shield, failed_part, in_thread, mute, say
 from gradguard.instrumentation.journal import current_journal
 from gradguard.probes import warning_attribution
 from gradguard.probes.compilers import unseen
@@ -29,16 +28,25 @@ from gradguard.probes.listeners import local, set_coast, set_listener
 from gradguard.probes.operators import OpProbe
 from gradguard.probes.step_protocol import forget_forwards
 from gradguard.rules.base import SKIP, Rule
+from gradguard.runtime import checkpoints, fast_path, step_events
+from gradguard.runtime.backward_calls import coasted_failed, coasted_returned, run_backward
+from gradguard.runtime.incident_routing import Incidents
 from gradguard.runtime.run import Run
-from gradguard.instrumentation.fault_barrier import Shield, failed_part, in_thread, mute, say
-from gradguard.core.foreign_exceptions import internal_error
 from gradguard.runtime.step_skipping import Withheld, give_back_gradients, withhold_gradients
-from gradguard.torch_compat.private_api import call_alone, can_trace_ops, insert_mode, mode_is_active, remove_mode, sequence_number, stands_alone
+from gradguard.torch_compat.private_api import (
+    call_alone,
+    can_trace_ops,
+    insert_mode,
+    mode_is_active,
+    remove_mode,
+    sequence_number,
+    stands_alone,
+)
 
 if TYPE_CHECKING:
+    from gradguard.config.settings import Settings
     from gradguard.instrumentation.event_buffer import Coast
     from gradguard.runtime.guard import Guard
-    from gradguard.config.settings import Settings
 
 
 class Session(Incidents):

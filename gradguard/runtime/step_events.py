@@ -5,13 +5,12 @@ from __future__ import annotations
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from gradguard.probes import replicas
-from gradguard.monitors import unaveraged_gradients
-from gradguard.core.callsite import CallSite, user_frame
 from gradguard.analysis.live.frames import live_frames
-from gradguard.probes.step_protocol import take_census, watch_registrations
-from gradguard.monitors import idle_ledger
+from gradguard.core.callsite import CallSite, user_frame
+from gradguard.monitors import idle_ledger, unaveraged_gradients
 from gradguard.monitors.findings import Suspicion
+from gradguard.probes import replicas
+from gradguard.probes.step_protocol import take_census, watch_registrations
 from gradguard.torch_compat.private_api import dynamo_in_use, quiet, sequence_number
 
 if TYPE_CHECKING:

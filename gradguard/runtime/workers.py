@@ -15,9 +15,9 @@ from collections.abc import Callable
 from typing import Any
 
 from gradguard.core import ranks
-from gradguard.runtime.module_isolation import received_worker
 from gradguard.core.errors import GradGuardError, mark_seen
 from gradguard.probes.listeners import listener
+from gradguard.runtime.module_isolation import received_worker
 
 Divert = Callable[[Any, str, Callable[[Any], Any]], None]
 
@@ -59,9 +59,9 @@ class GuardedWorker:
         return result
 
     def _run(self, index: int, args: tuple[Any, ...]) -> Any:
+        from gradguard.config.settings import Settings
         from gradguard.runtime.guard import Guard
         from gradguard.runtime.session import current_session
-        from gradguard.config.settings import Settings
 
         session = current_session()
         if session.guards:  # forked: the parent's guard came along

@@ -14,8 +14,8 @@ from typing import Any, Literal, cast
 
 import torch
 
-from gradguard.torch_compat.saved_tensors import Unpacked, may_unpack
 from gradguard.core.foreign_exceptions import internal_error
+from gradguard.torch_compat.saved_tensors import Unpacked, may_unpack
 
 _absent: list[str] = []
 

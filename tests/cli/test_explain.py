@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from cli_programs import environment
 
-from gradguard.cli.rule_pages import as_markdown
 from gradguard.cli.main import main
+from gradguard.cli.rule_pages import as_markdown
 from gradguard.rules.registry import all_rules, families, get_rule
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -48,6 +48,12 @@ def pythons_own_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)  # torch.distributed, in another test, has put its own there
 
 
+@pytest.fixture(autouse=True)
+def plain_excepthook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A diagnosis that another test raised and nobody showed leaves a hook behind, which the next exception would use."""
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+
+
 def error_of(tmp_path: Path, source: str, **settings: Any) -> GradGuardError:
     path = tmp_path / "train.py"
     path.write_text(HEAD + source)

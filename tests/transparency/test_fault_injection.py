@@ -33,11 +33,24 @@ _HERE = os.path.dirname(os.path.abspath(package.__file__)) + os.sep
 _BARRIER = {
     *("gradguard.core.foreign_exceptions", "gradguard.instrumentation.fault_barrier", "gradguard.config.settings", "gradguard.core.errors"),
     *("gradguard.probes.listeners.listener", "gradguard.probes.listeners.tracer", "gradguard.probes.listeners.idle_listener"),
-    *("gradguard.probes.operators.OpProbe.__torch_function__", "gradguard.runtime.session.Session.fault", "gradguard.runtime.session.Session.lookout"),
+    *(
+        "gradguard.probes.operators.OpProbe.__torch_function__",
+        "gradguard.runtime.session.Session.fault",
+        "gradguard.runtime.session.Session.lookout",
+    ),
     *(f"gradguard.runtime.session.Session.{name}" for name in ("run_backward", "run_engine", "run_python", "run_function", "unwatched")),
-    *(f"gradguard.runtime.session.Session.{name}" for name in ("before_step", "after_step", "protocol", "run_checkpoint", "coasted_returned")),
-    *(f"gradguard.torch_compat.private_api.{name}" for name in ("call_alone", "stands_alone", "mode_is_active", "remove_mode", "is_compiling")),
-    *(f"gradguard.runtime.guard.Guard.{name}" for name in ("__init__", "__enter__", "__exit__", "watch", "explaining", "step", "steps", "_leave")),
+    *(
+        f"gradguard.runtime.session.Session.{name}"
+        for name in ("before_step", "after_step", "protocol", "run_checkpoint", "coasted_returned")
+    ),
+    *(
+        f"gradguard.torch_compat.private_api.{name}"
+        for name in ("call_alone", "stands_alone", "mode_is_active", "remove_mode", "is_compiling")
+    ),
+    *(
+        f"gradguard.runtime.guard.Guard.{name}"
+        for name in ("__init__", "__enter__", "__exit__", "watch", "explaining", "step", "steps", "_leave")
+    ),
     *("gradguard.runtime.rerun.guarded_step.run_step", "gradguard.runtime.guard.Guard.of_run", "gradguard.probes.step_protocol._caller"),
     "gradguard.torch_compat.private_api.quiet",  # which every shield begins with
 }

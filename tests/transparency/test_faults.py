@@ -15,21 +15,21 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gradguard.runtime import backward_calls, fast_path
-from gradguard.probes import replicas
-from gradguard.instrumentation import fault_barrier
-from gradguard.runtime import session as session_module
-from gradguard.runtime.fast_path import Calm
-from gradguard.runtime.trace_schedule import Depth
-from gradguard.analysis.live.frames import FrameView
 from gradguard.analysis.graph.node_values import GraphValues, health, plain
+from gradguard.analysis.incident import Incident
+from gradguard.analysis.live.frames import FrameView
+from gradguard.instrumentation import fault_barrier
 from gradguard.instrumentation.journal import Journal
+from gradguard.monitors.gradient_ledger import Ledger
+from gradguard.probes import replicas
 from gradguard.probes.lost_paths import LostPaths
 from gradguard.probes.operators import OpProbe
-from gradguard.analysis.incident import Incident
-from gradguard.monitors.gradient_ledger import Ledger
+from gradguard.runtime import backward_calls, fast_path
+from gradguard.runtime import session as session_module
+from gradguard.runtime.fast_path import Calm
 from gradguard.runtime.run import Run
 from gradguard.runtime.session import Session, current_session
+from gradguard.runtime.trace_schedule import Depth
 from tests.running import HEAD, run_source
 from tests.transparency.helpers import bits, guarding, stack_length
 from tests.transparency.workloads import mlp
@@ -91,9 +91,9 @@ def _train(level: str | None) -> list[Any]:
         (session_module, "user_frame"),
         (session_module, "StepFact"),
         (backward_calls, "BackwardFact"),
-        (session_module.step_protocol, "site_of"),
-        (session_module.step_protocol, "tell"),
-        (session_module.step_protocol, "pause_census"),
+        (session_module.step_events, "site_of"),
+        (session_module.step_events, "tell"),
+        (session_module.step_events, "pause_census"),
         (Ledger, "opened"),
         (Ledger, "before_step"),
         (Depth, "next_step"),

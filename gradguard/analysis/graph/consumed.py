@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gradguard.analysis.live.alive_tensors import Alive
 from gradguard.analysis.graph.walk import is_accumulate, root_nodes, walk
+from gradguard.analysis.live.alive_tensors import Alive
 from gradguard.instrumentation.facts import BackwardFact
 from gradguard.instrumentation.journal import Journal
 from gradguard.torch_compat.private_api import node_sequence, saved_state

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gradguard.analysis.graph.walk import is_accumulate, walk
 from gradguard.analysis.graph.recompute import Unknown, recompute
+from gradguard.analysis.graph.walk import is_accumulate, walk
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.torch_compat.private_api import has_memory, held_by_hook, node_sequence, saved_slots
 

@@ -15,7 +15,17 @@ import torch
 from torch.autograd.graph import GradientEdge
 
 from gradguard.core.foreign_exceptions import internal_error
-from gradguard.torch_compat.private_api import ACCUMULATE_SEQ, check_saved, grad_fn_of, held_by_hook, is_a, node_sequence, saved_data, saved_slots, storage_key
+from gradguard.torch_compat.private_api import (
+    ACCUMULATE_SEQ,
+    check_saved,
+    grad_fn_of,
+    held_by_hook,
+    is_a,
+    node_sequence,
+    saved_data,
+    saved_slots,
+    storage_key,
+)
 
 MAX_NODES = 200_000
 

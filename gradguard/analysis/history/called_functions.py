@@ -8,14 +8,14 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from gradguard.analysis.program.bindings import dotted, full_name
-from gradguard.analysis.places.source import ResolvedSite
 from gradguard.analysis.history import grad_mode_switches
 from gradguard.analysis.history.cutting_calls import cut_by
 from gradguard.analysis.history.flows import NOTHING, Flow, asks_for_grad, given_back, join
-from gradguard.analysis.places.sites import site_at
-from gradguard.analysis.program.search_scopes import Entry, Scope, entry_by_name, entry_of, evaluate
 from gradguard.analysis.history.grad_mode_switches import Switch, decorator_of, is_inference
+from gradguard.analysis.places.sites import site_at
+from gradguard.analysis.places.source import ResolvedSite
+from gradguard.analysis.program.bindings import dotted, full_name
+from gradguard.analysis.program.search_scopes import Entry, Scope, entry_by_name, entry_of, evaluate
 from gradguard.core.safe_read import UNKNOWN
 
 DEPTH = 14  # calls entered one inside the other

@@ -15,17 +15,25 @@ from typing import Any, Literal
 
 import torch
 
-from gradguard.analysis.live.alive_tensors import node_of
 from gradguard.analysis.graph.consumed import Consumed, Link, consumed, same_place
-from gradguard.analysis.live.contents import lookup, own_objects, tensors_in
-from gradguard.analysis.program.stored_values import is_run_by_a_hook, puts_result_of
-from gradguard.analysis.program.defuse import Carried, loop_carried, reads_of
-from gradguard.analysis.live.frames import FrameView
 from gradguard.analysis.graph.walk import is_accumulate, op_name
+from gradguard.analysis.live.alive_tensors import node_of
+from gradguard.analysis.live.contents import lookup, own_objects, tensors_in
+from gradguard.analysis.live.frames import FrameView
 from gradguard.analysis.live.holders import Holding, holdings
 from gradguard.analysis.live.names import Names
+from gradguard.analysis.live.stores import (
+    Store,
+    relation_in,
+    stores_of_attribute,
+    stores_of_global,
+    stores_of_variable,
+    taken_from,
+    view_of,
+)
 from gradguard.analysis.places.source import ResolvedSite, resolve
-from gradguard.analysis.live.stores import Store, relation_in, stores_of_attribute, stores_of_global, stores_of_variable, taken_from, view_of
+from gradguard.analysis.program.defuse import Carried, loop_carried, reads_of
+from gradguard.analysis.program.stored_values import is_run_by_a_hook, puts_result_of
 from gradguard.instrumentation.facts import BackwardFact, OpFact
 from gradguard.instrumentation.journal import Journal
 from gradguard.torch_compat.private_api import node_sequence

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 import torch
 
+from gradguard.analysis.history import grad_mode_switches
+from gradguard.analysis.history.grad_mode_switches import Switch
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.optimizer_contents import trained_by
+from gradguard.analysis.places.sites import site_at
 from gradguard.analysis.places.source import ResolvedSite, function_def, resolve
 from gradguard.analysis.program.syntax import load
 from gradguard.instrumentation.facts import Cut
-from gradguard.analysis.history import grad_mode_switches
-from gradguard.analysis.places.sites import site_at
-from gradguard.analysis.history.grad_mode_switches import Switch
-from gradguard.analysis.incident import Incident
 
 DISCRETE = frozenset({
     "argmax", "argmin", "argsort", "long", "int", "short", "bool", "char", "byte", "eq", "ne", "gt", "ge", "lt", "le", "__eq__",

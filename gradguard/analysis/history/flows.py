@@ -6,10 +6,10 @@ import ast
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from gradguard.analysis.program.bindings import targets_of
-from gradguard.analysis.program.syntax import FUNCTIONS
 from gradguard.analysis.history.cut_origins import Origin
+from gradguard.analysis.program.bindings import targets_of
 from gradguard.analysis.program.search_scopes import Scope
+from gradguard.analysis.program.syntax import FUNCTIONS
 
 
 class Flow(NamedTuple):

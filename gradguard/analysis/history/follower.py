@@ -13,18 +13,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradguard.analysis.program.bindings import dotted
-from gradguard.analysis.places.source import ResolvedSite, function_def, resolve
-from gradguard.analysis.program.syntax import FUNCTIONS, load
 from gradguard.analysis.history import cut_origins as _origins
 from gradguard.analysis.history.called_functions import DEPTH, Calls
+from gradguard.analysis.history.cut_origins import Origin
 from gradguard.analysis.history.cutting_calls import is_metadata
 from gradguard.analysis.history.flows import NOTHING, Flow, join, rebinds
-from gradguard.analysis.history.cut_origins import Origin
-from gradguard.analysis.places.sites import site_at
-from gradguard.analysis.program.search_scopes import Definition, Scope, definitions, evaluate
 from gradguard.analysis.history.grad_mode_switches import Switch, is_inference, turns_grad_off, turns_grad_on
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.sites import site_at
+from gradguard.analysis.places.source import ResolvedSite, function_def, resolve
+from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.program.search_scopes import Definition, Scope, definitions, evaluate
+from gradguard.analysis.program.syntax import FUNCTIONS, load
 from gradguard.core.safe_read import UNKNOWN, parameters_in
 
 _BUDGET = 4_000

@@ -10,14 +10,14 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from gradguard.core.callsite import USER_FILES, CallSite
-from gradguard.core.diagnosis import SourceSpan
+from gradguard.analysis.places.sites import site_at
 from gradguard.analysis.places.source import ResolvedSite, WithBlock, function_def, resolve
 from gradguard.analysis.program.syntax import FUNCTIONS, Function, Source, load
+from gradguard.core.callsite import USER_FILES, CallSite
+from gradguard.core.diagnosis import SourceSpan
+from gradguard.core.safe_read import peek, unless_loud
 from gradguard.instrumentation.facts import Cut, ModeFact
 from gradguard.instrumentation.journal import Journal
-from gradguard.analysis.places.sites import site_at
-from gradguard.core.safe_read import peek, unless_loud
 
 How = Literal["with", "decorator", "left_on", "yield", "checkpoint", "library", "caller"]
 _CO_GENERATOR = 0x20 | 0x200

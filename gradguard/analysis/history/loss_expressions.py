@@ -5,15 +5,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from gradguard.analysis.program.bindings import dotted
-from gradguard.analysis.places.source import ResolvedSite, assignments_to
 from gradguard.analysis.history import cut_origins as _origins
+from gradguard.analysis.history.cut_origins import Origin
 from gradguard.analysis.history.flows import Flow
 from gradguard.analysis.history.follower import Follower
-from gradguard.analysis.history.cut_origins import Origin
-from gradguard.analysis.places.sites import site_at
-from gradguard.analysis.program.search_scopes import Scope
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.sites import site_at
+from gradguard.analysis.places.source import ResolvedSite, assignments_to
+from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.program.search_scopes import Scope
 
 
 def is_method(call: ast.Call) -> bool:

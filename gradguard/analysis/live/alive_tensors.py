@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from gradguard.core.safe_read import is_quiet
 from gradguard.core.foreign_exceptions import internal_error
+from gradguard.core.safe_read import is_quiet
 from gradguard.torch_compat.private_api import node_sequence
 
 

@@ -11,15 +11,15 @@ from typing import Any, cast
 
 import torch
 
+from gradguard.analysis.graph.walk import walk
+from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import assignments_to, dotted
+from gradguard.analysis.program.definitions import returns_of
+from gradguard.analysis.program.provenance import Spot
+from gradguard.analysis.program.scopes import Scope, code_of, function_scope
+from gradguard.analysis.program.syntax import header_range
 from gradguard.core.callsite import USER_FILES
 from gradguard.core.diagnosis import Role, SourceSpan
-from gradguard.analysis.graph.walk import walk
-from gradguard.analysis.places.source import assignments_to, dotted
-from gradguard.analysis.program.syntax import header_range
-from gradguard.analysis.program.provenance import Spot
-from gradguard.analysis.program.definitions import returns_of
-from gradguard.analysis.program.scopes import Scope, code_of, function_scope
-from gradguard.analysis.incident import Incident
 from gradguard.core.safe_read import class_attributes, is_quiet, peek, unwrapped
 from gradguard.torch_compat.private_api import grad_fn_of
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gradguard.core.callsite import USER_FILES
 from gradguard.analysis.live.frames import FrameView
+from gradguard.core.callsite import USER_FILES
 from gradguard.core.safe_read import attributes, class_attributes, code_of_member, is_quiet, own_dict, peek
 
 _DEPTH = 6  # tensor <- tuple <- list <- dict <- attribute <- object, at most

@@ -16,8 +16,23 @@ from typing import Any
 
 from torch import nn
 
-from gradguard.core.safe_read import UNKNOWN, attributes, in_class, is_quiet, item_of, modules_in, named_children, named_modules, named_parameters, pairs, parameters_in, peek, store_of, unless_loud
 from gradguard.core.foreign_exceptions import internal_error
+from gradguard.core.safe_read import (
+    UNKNOWN,
+    attributes,
+    in_class,
+    is_quiet,
+    item_of,
+    modules_in,
+    named_children,
+    named_modules,
+    named_parameters,
+    pairs,
+    parameters_in,
+    peek,
+    store_of,
+    unless_loud,
+)
 
 STEPS = 50_000  # nodes of the text, items of what is gone through
 _SIZE = 10_000  # items of one result

@@ -18,10 +18,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradguard.core.callsite import USER_FILES
 from gradguard.analysis.live.frames import FrameView
-from gradguard.core.safe_read import UNKNOWN, attributes, buffers_in, elements, in_class, is_quiet, named_modules, own_dict, pairs, parameters_in, store_of
+from gradguard.core.callsite import USER_FILES
 from gradguard.core.foreign_exceptions import internal_error
+from gradguard.core.safe_read import (
+    UNKNOWN,
+    attributes,
+    buffers_in,
+    elements,
+    in_class,
+    is_quiet,
+    named_modules,
+    own_dict,
+    pairs,
+    parameters_in,
+    store_of,
+)
 from gradguard.torch_compat.private_api import storage_key
 
 _LITERALS = (str, int, float, bool, bytes, type(None), torch.device, torch.dtype)

@@ -12,17 +12,17 @@ from typing import Any, Literal
 
 import torch
 
-from gradguard.core.callsite import USER_FILES
-from gradguard.core.diagnosis import Role, SourceSpan
-from gradguard.analysis.program.bindings import assignments_to, dotted, targets_of
 from gradguard.analysis.live.contents import lookup, tensors_in
-from gradguard.analysis.program.stored_values import built_with, stores_through_names, without_graph
-from gradguard.analysis.program.defuse import contains, guards_a_cache, position_before, stores_into
 from gradguard.analysis.live.frames import FrameView
 from gradguard.analysis.live.holders import Holding
 from gradguard.analysis.places.instructions import scope_of
 from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.analysis.program.bindings import assignments_to, dotted, targets_of
+from gradguard.analysis.program.defuse import contains, guards_a_cache, position_before, stores_into
+from gradguard.analysis.program.stored_values import built_with, stores_through_names, without_graph
 from gradguard.analysis.program.syntax import FUNCTIONS, Source, header_range, load
+from gradguard.core.callsite import USER_FILES
+from gradguard.core.diagnosis import Role, SourceSpan
 from gradguard.core.safe_read import class_attributes, code_of_member
 
 # "carried": left there by the turn before; "fresh": put there earlier in this very turn; "outside": before the loop;

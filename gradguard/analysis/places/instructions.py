@@ -18,7 +18,18 @@ from itertools import islice
 from types import CodeType
 from typing import NamedTuple
 
-from gradguard.analysis.program.syntax import COMPREHENSIONS, FUNCTIONS, Function, Range, Source, first_line, header_parts, header_range, load, range_of
+from gradguard.analysis.program.syntax import (
+    COMPREHENSIONS,
+    FUNCTIONS,
+    Function,
+    Range,
+    Source,
+    first_line,
+    header_parts,
+    header_range,
+    load,
+    range_of,
+)
 
 _COMPREHENSION_NAMES = {
     "<listcomp>": ast.ListComp,

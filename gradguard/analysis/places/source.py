@@ -13,12 +13,24 @@ from functools import cached_property
 from types import CodeType, FrameType, TracebackType
 from typing import NamedTuple
 
-from gradguard.core.callsite import CallSite
-from gradguard.core.diagnosis import Role, SourceSpan
+from gradguard.analysis.places.instructions import NOWHERE, exact_range, function_def, line_of, locate, scope_of
 from gradguard.analysis.program import bindings
 from gradguard.analysis.program.bindings import assignments_to, dotted, names_read, uses_of
-from gradguard.analysis.places.instructions import NOWHERE, exact_range, function_def, line_of, locate, scope_of
-from gradguard.analysis.program.syntax import FUNCTIONS, Function, Range, Source, header_range, load, module_ast, parent_of, range_of, segment, span_of
+from gradguard.analysis.program.syntax import (
+    FUNCTIONS,
+    Function,
+    Range,
+    Source,
+    header_range,
+    load,
+    module_ast,
+    parent_of,
+    range_of,
+    segment,
+    span_of,
+)
+from gradguard.core.callsite import CallSite
+from gradguard.core.diagnosis import Role, SourceSpan
 from gradguard.core.foreign_exceptions import internal_error
 
 __all__ = [

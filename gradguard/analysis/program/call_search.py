@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from gradguard.core.callsite import USER_FILES
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.program.provenance import Spot
 from gradguard.analysis.program.scopes import Scope, callee_scope, class_scopes, frame_scopes
-from gradguard.analysis.incident import Incident
+from gradguard.core.callsite import USER_FILES
 from gradguard.core.safe_read import modules_in
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 
 from gradguard.analysis.places.source import assignments_to, dotted
-from gradguard.analysis.program.syntax import FUNCTIONS
 from gradguard.analysis.program.scopes import Scope
+from gradguard.analysis.program.syntax import FUNCTIONS
 
 ANY = -1  # in a path: "some element of it"
 Path = tuple[int, ...]

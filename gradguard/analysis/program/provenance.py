@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from gradguard.core.diagnosis import Role, SourceSpan
 from gradguard.analysis.places.source import assignments_to, dotted
-from gradguard.analysis.program.syntax import FUNCTIONS, range_of
 from gradguard.analysis.program.definitions import ANY, Path, bound_value, definition, returns_of
 from gradguard.analysis.program.scopes import Scope, callee_scope, class_scopes, code_of, function_scope, loading_scope
+from gradguard.analysis.program.syntax import FUNCTIONS, range_of
+from gradguard.core.diagnosis import Role, SourceSpan
 from gradguard.core.safe_read import UNKNOWN, in_class, peek
 
 Judge = Callable[[Any], "bool | None"]  # of a live value: is it (part of) what is looked for?

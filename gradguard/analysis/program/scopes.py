@@ -17,11 +17,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 
-from gradguard.core.callsite import USER_FILES
 from gradguard.analysis.live.frames import FrameView
 from gradguard.analysis.places.instructions import scope_of
 from gradguard.analysis.places.source import assignments_to, resolve
 from gradguard.analysis.program.syntax import FUNCTIONS, Source, load
+from gradguard.core.callsite import USER_FILES
 from gradguard.core.safe_read import UNKNOWN, attributes, class_attributes, in_class, item_of, namespace, peek, unless_loud
 
 

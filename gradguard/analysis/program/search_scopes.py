@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from gradguard.core.callsite import USER_FILES
-from gradguard.analysis.program.bindings import assignments_to, flatten, targets_of
 from gradguard.analysis.live.frames import FrameView
 from gradguard.analysis.places.source import function_def
+from gradguard.analysis.program.bindings import assignments_to, flatten, targets_of
 from gradguard.analysis.program.syntax import FUNCTIONS, Function, Source, load
+from gradguard.core.callsite import USER_FILES
 from gradguard.core.safe_read import UNKNOWN, item_of, namespace, peek, store_of, unless_loud
 
 _GROWS = {"append", "extend", "insert", "add", "update", "put", "appendleft", "copy_", "add_", "scatter_", "scatter_add_",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from gradguard.core.diagnosis import Role, SourceSpan
-from gradguard.analysis.places.source import module_ast, span_of
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import module_ast, span_of
+from gradguard.core.diagnosis import Role, SourceSpan
 
 
 def user_files(incident: Incident) -> list[str]:

@@ -13,11 +13,11 @@ from typing import Any
 
 from torch import nn
 
-from gradguard.core.callsite import USER_FILES
-from gradguard.analysis.live.frames import FrameView
 from gradguard.analysis.graph.walk import leaves
+from gradguard.analysis.live.frames import FrameView
 from gradguard.analysis.live.names import Names
 from gradguard.analysis.program.syntax import Source, load
+from gradguard.core.callsite import USER_FILES
 from gradguard.core.safe_read import attributes, class_attributes, code_of_member, modules_in
 
 

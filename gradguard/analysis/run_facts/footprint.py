@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gradguard.core.callsite import CallSite
 from gradguard.analysis.graph.walk import is_accumulate
+from gradguard.core.callsite import CallSite
 from gradguard.instrumentation.journal import Journal
 from gradguard.torch_compat.private_api import node_sequence
 

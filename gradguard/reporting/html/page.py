@@ -11,12 +11,11 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from gradguard.core.diagnosis import Diagnosis
-
 from gradguard.reporting import wording
-from gradguard.reporting.source_blocks import Block, Mark, build_blocks
 from gradguard.reporting.html.template import TEMPLATE
-from gradguard.reporting.terminal.layout import clean, one_line
 from gradguard.reporting.patch_lines import read_patch
+from gradguard.reporting.source_blocks import Block, Mark, build_blocks
+from gradguard.reporting.terminal.layout import clean, one_line
 
 if TYPE_CHECKING:
     from jinja2 import Template

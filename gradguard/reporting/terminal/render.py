@@ -14,11 +14,10 @@ from typing import TextIO
 
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.core.foreign_exceptions import internal_error
-
 from gradguard.reporting import wording
+from gradguard.reporting.patch_lines import Patch, read_patch
 from gradguard.reporting.source_blocks import Block, build_blocks, shown_path
 from gradguard.reporting.terminal.layout import ASCII, UNICODE, Glyphs, Row, Segment, cells, clean, one_line, paint, wrap
-from gradguard.reporting.patch_lines import Patch, read_patch
 from gradguard.reporting.terminal.snippet import number_width, snippet
 from gradguard.reporting.wording import headline
 

@@ -31,14 +31,14 @@ from __future__ import annotations
 import ast
 import re
 
+from gradguard.analysis.incident import Incident
+from gradguard.analysis.live.custom_functions import FunctionView, classes_in_graph, def_span, find_function, needs_none
+from gradguard.analysis.program.provenance import Spot
+from gradguard.analysis.program.scopes import Scope
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
-from gradguard.analysis.program.provenance import Spot
-from gradguard.analysis.live.custom_functions import FunctionView, classes_in_graph, def_span, find_function, needs_none
-from gradguard.analysis.program.scopes import Scope
 from gradguard.rules.contract.wording import count_word
-from gradguard.analysis.incident import Incident
 
 _COUNT = re.compile(r"function (\w+?)(?:Backward)? returned an incorrect number of gradients \(expected (\d+), got (\d+)\)")
 _WHY_SHORT = (

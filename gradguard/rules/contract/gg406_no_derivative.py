@@ -32,19 +32,19 @@ from types import FunctionType
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.analysis.graph.walk import walk
+from gradguard.analysis.incident import Incident
+from gradguard.analysis.live.custom_functions import FunctionView, classes_in_graph, user_functions, view_of
 from gradguard.analysis.places.source import ResolvedSite
+from gradguard.analysis.program.call_search import calls_in_use
 from gradguard.analysis.program.syntax import Source, load, range_of
-from gradguard.instrumentation.facts import CallableRef
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.core.safe_read import peek
 from gradguard.fixes.edits import removed
 from gradguard.fixes.statements import wrapped
+from gradguard.instrumentation.facts import CallableRef
 from gradguard.rules.base import Rule
-from gradguard.analysis.live.custom_functions import FunctionView, classes_in_graph, user_functions, view_of
-from gradguard.analysis.program.call_search import calls_in_use
 from gradguard.rules.contract.wording import untraced_note
-from gradguard.analysis.incident import Incident
-from gradguard.core.safe_read import peek
 from gradguard.torch_compat.private_api import grad_fn_of
 
 _ATEN = re.compile(r"derivative for (?:aten::|')([\w: ]+?)'? is not implemented")

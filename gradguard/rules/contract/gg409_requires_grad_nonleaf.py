@@ -30,17 +30,17 @@ import re
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.analysis.graph.walk import op_name, walk
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, assignments_to, dotted
+from gradguard.analysis.program.definitions import Path, bound_value
+from gradguard.analysis.program.provenance import Spot, stores_of, trace
+from gradguard.analysis.program.scopes import Scope, frame_scopes
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
+from gradguard.core.safe_read import UNKNOWN
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
-from gradguard.analysis.program.provenance import Spot, stores_of, trace
-from gradguard.analysis.program.definitions import Path, bound_value
-from gradguard.analysis.program.scopes import Scope, frame_scopes
 from gradguard.rules.contract.wording import untraced_note
-from gradguard.analysis.incident import Incident
-from gradguard.core.safe_read import UNKNOWN
 
 
 def recognise(incident: Incident) -> Diagnosis | None:

@@ -29,16 +29,16 @@ from typing import Any
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix, TensorFacts
 from gradguard.analysis.graph.walk import leaves, op_name
+from gradguard.analysis.incident import Incident
+from gradguard.analysis.program.provenance import Spot
+from gradguard.analysis.program.scopes import frame_scopes
+from gradguard.core.diagnosis import Diagnosis, Fix, TensorFacts
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
-from gradguard.analysis.program.provenance import Spot
-from gradguard.rules.contract.hooks import all_frames
 from gradguard.rules.contract.gg409_requires_grad_nonleaf import maker
-from gradguard.analysis.program.scopes import frame_scopes
+from gradguard.rules.contract.hooks import all_frames
 from gradguard.rules.contract.wording import untraced_note
-from gradguard.analysis.incident import Incident
 
 
 def recognise(incident: Incident) -> Diagnosis | None:

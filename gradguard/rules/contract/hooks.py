@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import nn
 
-from gradguard.analysis.live.frames import FrameView, traceback_frames
-from gradguard.analysis.program.provenance import Spot
-from gradguard.analysis.program.definitions import returns_of
-from gradguard.analysis.program.scopes import Scope, callee_scope, code_of
-from gradguard.analysis.program.call_search import called_name
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.live.frames import FrameView, traceback_frames
+from gradguard.analysis.program.call_search import called_name
+from gradguard.analysis.program.definitions import returns_of
+from gradguard.analysis.program.provenance import Spot
+from gradguard.analysis.program.scopes import Scope, callee_scope, code_of
 from gradguard.core.safe_read import elements, name_of, pairs, peek
 
 HOOK_CALLS = {

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradguard.core.diagnosis import SourceSpan
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.frames import traceback_frames
 from gradguard.analysis.places.source import ResolvedSite, assignments_to, dotted
 from gradguard.analysis.program.provenance import Judge, Maker, Spot, Trace, operands_of, trace
 from gradguard.analysis.program.scopes import Scope, callee_scope, frame_scopes
-from gradguard.analysis.incident import Incident
+from gradguard.core.diagnosis import SourceSpan
 from gradguard.core.safe_read import elements, parameters_in, store_of
 
 

@@ -14,14 +14,23 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from gradguard.probes import replicas
+from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import dotted, function_def, module_ast, parent_of, resolve, segment, span_of
+from gradguard.analysis.program.bindings import assignments_to
+from gradguard.analysis.program.user_calls import calls, last_part, only, user_files
 from gradguard.core.callsite import USER_FILES
 from gradguard.core.diagnosis import SourceSpan, TensorFacts
-from gradguard.analysis.program.bindings import assignments_to
-from gradguard.analysis.places.source import dotted, function_def, module_ast, parent_of, resolve, segment, span_of
-from gradguard.analysis.program.user_calls import calls, last_part, only, user_files
-from gradguard.analysis.incident import Incident
-from gradguard.core.safe_read import attributes, class_attributes, function_code, named_children, named_modules, named_parameters, parameters_in, peek
+from gradguard.core.safe_read import (
+    attributes,
+    class_attributes,
+    function_code,
+    named_children,
+    named_modules,
+    named_parameters,
+    parameters_in,
+    peek,
+)
+from gradguard.probes import replicas
 
 _LEAVES = (ast.Return, ast.Continue, ast.Break)
 

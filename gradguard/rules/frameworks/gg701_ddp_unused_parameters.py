@@ -32,12 +32,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.names import short_list
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.core.safe_read import named_parameters
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import ddp as shared
-from gradguard.analysis.incident import Incident
-from gradguard.core.safe_read import named_parameters
 
 CODE, NAME = "GG701", "ddp-unused-parameters"
 

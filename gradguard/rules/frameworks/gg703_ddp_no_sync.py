@@ -36,15 +36,15 @@ from __future__ import annotations
 
 import ast
 
-from gradguard.monitors import unaveraged_gradients
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import module_ast, resolve, span_of
+from gradguard.analysis.program.user_calls import calls, user_files
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.monitors import replica_drift, unaveraged_gradients
 from gradguard.probes.replicas import Drift
 from gradguard.rules.base import Rule
+from gradguard.rules.frameworks import averaging
 from gradguard.rules.frameworks import ddp as shared
-from gradguard.monitors import replica_drift
-from gradguard.analysis.program.user_calls import calls, user_files
-from gradguard.analysis.incident import Incident
 
 CODE, NAME = "GG703", "ddp-no-sync"
 
@@ -52,7 +52,7 @@ CODE, NAME = "GG703", "ddp-no-sync"
 def recognise(incident: Incident) -> Diagnosis | None:
     """Gradients differ between ranks, because of `no_sync` or a forward past DDP."""
     drift = incident.suspicion
-    if not isinstance(drift, Drift) or not drift.gradients or replica_drift.averaged_by_hand(incident):
+    if not isinstance(drift, Drift) or not drift.gradients or averaging.averaged_by_hand(incident):
         return None
     name = shared.name_of(incident, drift.ddp)
     if drift.compared and getattr(drift.ddp, "require_forward_param_sync", None) is False:

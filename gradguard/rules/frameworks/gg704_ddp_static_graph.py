@@ -30,13 +30,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.names import short_list
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.core.safe_read import parameters_in
 from gradguard.fixes.edits import respelt
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import ddp as shared
-from gradguard.analysis.incident import Incident
-from gradguard.core.safe_read import parameters_in
 
 CODE, NAME = "GG704", "ddp-static-graph"
 

@@ -34,16 +34,16 @@ import ast
 
 import torch
 
+from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import ResolvedSite, dotted, resolve, segment, span_of
+from gradguard.analysis.program.bindings import statement_names
+from gradguard.analysis.program.user_calls import last_part
 from gradguard.core import ranks
 from gradguard.core.diagnosis import Confidence, Diagnosis, Fix
-from gradguard.analysis.program.bindings import statement_names
-from gradguard.analysis.places.source import ResolvedSite, dotted, resolve, segment, span_of
 from gradguard.fixes.edits import indent_of
 from gradguard.fixes.statements import Layout, siblings
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import ddp as shared
-from gradguard.analysis.program.user_calls import last_part
-from gradguard.analysis.incident import Incident
 
 CODE, NAME = "GG705", "ddp-rank-skips-backward"
 _BACKWARD = ("backward", "manual_backward")

@@ -26,11 +26,11 @@ from __future__ import annotations
 
 import ast
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.analysis.places.source import module_ast, resolve, span_of
-from gradguard.rules.base import Rule
-from gradguard.analysis.program.user_calls import user_files
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import module_ast, resolve, span_of
+from gradguard.analysis.program.user_calls import user_files
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.rules.base import Rule
 
 CODE, NAME = "GG711", "checkpoint-no-grad-input"
 _CUT = ("does not require grad and does not have a grad_fn",)

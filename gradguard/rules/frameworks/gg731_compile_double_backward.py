@@ -23,11 +23,11 @@ When PyTorch raises.
 
 from __future__ import annotations
 
-from gradguard.core.diagnosis import Diagnosis, Fix
-from gradguard.analysis.places.source import resolve
-from gradguard.rules.base import Rule
-from gradguard.analysis.program.user_calls import compilations, only
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import resolve
+from gradguard.analysis.program.user_calls import compilations, only
+from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.rules.base import Rule
 
 CODE, NAME = "GG731", "compile-double-backward"
 

@@ -33,13 +33,13 @@ from __future__ import annotations
 
 from types import CodeType
 
-from gradguard.core.diagnosis import Diagnosis, Fix
-from gradguard.analysis.places.source import function_def, span_of
-from gradguard.rules.base import Rule
-from gradguard.rules import lightning_manual
-from gradguard.rules.lightning_manual import idle_fit, step_code
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import function_def, span_of
+from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.core.safe_read import peek
+from gradguard.rules import lightning_manual
+from gradguard.rules.base import Rule
+from gradguard.rules.lightning_manual import idle_fit, step_code
 
 CODE, NAME = "GG741", "lightning-no-loss-returned"
 

@@ -26,14 +26,14 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import function_def, module_ast, segment, span_of
 from gradguard.analysis.program.syntax import load
-from gradguard.fixes.edits import replaced
-from gradguard.rules.base import Rule
-from gradguard.rules import lightning_manual
-from gradguard.analysis.incident import Incident
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import UNKNOWN, function_code, in_class
+from gradguard.fixes.edits import replaced
+from gradguard.rules import lightning_manual
+from gradguard.rules.base import Rule
 
 CODE, NAME = "GG742", "lightning-loss-key-missing"
 

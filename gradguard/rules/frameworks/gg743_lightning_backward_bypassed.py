@@ -38,15 +38,15 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.fixes.edits import replaced
+from gradguard.monitors import lightning_fits, replica_drift
 from gradguard.probes.replicas import Drift
+from gradguard.rules import lightning_manual
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import ddp as shared
-from gradguard.monitors import replica_drift
-from gradguard.rules import lightning_manual
-from gradguard.analysis.incident import Incident
 
 CODE, NAME = "GG743", "lightning-backward-bypassed"
 
@@ -89,7 +89,7 @@ def _unscaled(incident: Incident) -> Diagnosis | None:
 
 def _by_hand(module: Any) -> bool:
     """Whether this is a LightningModule under manual optimization."""
-    return lightning_manual.is_module(module) and not lightning_manual.automatic(module)
+    return lightning_manual.is_module(module) and not lightning_fits.automatic(module)
 
 
 def _direct(incident: Incident) -> ResolvedSite | None:

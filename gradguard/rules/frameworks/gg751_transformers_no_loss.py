@@ -33,14 +33,14 @@ from typing import Any
 
 import torch
 
+from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import function_def, module_ast, span_of
+from gradguard.analysis.program.user_calls import user_files
 from gradguard.core.callsite import USER_FILES
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.analysis.places.source import function_def, module_ast, span_of
+from gradguard.core.safe_read import UNKNOWN, function_code, in_class, namespace, peek
 from gradguard.fixes.edits import respelt
 from gradguard.rules.base import Rule
-from gradguard.analysis.program.user_calls import user_files
-from gradguard.analysis.incident import Incident
-from gradguard.core.safe_read import UNKNOWN, function_code, in_class, namespace, peek
 
 CODE, NAME = "GG751", "transformers-no-loss"
 

@@ -6,15 +6,15 @@ import ast
 from itertools import islice
 from typing import Any
 
-from gradguard.core.diagnosis import SourceSpan
-from gradguard.analysis.places.source import ResolvedSite, resolve, span_of
-from gradguard.analysis.program.syntax import load
-from gradguard.instrumentation.facts import StepFact
-from gradguard.analysis.program import user_calls
 from gradguard.analysis.history.follower import Follower
-from gradguard.analysis.program.search_scopes import evaluate
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import ResolvedSite, resolve, span_of
+from gradguard.analysis.program import user_calls
+from gradguard.analysis.program.search_scopes import evaluate
+from gradguard.analysis.program.syntax import load
+from gradguard.core.diagnosis import SourceSpan
 from gradguard.core.safe_read import UNKNOWN, peek
+from gradguard.instrumentation.facts import StepFact
 
 _STEPS_SEARCHED = 64
 

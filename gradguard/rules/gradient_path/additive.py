@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gradguard.analysis.graph.walk import is_accumulate
 from gradguard.analysis.graph.older_releases import output_shape
+from gradguard.analysis.graph.walk import is_accumulate
 from gradguard.torch_compat.private_api import node_sequence
 
 SUMS = frozenset({"AddBackward0", "SubBackward0", "RsubBackward1", "RsubBackward0", "StackBackward0", "CatBackward0", "AddcmulBackward0"})

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from gradguard.core.diagnosis import Fix
+from gradguard.analysis.history.cut_origins import Origin
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.frames import FrameView
+from gradguard.analysis.places.sites import in_words
 from gradguard.analysis.places.source import ResolvedSite, at_line, resolve
 from gradguard.analysis.program.syntax import Source
+from gradguard.core.diagnosis import Fix
 from gradguard.fixes.edits import indent_of, patched
-from gradguard.analysis.history.cut_origins import Origin
-from gradguard.analysis.places.sites import in_words
-from gradguard.analysis.incident import Incident
 
 
 @dataclass

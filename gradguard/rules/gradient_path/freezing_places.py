@@ -9,11 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from gradguard.analysis.program.bindings import dotted
-from gradguard.analysis.places.source import ResolvedSite, resolve
-from gradguard.analysis.program.syntax import Source
-from gradguard.analysis.places.sites import site_at
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.sites import site_at
+from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.program.syntax import Source
 from gradguard.core.safe_read import attributes, named_modules
 
 

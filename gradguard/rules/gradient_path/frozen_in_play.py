@@ -9,20 +9,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from gradguard.core.diagnosis import Diagnosis, Fix
-from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.history.follower import Follower
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.names import short_list
 from gradguard.analysis.live.optimizer_contents import parameters_of
+from gradguard.analysis.places.sites import bare, in_words, short, site_at
 from gradguard.analysis.places.source import ResolvedSite
+from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.program.search_scopes import Scope, evaluate
 from gradguard.analysis.program.syntax import FUNCTIONS, Source
+from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.core.safe_read import UNKNOWN, pairs, parameters_in, peek
 from gradguard.rules import lightning_manual
 from gradguard.rules.gradient_path import freezing_places, lost_path
-from gradguard.analysis.history.follower import Follower
 from gradguard.rules.gradient_path.in_play import AllFrozen
-from gradguard.analysis.places.sites import bare, in_words, short, site_at
-from gradguard.analysis.program.search_scopes import Scope, evaluate
-from gradguard.analysis.incident import Incident
-from gradguard.core.safe_read import UNKNOWN, pairs, parameters_in, peek
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -33,10 +33,10 @@ warning, when such a value was made a leaf by hand (`requires_grad_(True)`). Eva
 
 from __future__ import annotations
 
+from gradguard.analysis.incident import Incident
 from gradguard.core.diagnosis import Diagnosis
 from gradguard.rules.base import Rule
 from gradguard.rules.gradient_path import lost_path
-from gradguard.analysis.incident import Incident
 
 
 def recognise(incident: Incident) -> Diagnosis | None:

@@ -39,23 +39,24 @@ from typing import Any
 
 import torch
 
-from gradguard.core.callsite import CallSite
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.analysis.program.bindings import dotted
 from gradguard.analysis.graph.walk import leaves, root_nodes
-from gradguard.analysis.live.names import short_list
-from gradguard.analysis.places.source import ResolvedSite, resolve, span_of
-from gradguard.analysis.program.syntax import load
-from gradguard.fixes.edits import replaced, respelt
-from gradguard.rules.base import Rule
-from gradguard.analysis.history import follower as follow, cut_origins, grad_mode_switches
-from gradguard.rules.gradient_path import lost_path
-from gradguard.analysis.places.sites import same_place, short, site_at
-from gradguard.analysis.program.search_scopes import Scope, entry_by_name, entry_of, evaluate
+from gradguard.analysis.history import cut_origins, grad_mode_switches
+from gradguard.analysis.history import follower as follow
 from gradguard.analysis.history.grad_mode_switches import Switch
 from gradguard.analysis.incident import Incident
-from gradguard.core.safe_read import UNKNOWN, attributes, elements, named_modules, store_of
+from gradguard.analysis.live.names import short_list
+from gradguard.analysis.places.sites import same_place, short, site_at
+from gradguard.analysis.places.source import ResolvedSite, resolve, span_of
+from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.program.search_scopes import Scope, entry_by_name, entry_of, evaluate
+from gradguard.analysis.program.syntax import load
+from gradguard.core.callsite import CallSite
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.foreign_exceptions import internal_error
+from gradguard.core.safe_read import UNKNOWN, attributes, elements, named_modules, store_of
+from gradguard.fixes.edits import replaced, respelt
+from gradguard.rules.base import Rule
+from gradguard.rules.gradient_path import lost_path
 from gradguard.torch_compat.private_api import storage_key
 
 MESSAGES = (
@@ -98,7 +99,9 @@ def _diagnose(incident: Incident, tensor: torch.Tensor | None) -> Diagnosis:
     name, made, switch = _story(incident, tensor)
     block = switch
     if switch is not None and (cut := incident.journal.cut_of(tensor) if tensor is not None else None) is not None:
-        used = (grad_mode_switches.as_decorator(switch, resolve(site)) for origin in (cut, *cut.roots()) for site in (origin.site, origin.outer))
+        used = (
+            grad_mode_switches.as_decorator(switch, resolve(site)) for origin in (cut, *cut.roots()) for site in (origin.site, origin.outer)
+        )
         switch = next((each for each in used if each is not None), switch)
     what = f"`{name}`" if name else "a tensor"
     writes = incident.says("inplace update")
@@ -363,7 +366,9 @@ def _from_value(statement: ast.AST, scope: Any, depth: int) -> Switch | None:
         for block in ast.walk(entry.function):
             if isinstance(block, (ast.With, ast.AsyncWith)):
                 for item in block.items:
-                    if grad_mode_switches.turns_grad_off(item.context_expr) and grad_mode_switches.is_inference(entry.source.flat(item.context_expr)):
+                    if grad_mode_switches.turns_grad_off(item.context_expr) and grad_mode_switches.is_inference(
+                        entry.source.flat(item.context_expr)
+                    ):
                         site = site_at(entry.source, item.context_expr)
                         return Switch(
                             "with",

@@ -34,19 +34,19 @@ from __future__ import annotations
 
 import ast
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.analysis.graph import walk
-from gradguard.analysis.program.bindings import dotted
-from gradguard.analysis.program.stored_values import puts_result_of
-from gradguard.analysis.places.source import ResolvedSite
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.stores import returns_of
+from gradguard.analysis.places.sites import same_place, short, site_at
+from gradguard.analysis.places.source import ResolvedSite
+from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.program.search_scopes import definitions
+from gradguard.analysis.program.stored_values import puts_result_of
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.fixes.edits import before, edit_of, patched
 from gradguard.rules.base import Rule
 from gradguard.rules.gradient_path import lost_path, missing_grad
 from gradguard.rules.gradient_path.missing_grad import Missing
-from gradguard.analysis.places.sites import same_place, short, site_at
-from gradguard.analysis.program.search_scopes import definitions
-from gradguard.analysis.incident import Incident
 from gradguard.torch_compat.private_api import node_sequence
 
 

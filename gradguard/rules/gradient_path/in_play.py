@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradguard.analysis.program.bindings import dotted
-from gradguard.analysis.live.optimizer_contents import parameters_of
-from gradguard.analysis.places.source import resolve
-from gradguard.analysis.program.syntax import FUNCTIONS
 from gradguard.analysis.history import loss_expressions
 from gradguard.analysis.history.follower import Follower
-from gradguard.analysis.program.search_scopes import Scope, evaluate
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.live.optimizer_contents import parameters_of
+from gradguard.analysis.places.source import resolve
+from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.program.search_scopes import Scope, evaluate
+from gradguard.analysis.program.syntax import FUNCTIONS
 from gradguard.core.safe_read import UNKNOWN, modules_in, parameters_in
 
 _CALLERS = 4

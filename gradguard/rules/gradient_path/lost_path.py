@@ -9,21 +9,22 @@ from typing import Any
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, SourceSpan, TensorFacts
-from gradguard.analysis.live.alive_tensors import Alive
 from gradguard.analysis.graph.walk import leaves, root_nodes
+from gradguard.analysis.history import cut_origins as origins
+from gradguard.analysis.history import loss_expressions
+from gradguard.analysis.history.cut_origins import Origin
+from gradguard.analysis.incident import Incident
+from gradguard.analysis.live.alive_tensors import Alive
 from gradguard.analysis.live.optimizer_contents import parameters_of
+from gradguard.analysis.places.sites import UNNAMED, bare, in_words, same_place, short
 from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.core.diagnosis import Diagnosis, SourceSpan, TensorFacts
+from gradguard.core.foreign_exceptions import internal_error
 from gradguard.instrumentation.facts import Cut
 from gradguard.instrumentation.journal import current_journal
 from gradguard.rules.gradient_path import in_play, patching, wording
-from gradguard.analysis.history import cut_origins as origins, loss_expressions
 from gradguard.rules.gradient_path.called_by_autograd import called_by_autograd, computed_at, with_grad
-from gradguard.analysis.history.cut_origins import Origin
-from gradguard.analysis.places.sites import UNNAMED, bare, in_words, same_place, short
 from gradguard.rules.gradient_path.still_off import still_off
-from gradguard.analysis.incident import Incident
-from gradguard.core.foreign_exceptions import internal_error
 from gradguard.torch_compat.private_api import only_leaf
 
 MESSAGES = ("does not require grad and does not have a grad_fn",)

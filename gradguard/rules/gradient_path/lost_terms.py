@@ -7,19 +7,19 @@ from typing import Any
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis
 from gradguard.analysis.graph.walk import walk
+from gradguard.analysis.history import cut_origins, loss_expressions
+from gradguard.analysis.history.cut_origins import Origin
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.optimizer_contents import parameters_of
+from gradguard.analysis.places.sites import function_word, in_words, same_place, short
 from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.core.diagnosis import Diagnosis
 from gradguard.instrumentation.facts import Cut
 from gradguard.instrumentation.journal import Journal, current_journal
 from gradguard.rules.gradient_path import additive, lost_path, patching, regraphed, terms, wording
-from gradguard.analysis.history import cut_origins, loss_expressions
 from gradguard.rules.gradient_path.additive import Region
-from gradguard.analysis.history.cut_origins import Origin
-from gradguard.analysis.places.sites import function_word, in_words, same_place, short
 from gradguard.rules.gradient_path.sampled import sampled
-from gradguard.analysis.incident import Incident
 from gradguard.torch_compat.private_api import node_sequence
 
 _TRIES = 12  # looks at one backward call's line in one run: the same line shows the same graph again and again

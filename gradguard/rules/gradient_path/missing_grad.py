@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from gradguard.analysis.live.frames import FrameView
-from gradguard.analysis.places.source import ResolvedSite, resolve
-from gradguard.analysis.program.syntax import load
-from gradguard.analysis.places.sites import site_at
-from gradguard.analysis.program.search_scopes import Scope, definitions, evaluate
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.live.frames import FrameView
+from gradguard.analysis.places.sites import site_at
+from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.analysis.program.search_scopes import Scope, definitions, evaluate
+from gradguard.analysis.program.syntax import load
 from gradguard.core.safe_read import UNKNOWN
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from gradguard.core.diagnosis import Fix
-from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.history.cut_origins import Origin, callee_name
+from gradguard.analysis.history.grad_mode_switches import Switch
 from gradguard.analysis.places.source import ResolvedSite
+from gradguard.analysis.program.bindings import dotted
 from gradguard.analysis.program.syntax import Source, load
+from gradguard.core.diagnosis import Fix
 from gradguard.fixes.edits import indent_of, removed, replaced
 from gradguard.fixes.statements import Layout, unwrapped
 from gradguard.rules.gradient_path import wording
-from gradguard.analysis.history.cut_origins import Origin, callee_name
-from gradguard.analysis.history.grad_mode_switches import Switch
 
 
 def with_patch(fix: Fix, origin: Origin, others: Sequence[Origin] = ()) -> Fix:

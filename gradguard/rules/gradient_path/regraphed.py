@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from itertools import islice
 
+from gradguard.analysis.history.cut_origins import Origin
+from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.sites import short
+from gradguard.analysis.places.source import resolve
 from gradguard.core.callsite import CallSite
 from gradguard.core.diagnosis import Fix
-from gradguard.analysis.places.source import resolve
-from gradguard.analysis.history.cut_origins import Origin
-from gradguard.analysis.places.sites import short
-from gradguard.analysis.incident import Incident
 
 _OPS = 1_024  # the last calls of the step
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 
+from gradguard.analysis.history.cut_origins import Origin
 from gradguard.analysis.places.source import assignments_to, dotted
 from gradguard.analysis.program.syntax import Source
-from gradguard.analysis.history.cut_origins import Origin
 
 _ROUNDING = frozenset({"round", "floor", "ceil", "trunc", "fix", "sign", "heaviside", "round_", "floor_", "ceil_", "trunc_"})
 _AROUND = frozenset({

@@ -6,16 +6,16 @@ import ast
 from collections.abc import Iterable
 from typing import Any
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.analysis.graph.walk import walk
+from gradguard.analysis.history import cut_origins
+from gradguard.analysis.history.cut_origins import Origin
+from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.sites import function_word, in_words, same_place, short
 from gradguard.analysis.places.source import ResolvedSite
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.instrumentation.facts import Cut
 from gradguard.rules.gradient_path import lost_path, patching, wording
-from gradguard.analysis.history import cut_origins
 from gradguard.rules.gradient_path.additive import Region
-from gradguard.analysis.history.cut_origins import Origin
-from gradguard.analysis.places.sites import function_word, in_words, same_place, short
-from gradguard.analysis.incident import Incident
 from gradguard.torch_compat.private_api import node_sequence
 
 # what a network gives, and the smaller of two such values: summed into a loss as they are, not compared with a target

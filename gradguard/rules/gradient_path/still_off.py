@@ -8,15 +8,15 @@ import inspect
 
 import torch
 
-from gradguard.core.diagnosis import SourceSpan
-from gradguard.analysis.live.frames import FrameView
-from gradguard.analysis.places.source import resolve
-from gradguard.analysis.program.syntax import load
 from gradguard.analysis.history import grad_mode_switches
 from gradguard.analysis.history.cut_origins import Origin
-from gradguard.analysis.places.sites import site_at
 from gradguard.analysis.history.grad_mode_switches import Switch
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.live.frames import FrameView
+from gradguard.analysis.places.sites import site_at
+from gradguard.analysis.places.source import resolve
+from gradguard.analysis.program.syntax import load
+from gradguard.core.diagnosis import SourceSpan
 from gradguard.core.safe_read import attributes
 
 _OPTION = "inference_mode"  # what Lightning's Trainer calls the choice between inference mode and no_grad
@@ -29,7 +29,9 @@ def still_off(incident: Incident) -> Origin | None:
         place = resolve(view.site)
         around = grad_mode_switches.inference_around(place) if only_inference else grad_mode_switches.block_around(place)
         if around is not None:
-            return Origin("inference" if grad_mode_switches.is_inference(around.text) else "no_grad", "no_grad", None, around, certain=False)
+            return Origin(
+                "inference" if grad_mode_switches.is_inference(around.text) else "no_grad", "no_grad", None, around, certain=False
+            )
     left = [] if only_inference else grad_mode_switches.left_off_in(incident.sources)
     if left:
         return Origin("no_grad", "no_grad", None, left[0], certain=False) if len(left) == 1 else None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 
-from gradguard.analysis.program.bindings import dotted, full_name
 from gradguard.analysis.history import loss_expressions
-from gradguard.analysis.history.follower import Follower
 from gradguard.analysis.history.cut_origins import Origin
-from gradguard.analysis.program.search_scopes import Scope, definitions, evaluate
+from gradguard.analysis.history.follower import Follower
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.program.bindings import dotted, full_name
+from gradguard.analysis.program.search_scopes import Scope, definitions, evaluate
 from gradguard.core.safe_read import UNKNOWN
 
 _THROUGH = frozenset({"mean", "sum", "squeeze", "float", "double", "to", "view", "reshape", "cpu", "cuda"})

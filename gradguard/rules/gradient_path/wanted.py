@@ -6,13 +6,13 @@ import ast
 
 import torch
 
-from gradguard.analysis.program.bindings import dotted
-from gradguard.analysis.places.source import ResolvedSite
-from gradguard.analysis.history.follower import Follower
 from gradguard.analysis.history.cut_origins import Origin
-from gradguard.analysis.places.sites import short, site_at
-from gradguard.analysis.program.search_scopes import Definition, Scope, definitions
+from gradguard.analysis.history.follower import Follower
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.sites import short, site_at
+from gradguard.analysis.places.source import ResolvedSite
+from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.program.search_scopes import Definition, Scope, definitions
 
 
 def input_node(incident: Incident, index: int) -> ast.expr | None:

@@ -6,13 +6,13 @@ import ast
 
 import torch
 
-from gradguard.torch_compat.collectives import GATHERING
-from gradguard.core.diagnosis import Fix
-from gradguard.analysis.places.source import dotted
 from gradguard.analysis.history.cut_origins import Origin, callee_name
 from gradguard.analysis.places.sites import function_word, in_words, quoted, short
+from gradguard.analysis.places.source import dotted
+from gradguard.core.diagnosis import Fix
 from gradguard.rules.gradient_path.recording import recording
 from gradguard.rules.gradient_path.rounding import before_rounding
+from gradguard.torch_compat.collectives import GATHERING
 
 _MODES = {"no_grad": "with grad mode off", "inference": "in inference mode"}
 _LEAVES = {"escape": "a Python number or an array", "rewrap": "a new tensor"}

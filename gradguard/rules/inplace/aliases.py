@@ -10,10 +10,10 @@ import ast
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gradguard.core.diagnosis import Role, SourceSpan
-from gradguard.analysis.program.bindings import assignments_to, dotted, flatten
 from gradguard.analysis.places.source import ResolvedSite
+from gradguard.analysis.program.bindings import assignments_to, dotted, flatten
 from gradguard.analysis.program.syntax import FUNCTIONS, Source, range_of
+from gradguard.core.diagnosis import Role, SourceSpan
 
 VIEWS = frozenset(
     {

@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from gradguard.core.diagnosis import SourceSpan
-from gradguard.analysis.program.bindings import dotted, flatten
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.analysis.program.bindings import dotted, flatten
 from gradguard.analysis.program.syntax import FUNCTIONS, Source, header_range, load, range_of
 from gradguard.analysis.program.user_files import file_of_class
-from gradguard.instrumentation.facts import Prints
-from gradguard.analysis.incident import Incident
-from gradguard.rules.inplace.aliases import iterated_by, parameters_of, peel
+from gradguard.core.diagnosis import SourceSpan
 from gradguard.core.safe_read import attributes
+from gradguard.instrumentation.facts import Prints
+from gradguard.rules.inplace.aliases import iterated_by, parameters_of, peel
 
 _METHODS = frozenset({"fill", "sort", "partition", "put", "itemset", "setfield", "byteswap"})
 _FIRST = frozenset({"copyto", "place", "putmask", "put", "fill_diagonal", "put_along_axis", "shuffle", "at"})

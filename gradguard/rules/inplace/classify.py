@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from gradguard.rules.inplace.renormed import lookups_since
-from gradguard.rules.inplace.write_history import Story
 from gradguard.rules.inplace.spans import inside_forward
+from gradguard.rules.inplace.write_history import Story
 
 Kind = Literal["value", "step", "buffer"]
 

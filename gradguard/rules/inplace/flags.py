@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import nn
 
-from gradguard.core.callsite import USER_FILES
-from gradguard.core.diagnosis import SourceSpan
 from gradguard.analysis.program.bindings import dotted
 from gradguard.analysis.program.syntax import Source, range_of
 from gradguard.analysis.program.user_files import files_of, sources_of
+from gradguard.core.callsite import USER_FILES
+from gradguard.core.diagnosis import SourceSpan
 from gradguard.core.safe_read import modules_in, peek, store_of
 
 

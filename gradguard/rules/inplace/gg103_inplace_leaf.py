@@ -34,12 +34,12 @@ import ast
 
 from torch import nn
 
-from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.program.bindings import assignments_to, dotted
 from gradguard.analysis.program.syntax import Source, header_range
+from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.fixes.edits import edit_of, patched
 from gradguard.rules.base import Rule
-from gradguard.analysis.incident import Incident
 from gradguard.rules.inplace.aliases import scope_node
 from gradguard.rules.inplace.refused import Refused
 from gradguard.rules.inplace.repairs import out_of_place, under_no_grad

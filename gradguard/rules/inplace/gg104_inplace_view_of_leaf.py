@@ -29,9 +29,9 @@ from __future__ import annotations
 
 from torch import nn
 
+from gradguard.analysis.incident import Incident
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.rules.base import Rule
-from gradguard.analysis.incident import Incident
 from gradguard.rules.inplace.refused import Refused
 from gradguard.rules.inplace.repairs import under_no_grad
 

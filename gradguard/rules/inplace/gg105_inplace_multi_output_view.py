@@ -31,12 +31,12 @@ from __future__ import annotations
 
 import ast
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.program.bindings import dotted, flatten
 from gradguard.analysis.program.defuse import reads_of
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
-from gradguard.analysis.incident import Incident
 from gradguard.rules.inplace import spans
 from gradguard.rules.inplace.aliases import MULTI
 from gradguard.rules.inplace.multi_base import base_write, view_maker

@@ -27,10 +27,10 @@ from __future__ import annotations
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix
-from gradguard.analysis.places.source import ResolvedSite, at_line
-from gradguard.rules.base import Rule
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import ResolvedSite, at_line
+from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.rules.base import Rule
 from gradguard.rules.inplace import spans
 from gradguard.rules.inplace.aliases import Alias
 from gradguard.rules.inplace.multi_base import base_write

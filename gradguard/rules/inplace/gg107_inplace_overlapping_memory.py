@@ -29,14 +29,14 @@ import ast
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix
-from gradguard.analysis.program.bindings import dotted
 from gradguard.analysis.graph.walk import op_name, walk
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.analysis.program.bindings import dotted
 from gradguard.analysis.program.syntax import load, range_of
+from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.fixes.edits import patched
 from gradguard.rules.base import Rule
-from gradguard.analysis.incident import Incident
 from gradguard.rules.inplace import spans
 from gradguard.rules.inplace.aliases import OVERLAPPING
 from gradguard.rules.inplace.refused import Refused

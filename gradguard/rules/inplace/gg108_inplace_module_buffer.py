@@ -30,12 +30,12 @@ from __future__ import annotations
 
 import ast
 
-from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.program.bindings import dotted
 from gradguard.analysis.program.syntax import range_of
+from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.fixes.edits import patched
 from gradguard.rules.base import Rule
-from gradguard.analysis.incident import Incident
 from gradguard.rules.inplace import spans
 from gradguard.rules.inplace.aliases import aliases
 from gradguard.rules.inplace.classify import kind_of

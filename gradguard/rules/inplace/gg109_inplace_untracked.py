@@ -30,10 +30,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.analysis.graph.walk import leaves
-from gradguard.rules.base import Rule
 from gradguard.analysis.incident import Incident
+from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.rules.base import Rule
 from gradguard.rules.inplace import numpy_write, spans
 from gradguard.rules.inplace.repairs import out_of_place
 from gradguard.rules.inplace.unseen import Unseen, screen, unseen_writes

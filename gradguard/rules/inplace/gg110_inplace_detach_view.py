@@ -26,12 +26,12 @@ from __future__ import annotations
 
 import ast
 
-from gradguard.core.diagnosis import Diagnosis, Fix
-from gradguard.analysis.program.defuse import reads_of
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite
+from gradguard.analysis.program.defuse import reads_of
+from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
-from gradguard.analysis.incident import Incident
 from gradguard.rules.inplace.refused import Refused
 from gradguard.rules.inplace.spans import short
 

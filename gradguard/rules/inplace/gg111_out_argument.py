@@ -28,11 +28,11 @@ import ast
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix, TensorFacts
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.program.bindings import dotted
+from gradguard.core.diagnosis import Diagnosis, Fix, TensorFacts
 from gradguard.fixes.edits import patched
 from gradguard.rules.base import Rule
-from gradguard.analysis.incident import Incident
 from gradguard.rules.inplace import spans
 from gradguard.rules.inplace.refused import Refused
 from gradguard.rules.inplace.repairs import drop_argument, under_no_grad

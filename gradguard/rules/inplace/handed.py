@@ -8,12 +8,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from gradguard.core.diagnosis import Fix, Role, SourceSpan
-from gradguard.analysis.program.bindings import dotted, full_name
 from gradguard.analysis.history.carried_graphs import called_in
-from gradguard.analysis.program.syntax import FUNCTIONS, Source, range_of
-from gradguard.fixes.edits import patched
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.program.bindings import dotted, full_name
+from gradguard.analysis.program.syntax import FUNCTIONS, Source, range_of
+from gradguard.core.diagnosis import Fix, Role, SourceSpan
+from gradguard.fixes.edits import patched
 from gradguard.rules.inplace.aliases import peel
 from gradguard.rules.inplace.arrays import ArrayWrite
 

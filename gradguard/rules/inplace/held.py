@@ -13,10 +13,10 @@ from typing import Any
 
 from torch import nn
 
-from gradguard.core.callsite import USER_FILES
-from gradguard.analysis.program.bindings import dotted, flatten
 from gradguard.analysis.live.frames import FrameView
+from gradguard.analysis.program.bindings import dotted, flatten
 from gradguard.analysis.program.syntax import Source
+from gradguard.core.callsite import USER_FILES
 from gradguard.core.safe_read import attributes, elements, function_code, in_class, unless_loud
 
 _MOST = 64

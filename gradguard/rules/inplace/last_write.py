@@ -9,8 +9,8 @@ import ast
 
 from torch import nn
 
-from gradguard.analysis.live.alive_tensors import node_of
 from gradguard.analysis.graph.walk import Mismatch, op_name
+from gradguard.analysis.live.alive_tensors import node_of
 from gradguard.analysis.program.syntax import OPERATOR_OPS
 from gradguard.rules.inplace.wording import same_op
 from gradguard.torch_compat.private_api import node_sequence

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from gradguard.core.callsite import CallSite
-from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.core.callsite import CallSite
+from gradguard.core.safe_read import elements
 from gradguard.rules.inplace.aliases import MULTI, aliases_of_name
 from gradguard.rules.inplace.reaching_writes import step_scopes
-from gradguard.rules.inplace.write_history import Write, from_fact
 from gradguard.rules.inplace.suspects import writes_of
-from gradguard.core.safe_read import elements
+from gradguard.rules.inplace.write_history import Write, from_fact
 from gradguard.torch_compat.private_api import storage_key
 
 _NODE = re.compile(r"output \d+ of (\w+?)(?:backward\d*)? is a view", re.IGNORECASE)

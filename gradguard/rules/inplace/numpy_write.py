@@ -6,11 +6,11 @@ import ast
 
 import torch
 
-from gradguard.core.diagnosis import Confidence, Diagnosis, Fix, SourceSpan
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.program.bindings import dotted
 from gradguard.analysis.program.syntax import range_of
+from gradguard.core.diagnosis import Confidence, Diagnosis, Fix, SourceSpan
 from gradguard.fixes.edits import patched
-from gradguard.analysis.incident import Incident
 from gradguard.rules.inplace import spans
 from gradguard.rules.inplace.aliases import peel
 from gradguard.rules.inplace.arrays import ArrayStory, array_story

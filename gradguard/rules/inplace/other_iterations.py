@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import nn
 
-from gradguard.analysis.program.bindings import dotted, flatten
-from gradguard.analysis.live.names import StateName
 from gradguard.analysis.incident import Incident
-from gradguard.rules.inplace.reaching_writes import Scope, live_value
+from gradguard.analysis.live.names import StateName
+from gradguard.analysis.program.bindings import dotted, flatten
 from gradguard.core.safe_read import is_quiet, modules_in, name_of_class, peek
+from gradguard.rules.inplace.reaching_writes import Scope, live_value
 
 _LISTING = frozenset({"parameters", "named_parameters", "buffers", "named_buffers", "state_dict", "values", "items"})
 

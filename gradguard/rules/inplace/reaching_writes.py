@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradguard.core.callsite import USER_FILES
-from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.contents import tensors_in
 from gradguard.analysis.live.frames import FrameView, live_frames
 from gradguard.analysis.places.source import function_def, resolve
+from gradguard.analysis.program.bindings import dotted
 from gradguard.analysis.program.syntax import FUNCTIONS, Source, load
-from gradguard.analysis.incident import Incident
-from gradguard.rules.inplace.held import called_by_value, code_of, held_functions
+from gradguard.core.callsite import USER_FILES
 from gradguard.core.safe_read import modules_in
+from gradguard.rules.inplace.held import called_by_value, code_of, held_functions
 from gradguard.torch_compat.private_api import storage_key
 
 _MAX_FUNCTIONS = 400

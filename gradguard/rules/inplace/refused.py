@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradguard.core.diagnosis import Role, SourceSpan, TensorFacts
-from gradguard.analysis.program.bindings import assignments_to
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.names import StateName
 from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.analysis.program.bindings import assignments_to
 from gradguard.analysis.program.syntax import header_range
-from gradguard.analysis.incident import Incident
+from gradguard.core.diagnosis import Role, SourceSpan, TensorFacts
+from gradguard.core.safe_read import peek
 from gradguard.rules.inplace import spans as tell
 from gradguard.rules.inplace.aliases import Alias, aliases, scope_node, written_name
-from gradguard.core.safe_read import peek
 from gradguard.torch_compat.private_api import storage_key
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import nn
 
-from gradguard.core.diagnosis import Diagnosis, Fix
-from gradguard.analysis.program.bindings import dotted
 from gradguard.analysis.graph.walk import is_accumulate, op_name, walk
 from gradguard.analysis.places.source import ResolvedSite
+from gradguard.analysis.program.bindings import dotted
+from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.fixes.edits import edit_of, patched
 from gradguard.rules.inplace import spans
 from gradguard.rules.inplace.write_history import Story

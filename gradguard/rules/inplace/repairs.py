@@ -6,10 +6,10 @@ import ast
 
 import torch
 
-from gradguard.core.diagnosis import Fix
-from gradguard.analysis.program.bindings import call_arguments, dotted
 from gradguard.analysis.places.source import ResolvedSite
+from gradguard.analysis.program.bindings import call_arguments, dotted
 from gradguard.analysis.program.syntax import Source, range_of
+from gradguard.core.diagnosis import Fix
 from gradguard.fixes.edits import Edit, patched
 from gradguard.rules.inplace.aliases import list_item, peel
 

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradguard.core.diagnosis import Confidence, Diagnosis, SourceSpan, TensorFacts
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.names import StateName, short_list
 from gradguard.analysis.places.source import ResolvedSite, assignments_to, function_def
-from gradguard.analysis.incident import Incident
-from gradguard.rules.inplace.aliases import Alias, Lives, aliases, is_view, list_item, parameters_of, written_name
-from gradguard.rules.inplace.write_history import Story, Write
-from gradguard.rules.inplace.wording import times, why_needed
-from gradguard.core.safe_read import peek
+from gradguard.core.diagnosis import Confidence, Diagnosis, SourceSpan, TensorFacts
 from gradguard.core.foreign_exceptions import internal_error
+from gradguard.core.safe_read import peek
+from gradguard.rules.inplace.aliases import Alias, Lives, aliases, is_view, list_item, parameters_of, written_name
+from gradguard.rules.inplace.wording import times, why_needed
+from gradguard.rules.inplace.write_history import Story, Write
 from gradguard.torch_compat.private_api import storage_key
 
 UNSEEN = (

@@ -14,20 +14,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradguard.analysis.program.bindings import dotted, flatten
 from gradguard.analysis.graph.walk import op_name
-from gradguard.analysis.places.source import ResolvedSite
-from gradguard.analysis.program.syntax import range_of
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import ResolvedSite
+from gradguard.analysis.program.bindings import dotted, flatten
+from gradguard.analysis.program.syntax import range_of
+from gradguard.core.safe_read import modules_in, peek, store_of
 from gradguard.rules.inplace.aliases import argument_for, parameters_of, peel
-from gradguard.rules.inplace.other_iterations import belongs_elsewhere, over_parameters
 from gradguard.rules.inplace.flags import holder_of
 from gradguard.rules.inplace.last_write import fits
+from gradguard.rules.inplace.other_iterations import belongs_elsewhere, over_parameters
 from gradguard.rules.inplace.reaching_writes import Scope, live_value, module_types, own_nodes, step_scopes
-from gradguard.rules.inplace.write_history import Story, Write
 from gradguard.rules.inplace.threads import held_in_threads
 from gradguard.rules.inplace.wording import same_op
-from gradguard.core.safe_read import modules_in, peek, store_of
+from gradguard.rules.inplace.write_history import Story, Write
 
 _NUMBERS = ("item", "len", "float", "int", "time", "perf_counter", "numel", "size", "tolist")
 _NAMED = 1.5  # a score that a variable which may be the saved value gives

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from gradguard.core.diagnosis import Diagnosis, Fix
-from gradguard.analysis.program.bindings import dotted, flatten
 from gradguard.analysis.live.contents import tensors_in
-from gradguard.analysis.program.defuse import reads_of
 from gradguard.analysis.live.frames import FrameView
 from gradguard.analysis.places.source import function_def
+from gradguard.analysis.program.bindings import dotted, flatten
+from gradguard.analysis.program.defuse import reads_of
+from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.rules.inplace import spans
 from gradguard.rules.inplace.reaching_writes import Scope, other_threads
 from gradguard.rules.inplace.write_history import Story

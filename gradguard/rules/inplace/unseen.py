@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from gradguard.analysis.graph.walk import Mismatch, nodes_from
+from gradguard.analysis.incident import Incident
 from gradguard.instrumentation.facts import Prints, Region, WriteFact
 from gradguard.instrumentation.fingerprints import fingerprint
 from gradguard.instrumentation.journal import Journal, current_journal
-from gradguard.analysis.incident import Incident
 from gradguard.rules.inplace.regions import meet
 from gradguard.rules.inplace.write_history import Story, from_fact
 from gradguard.torch_compat.private_api import node_sequence, saved_data, saved_slots, storage_key, version_of

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from gradguard.core.callsite import CallSite
-from gradguard.core.diagnosis import Confidence
 from gradguard.analysis.graph.walk import Mismatch, op_name
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.names import StateName
 from gradguard.analysis.live.optimizer_contents import holds_memory
 from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.core.callsite import CallSite
+from gradguard.core.diagnosis import Confidence
 from gradguard.instrumentation.facts import OpFact, StepFact, WriteFact
-from gradguard.analysis.incident import Incident
 
 MODIFIED = "has been modified by an inplace operation"
 DETACHED = "has been detached in-place"

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from gradguard.core.diagnosis import Fix
-from gradguard.analysis.program.bindings import dotted
 from gradguard.analysis.history.carried_graphs import Carrier
-from gradguard.analysis.program.defuse import reads_of
 from gradguard.analysis.places.source import ResolvedSite
+from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.program.defuse import reads_of
+from gradguard.core.diagnosis import Fix
 from gradguard.fixes.edits import after, edit_of, patched
 
 DETAIL = "truncated backpropagation through time: the value goes on, the history ends at the step"

@@ -36,18 +36,18 @@ import ast
 
 import torch
 
-from gradguard.core.callsite import CallSite
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.analysis.program.bindings import assignments_to, names_read
 from gradguard.analysis.graph.walk import leaves
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.holders import holdings
 from gradguard.analysis.live.names import short_list
-from gradguard.analysis.places.source import resolve
 from gradguard.analysis.live.stores import Store, stores_of_attribute, stores_of_variable
-from gradguard.instrumentation.facts import BackwardFact
+from gradguard.analysis.places.source import resolve
+from gradguard.analysis.program.bindings import assignments_to, names_read
+from gradguard.core.callsite import CallSite
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.fixes.edits import removed
+from gradguard.instrumentation.facts import BackwardFact
 from gradguard.rules.base import Rule
-from gradguard.analysis.incident import Incident
 from gradguard.rules.lifetime import wording
 from gradguard.rules.lifetime.keeping import is_vector_product, vector_product
 from gradguard.rules.lifetime.moving import into_iteration

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 
-from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.analysis.program.syntax import Source
+from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.fixes.edits import edit_of, patched
 from gradguard.rules.lifetime import wording
 from gradguard.rules.lifetime.second_backward import Study
@@ -84,7 +84,8 @@ def vector_product(facts: Study, shown: str, code: str, name: str) -> Diagnosis:
         tensors=wording.tensor_facts(shown.strip("`") if shown[0] == "`" else None, facts.incident.roots[0]),
         explanation=(
             f"Each call takes the product of a vector (`grad_outputs`) with the derivative of {shown}, from one graph. "
-            f"Its saved values were freed {wording.freed_words(facts)}, since no call asked to keep them; no optimizer has stepped in between."
+            f"Its saved values were freed {wording.freed_words(facts)}, since no call asked to keep them; "
+            "no optimizer has stepped in between."
         ),
         notes=wording.notes(facts),
         fixes=[

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.analysis.history.carried_graphs import Carrier, find_carried_state, previous_turn
-from gradguard.analysis.live.optimizer_contents import holds_memory
-from gradguard.analysis.places.source import resolve
-from gradguard.analysis.live.stores import Store
-from gradguard.instrumentation.facts import BackwardFact, StepFact
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.live.optimizer_contents import holds_memory
+from gradguard.analysis.live.stores import Store
+from gradguard.analysis.places.source import resolve
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
+from gradguard.instrumentation.facts import BackwardFact, StepFact
 from gradguard.rules.lifetime import wording
 from gradguard.rules.lifetime.resetting import learning_kept, state_fixes
 

@@ -6,10 +6,10 @@ import ast
 
 import torch
 
-from gradguard.analysis.program.bindings import dotted, names_read, statement_names, targets_of, uses_of
 from gradguard.analysis.live.frames import FrameView
-from gradguard.analysis.places.source import resolve
 from gradguard.analysis.live.stores import Store
+from gradguard.analysis.places.source import resolve
+from gradguard.analysis.program.bindings import dotted, names_read, statement_names, targets_of, uses_of
 from gradguard.analysis.program.syntax import FUNCTIONS, Source
 from gradguard.fixes.statements import moved_before, siblings, unwrapped
 from gradguard.rules.lifetime.second_backward import Study

@@ -14,18 +14,18 @@ from typing import Any
 
 import torch
 
+from gradguard.analysis.graph.walk import MAX_NODES, is_accumulate, nodes_from
+from gradguard.analysis.history.carried_graphs import Carrier, called_in
+from gradguard.analysis.incident import Incident
+from gradguard.analysis.live.stores import classes_of
+from gradguard.analysis.places.source import ResolvedSite
+from gradguard.analysis.program.bindings import assignments_to, dotted, targets_of
 from gradguard.core.callsite import CallSite
 from gradguard.core.diagnosis import Fix
-from gradguard.analysis.program.bindings import assignments_to, dotted, targets_of
-from gradguard.analysis.history.carried_graphs import Carrier, called_in
-from gradguard.analysis.graph.walk import MAX_NODES, is_accumulate, nodes_from
-from gradguard.analysis.places.source import ResolvedSite
-from gradguard.analysis.live.stores import classes_of
 from gradguard.instrumentation.facts import BackwardFact
 from gradguard.instrumentation.journal import Journal
-from gradguard.analysis.incident import Incident
-from gradguard.rules.lifetime.detaching import detach_fix
 from gradguard.rules import wording
+from gradguard.rules.lifetime.detaching import detach_fix
 from gradguard.torch_compat.private_api import node_sequence
 
 _MAKERS = {"zeros", "zeros_like", "new_zeros"}

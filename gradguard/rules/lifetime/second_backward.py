@@ -15,16 +15,16 @@ from typing import Any, Literal
 
 import torch
 
-from gradguard.core.callsite import CallSite
-from gradguard.analysis.history.carried_graphs import Carrier, Carriers, called_in, previous_turn
 from gradguard.analysis.graph.consumed import Consumed, Link, consumed, freeing_call, freeing_calls
-from gradguard.analysis.program.defuse import contains
-from gradguard.analysis.graph.walk import is_accumulate, leaves
 from gradguard.analysis.graph.older_releases import output_shape
+from gradguard.analysis.graph.walk import is_accumulate, leaves
+from gradguard.analysis.history.carried_graphs import Carrier, Carriers, called_in, previous_turn
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.optimizer_contents import trained_by
 from gradguard.analysis.places.source import function_def, resolve
+from gradguard.analysis.program.defuse import contains
+from gradguard.core.callsite import CallSite
 from gradguard.instrumentation.facts import BackwardFact
-from gradguard.analysis.incident import Incident
 from gradguard.torch_compat.private_api import grad_fn_of, node_sequence
 
 Cause = Literal["same root", "shared", "carried", "accumulated", "precomputed"]

@@ -6,16 +6,16 @@ from typing import Any
 
 import torch
 
+from gradguard.analysis.graph.older_releases import output_shape
+from gradguard.analysis.graph.walk import op_name
+from gradguard.analysis.history.carried_graphs import Carrier
+from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.analysis.program.bindings import dotted
 from gradguard.core.callsite import CallSite
 from gradguard.core.diagnosis import SourceSpan, TensorFacts
-from gradguard.analysis.program.bindings import dotted
-from gradguard.analysis.history.carried_graphs import Carrier
-from gradguard.analysis.graph.walk import op_name
-from gradguard.analysis.graph.older_releases import output_shape
-from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.core.foreign_exceptions import internal_error
 from gradguard.instrumentation.facts import BackwardFact
 from gradguard.rules.lifetime.second_backward import Study
-from gradguard.core.foreign_exceptions import internal_error
 from gradguard.torch_compat.private_api import node_sequence
 
 UNTRACED = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 
-from gradguard.core.diagnosis import Fix
 from gradguard.analysis.places.source import ResolvedSite
+from gradguard.core.diagnosis import Fix
 from gradguard.fixes.edits import replaced
 
 # by kind of node: what is put on the argument, far inside the range in which float32 is finite

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradguard.core.diagnosis import Fix
 from gradguard.analysis.graph.recompute import node_kind
 from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.core.diagnosis import Fix
 from gradguard.instrumentation.facts import BackwardFact
 from gradguard.instrumentation.journal import Journal
 from gradguard.torch_compat.private_api import node_sequence

@@ -8,9 +8,9 @@ import weakref
 import torch
 
 from gradguard.analysis.incident import Incident
-from gradguard.monitors.numerics import Numbers
-from gradguard.core.safe_read import peek
 from gradguard.core.foreign_exceptions import internal_error
+from gradguard.core.safe_read import peek
+from gradguard.monitors.numerics import Numbers
 
 
 def scaler_in_use(memory: Numbers) -> bool:

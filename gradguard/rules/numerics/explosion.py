@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
-from gradguard.analysis.graph.recompute import node_kind
 from gradguard.analysis.graph.node_values import GraphValues
+from gradguard.analysis.graph.recompute import node_kind
 from gradguard.analysis.incident import Incident
-from gradguard.rules.numerics.updating_optimizer import last_step, made_at, rate
-from gradguard.rules.numerics.first_nonfinite import Origin
-from gradguard.rules.numerics.spans import Places, expression
-from gradguard.rules.numerics.ranges import number
-from gradguard.monitors.numerics import Numbers
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.core.foreign_exceptions import internal_error
+from gradguard.monitors.numerics import Numbers
+from gradguard.rules.numerics.first_nonfinite import Origin
+from gradguard.rules.numerics.ranges import number
+from gradguard.rules.numerics.spans import Places, expression
+from gradguard.rules.numerics.updating_optimizer import last_step, made_at, rate
 
 _RUN = 4  # steps in a row in which the loss grew
 _GROWTH = 1e6  # over such a run

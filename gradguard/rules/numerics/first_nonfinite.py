@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import torch
 
-from gradguard.analysis.graph.walk import is_accumulate
-from gradguard.analysis.graph.recompute import node_kind
 from gradguard.analysis.graph.node_values import GraphValues, Health, Input, health, plain
+from gradguard.analysis.graph.recompute import node_kind
+from gradguard.analysis.graph.walk import is_accumulate
 from gradguard.torch_compat.private_api import node_sequence
 
 # Ops that may put a constant into their result which the graph does not keep.

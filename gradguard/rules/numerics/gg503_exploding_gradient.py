@@ -35,13 +35,13 @@ from __future__ import annotations
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from gradguard.instrumentation.event_buffer import ODD
-from gradguard.core.diagnosis import Diagnosis
 from gradguard.analysis.graph.node_values import GraphValues
-from gradguard.rules.base import Rule
 from gradguard.analysis.incident import Incident
-from gradguard.rules.numerics.explosion import diverged, growth
+from gradguard.core.diagnosis import Diagnosis
+from gradguard.instrumentation.event_buffer import ODD
 from gradguard.monitors.numerics import AHEAD, Numbers, numbers, odd
+from gradguard.rules.base import Rule
+from gradguard.rules.numerics.explosion import diverged, growth
 
 
 class Options(BaseModel):

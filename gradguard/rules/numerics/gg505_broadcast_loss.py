@@ -32,14 +32,15 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from gradguard.core.diagnosis import Diagnosis, Fix, TensorFacts
 from gradguard.analysis.graph.recompute import node_kind
-from gradguard.analysis.places.source import ResolvedSite
-from gradguard.instrumentation.facts import Spread
-from gradguard.fixes.edits import replaced
-from gradguard.instrumentation.journal import current_journal
-from gradguard.rules.base import Moment, Rule
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import ResolvedSite
+from gradguard.core.diagnosis import Diagnosis, Fix, TensorFacts
+from gradguard.core.moments import Moment
+from gradguard.fixes.edits import replaced
+from gradguard.instrumentation.facts import Spread
+from gradguard.instrumentation.journal import current_journal
+from gradguard.rules.base import Rule
 from gradguard.torch_compat.private_api import node_sequence
 
 CODE, NAME = "GG505", "broadcast-loss"

@@ -41,16 +41,17 @@ from typing import Any
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
-from gradguard.analysis.live.frames import traceback_frames
 from gradguard.analysis.graph.walk import nodes_from
-from gradguard.analysis.places.source import ResolvedSite
-from gradguard.instrumentation.facts import DomainFact
-from gradguard.fixes.edits import replaced
-from gradguard.instrumentation.journal import current_journal
-from gradguard.rules.base import Moment, Rule
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.live.frames import traceback_frames
+from gradguard.analysis.places.source import ResolvedSite
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
+from gradguard.core.moments import Moment
+from gradguard.fixes.edits import replaced
+from gradguard.instrumentation.facts import DomainFact
+from gradguard.instrumentation.journal import current_journal
 from gradguard.monitors.numerics import numbers
+from gradguard.rules.base import Rule
 from gradguard.torch_compat.private_api import node_sequence
 
 CODE, NAME = "GG506", "loss-input-domain"

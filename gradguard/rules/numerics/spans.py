@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from gradguard.analysis.program.bindings import dotted
-from gradguard.analysis.graph.walk import op_name
 from gradguard.analysis.graph.recompute import node_kind
-from gradguard.analysis.places.source import ResolvedSite, at_line, resolve
-from gradguard.analysis.program.syntax import Source, load, range_of
+from gradguard.analysis.graph.walk import op_name
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import ResolvedSite, at_line, resolve
+from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.program.syntax import Source, load, range_of
+from gradguard.core.safe_read import function_code, in_class, modules_in, named_modules
+from gradguard.monitors.numerics import Numbers
 from gradguard.rules.numerics import derived
 from gradguard.rules.numerics.derived import derived_by
-from gradguard.monitors.numerics import Numbers
-from gradguard.core.safe_read import function_code, in_class, modules_in, named_modules
 
 UNSEEN = (
     "this step was not traced and no traced step was like it; the line was looked for in the source, where only one fits (`level: strict`"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from gradguard.core.callsite import CallSite
-from gradguard.analysis.program.bindings import assignments_to
-from gradguard.analysis.places.source import ResolvedSite, at_line, function_def, module_ast, resolve
-from gradguard.instrumentation.facts import StepFact
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import ResolvedSite, at_line, function_def, module_ast, resolve
+from gradguard.analysis.program.bindings import assignments_to
+from gradguard.core.callsite import CallSite
+from gradguard.instrumentation.facts import StepFact
 
 
 def last_step(incident: Incident, leaves: list[Any]) -> tuple[StepFact, Any] | None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from gradguard.core.diagnosis import Fix, SourceSpan
-from gradguard.analysis.places.source import resolve
-from gradguard.analysis.program.provenance import Spot
-from gradguard.analysis.program.definitions import returns_of
 from gradguard.analysis.live.custom_functions import FunctionView, view_of
+from gradguard.analysis.places.source import resolve
+from gradguard.analysis.program.definitions import returns_of
+from gradguard.analysis.program.provenance import Spot
+from gradguard.core.diagnosis import Fix, SourceSpan
+from gradguard.monitors.cut_paths import Blocked
 from gradguard.rules import wording
 from gradguard.rules.protocol.cut_off import CutOff
-from gradguard.monitors.cut_paths import Blocked
 
 _NOTHING = CutOff(
     None,

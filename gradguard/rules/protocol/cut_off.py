@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gradguard.core.diagnosis import Fix, SourceSpan
-from gradguard.rules.gradient_path import lost_path, patching, wording
 from gradguard.analysis.history.cut_origins import Origin
 from gradguard.analysis.places.sites import UNNAMED, short
+from gradguard.core.diagnosis import Fix, SourceSpan
+from gradguard.rules.gradient_path import lost_path, patching, wording
 
 _SELECTING = ("topk", "sort", "argsort")
 

@@ -38,14 +38,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import resolve
 from gradguard.core.callsite import CallSite
 from gradguard.core.diagnosis import Diagnosis, Fix
-from gradguard.analysis.places.source import resolve
-from gradguard.rules.base import Rule
-from gradguard.analysis.incident import Incident
-from gradguard.rules import wording
-from gradguard.monitors.optimizer_books import Book, Part
 from gradguard.monitors.gradient_ledger import Ledger
+from gradguard.monitors.optimizer_books import Book, Part
+from gradguard.rules import wording
+from gradguard.rules.base import Rule
 from gradguard.rules.spans import not_called
 
 CODE, NAME = "GG601", "stale-gradients"

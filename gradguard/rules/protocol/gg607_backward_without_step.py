@@ -27,12 +27,12 @@ from __future__ import annotations
 
 import ast
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.analysis.places.source import resolve
-from gradguard.rules.base import Rule
 from gradguard.analysis.incident import Incident
-from gradguard.rules import wording
+from gradguard.analysis.places.source import resolve
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.monitors.optimizer_books import Book
+from gradguard.rules import wording
+from gradguard.rules.base import Rule
 from gradguard.rules.spans import calls_of, function_around, gate_of, named_not_called, names_in, statement_span
 
 CODE, NAME = "GG607", "backward-without-step"

@@ -36,16 +36,16 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.holders import Holding, holdings
 from gradguard.analysis.places.source import ResolvedSite, assignments_to, at_line, dotted
 from gradguard.analysis.program.syntax import Source, load
-from gradguard.rules.base import Rule
-from gradguard.analysis.incident import Incident
-from gradguard.rules import wording
-from gradguard.rules.spans import attribute_sets, class_node
-from gradguard.monitors.retained_graphs import KEY, Tag
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.foreign_exceptions import internal_error
+from gradguard.monitors.retained_graphs import KEY, Tag
+from gradguard.rules import wording
+from gradguard.rules.base import Rule
+from gradguard.rules.spans import attribute_sets, class_node
 
 CODE, NAME = "GG608", "graph-retained"
 

@@ -25,10 +25,10 @@ inside another's step (Lookahead) are silent.
 
 from __future__ import annotations
 
-from gradguard.core.diagnosis import Diagnosis, Fix
-from gradguard.rules.base import Rule
 from gradguard.analysis.incident import Incident
+from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.rules import wording
+from gradguard.rules.base import Rule
 
 CODE, NAME = "GG614", "shared-parameters"
 

@@ -29,13 +29,13 @@ from __future__ import annotations
 
 import ast
 
-from gradguard.core.diagnosis import Diagnosis, Fix
-from gradguard.analysis.places.source import resolve
-from gradguard.analysis.program.syntax import Source
-from gradguard.rules.base import Rule
 from gradguard.analysis.history.loss_expressions import is_method, root_expression
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import resolve
+from gradguard.analysis.program.syntax import Source
+from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.rules import wording
+from gradguard.rules.base import Rule
 from gradguard.rules.spans import gate_of
 
 CODE, NAME = "GG616", "accumulation-scale"

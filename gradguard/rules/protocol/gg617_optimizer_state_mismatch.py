@@ -33,10 +33,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
-from gradguard.analysis.places.source import ResolvedSite, resolve
-from gradguard.rules.base import Rule
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
+from gradguard.rules.base import Rule
 from gradguard.torch_compat.private_api import storage_key
 
 CODE, NAME = "GG617", "optimizer-state-mismatch"

@@ -10,10 +10,10 @@ import ast
 
 import torch
 
-from gradguard.analysis.places.source import ResolvedSite, dotted
 from gradguard.analysis.history import cut_origins
 from gradguard.analysis.history.cut_origins import Origin
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import ResolvedSite, dotted
 
 _REPORTS = (
     "print",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from gradguard.core.diagnosis import Fix
-from gradguard.analysis.program.bindings import library_module
-from gradguard.analysis.places.source import ResolvedSite, dotted
-from gradguard.analysis.program.syntax import Source
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import ResolvedSite, dotted
+from gradguard.analysis.program.bindings import library_module
+from gradguard.analysis.program.syntax import Source
+from gradguard.core.diagnosis import Fix
 from gradguard.rules.spans import function_around, the_one
 
 _FACTORIES = ("tensor", "as_tensor", "zeros", "ones", "empty", "full", "rand", "randn", "eye", "arange", "linspace", "from_numpy")

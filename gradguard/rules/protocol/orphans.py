@@ -9,17 +9,17 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, assignments_to, at_line, dotted, resolve
 from gradguard.analysis.program.syntax import Source, load
-from gradguard.analysis.incident import Incident
-from gradguard.rules import wording
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.core.safe_read import is_quiet, modules_in, own_dict, peek
+from gradguard.instrumentation.tensor_refs import TensorRef
 from gradguard.monitors.optimizer_books import Book
+from gradguard.rules import wording
 from gradguard.rules.protocol.owners import Owner
 from gradguard.rules.protocol.placed import classes_on_the_way, placing
 from gradguard.rules.spans import function_around, in_tiers, only_one, the_one
-from gradguard.core.safe_read import is_quiet, modules_in, own_dict, peek
-from gradguard.instrumentation.tensor_refs import TensorRef
 
 CODE, NAME = "GG604", "optimizer-orphaned-parameters"
 

@@ -13,9 +13,9 @@ from torch import nn
 
 from gradguard.analysis.places.source import ResolvedSite, dotted
 from gradguard.analysis.program.syntax import Source
+from gradguard.core.safe_read import store_of
 from gradguard.rules.protocol.owners import Owner
 from gradguard.rules.spans import function_around
-from gradguard.core.safe_read import store_of
 
 _SETTERS = frozenset({"setattr", "add_module", "register_module", "set_submodule"})
 

@@ -3,51 +3,21 @@
 from __future__ import annotations
 
 import ast
-import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import dotted
 from gradguard.analysis.program.syntax import Source
+from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.fixes.edits import replaced
-from gradguard.analysis.incident import Incident
 from gradguard.rules import wording
 from gradguard.rules.spans import function_around, the_one
-from gradguard.monitors.findings import Suspicion, few_values, version_of
-from gradguard.instrumentation.tensor_refs import TensorRef
 
 if TYPE_CHECKING:
-    from gradguard.monitors.gradient_ledger import Ledger
-
-_BACKWARDS = 12  # without any optimizer, after which nothing has changed
-_MOST = 256
-
-
-class Unheld:
-    """Parameters that get gradients in a run without any optimizer, and whether they ever change."""
-
-    def __init__(self) -> None:
-        self.first: list[tuple[weakref.ref[Any], int, list[float]]] = []
-        self.began = 0
-        self.over = False
-
-    def look(self, ledger: Ledger, leaves: list[torch.Tensor]) -> None:
-        """At a survey of a run in which no optimizer was made so far."""
-        if self.over or not leaves:
-            return
-        parameters = [leaf for leaf in leaves if isinstance(leaf, torch.nn.Parameter)][:_MOST]
-        if not self.first:
-            self.first = [(TensorRef(p), version_of(p), few_values(p)) for p in parameters]
-            self.began = ledger.backwards
-            return
-        if any((p := ref()) is None or version_of(p) != version or few_values(p) != values for ref, version, values in self.first):
-            self.over = True
-        elif parameters and (now := ledger.backwards - self.began) >= _BACKWARDS:
-            self.over = True
-            ledger.found.append(Suspicion("GG611", None, {"kind": "rebound", "of": [ref for ref, *_ in self.first], "backwards": now}))
+    pass
 
 
 def told(incident: Incident, code: str, name: str) -> Diagnosis | None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import ast
 
-from gradguard.core.diagnosis import SourceSpan
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import at_line
 from gradguard.analysis.program.syntax import FUNCTIONS, Source
-from gradguard.analysis.incident import Incident
+from gradguard.core.diagnosis import SourceSpan
 from gradguard.rules.spans import function_around, in_tiers
 
 _BRANCHES = (ast.If, ast.IfExp, ast.BoolOp, ast.While, ast.Try, ast.Match, ast.ExceptHandler)

@@ -1,6 +1,7 @@
 """A training step that is run again, traced, where it failed untraced: `Guard.step`, and the adapters that use it.
 
-What a second run may do, and what is put back after it, is in `gradguard.runtime.rerun.replay`; here is when there is one and what is raised.
+What a second run may do, and what is put back after it, is in `rerun.replay`; here is when there is one and what is
+raised.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from gradguard.core.diagnosis import Diagnosis
 from gradguard.core.errors import GradGuardError, error_type
+from gradguard.core.foreign_exceptions import internal_error, is_internal
+from gradguard.core.safe_read import message_of
+from gradguard.instrumentation.fault_barrier import say
 from gradguard.runtime.rerun.random_state import RandomState
 from gradguard.runtime.rerun.reachable_state import Reach, UnrestorableError, silence
 from gradguard.runtime.rerun.replay import can_run_again, nothing_stays
-from gradguard.core.safe_read import message_of
 from gradguard.runtime.session import Session, current_session
-from gradguard.instrumentation.fault_barrier import say
-from gradguard.core.foreign_exceptions import internal_error, is_internal
 
 if TYPE_CHECKING:
     from gradguard.runtime.guard import Guard

@@ -2,8 +2,8 @@
 
 The random state is put back to where it was before the step. Nothing of the second run stays: optimizers do not update
 (their steps touch the parameters without changing them, so that what depends on the write still happens), gradients,
-buffers and the random state are restored. The rest of what the step can reach is put back by `gradguard.runtime.rerun.reachable_state`, which also says
-whether a step can be run again at all; a `with` block never is.
+buffers and the random state are restored. The rest of what the step can reach is put back by `rerun.reachable_state`, which also
+says whether a step can be run again at all; a `with` block never is.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 import torch.distributed
 from torch import nn
 
-from gradguard.core.safe_read import attributes, is_quiet
 from gradguard.core.foreign_exceptions import internal_error
+from gradguard.core.safe_read import attributes, is_quiet
 
 _KINDS = (torch.Tensor, nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 

@@ -30,20 +30,20 @@ from typing import Any
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
-from gradguard.analysis.graph.walk import op_name
 from gradguard.analysis.graph.older_releases import output_shape
+from gradguard.analysis.graph.walk import op_name
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, dotted
+from gradguard.analysis.program.definitions import bound_value, definition, returns_of
+from gradguard.analysis.program.provenance import Spot, Trace, operands_of, trace
+from gradguard.analysis.program.scopes import Scope, callee_scope, frame_scopes
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
+from gradguard.core.foreign_exceptions import internal_error
+from gradguard.core.safe_read import UNKNOWN
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
-from gradguard.analysis.program.provenance import Spot, Trace, operands_of, trace
-from gradguard.analysis.program.definitions import bound_value, definition, returns_of
-from gradguard.analysis.program.scopes import Scope, callee_scope, frame_scopes
 from gradguard.rules.contract.gg401_non_scalar_root.weights import argument, each_elements_own, fixes_for_each
 from gradguard.rules.contract.wording import a_shape, shape_of, untraced_note
-from gradguard.analysis.incident import Incident
-from gradguard.core.safe_read import UNKNOWN
-from gradguard.core.foreign_exceptions import internal_error
 
 _REDUCERS = {"mean", "sum", "item", "prod", "norm", "max", "min", "logsumexp", "nanmean", "dot", "trace"}
 _SCALING = ("MulBackward", "DivBackward", "AddBackward", "SubBackward", "NegBackward", "RsubBackward")

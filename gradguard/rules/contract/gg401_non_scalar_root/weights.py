@@ -6,13 +6,13 @@ import ast
 
 import torch
 
-from gradguard.core.diagnosis import Fix
 from gradguard.analysis.graph.walk import walk
-from gradguard.analysis.places.source import ResolvedSite, dotted
-from gradguard.fixes.edits import Edit, edit_of, patched
-from gradguard.analysis.program.scopes import frame_scopes
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import ResolvedSite, dotted
+from gradguard.analysis.program.scopes import frame_scopes
+from gradguard.core.diagnosis import Fix
 from gradguard.core.safe_read import UNKNOWN
+from gradguard.fixes.edits import Edit, edit_of, patched
 
 _LOSSES = ("CrossEntropy", "NllLoss", "MseLoss", "L1Loss", "HuberLoss", "KlDiv", "MarginLoss", "CtcLoss")
 

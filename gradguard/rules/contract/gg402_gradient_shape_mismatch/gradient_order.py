@@ -6,13 +6,13 @@ import ast
 from collections.abc import Sequence
 from typing import Any
 
-from gradguard.core.diagnosis import Fix
-from gradguard.analysis.graph.walk import walk
 from gradguard.analysis.graph.older_releases import output_shape
-from gradguard.fixes.edits import replaced
-from gradguard.analysis.program.provenance import Spot
-from gradguard.analysis.live.custom_functions import FunctionView
+from gradguard.analysis.graph.walk import walk
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.live.custom_functions import FunctionView
+from gradguard.analysis.program.provenance import Spot
+from gradguard.core.diagnosis import Fix
+from gradguard.fixes.edits import replaced
 
 
 def exchanged_with(incident: Incident, view: FunctionView, index: int, got: Sequence[int], expected: Sequence[int]) -> int | None:

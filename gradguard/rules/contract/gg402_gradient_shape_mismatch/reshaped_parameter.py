@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
-from gradguard.analysis.program.bindings import targets_of
 from gradguard.analysis.graph.walk import is_accumulate, nodes_from
-from gradguard.analysis.places.source import ResolvedSite, at_line, resolve
-from gradguard.analysis.program.syntax import Source
-from gradguard.fixes.edits import replaced
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import ResolvedSite, at_line, resolve
+from gradguard.analysis.program.bindings import targets_of
+from gradguard.analysis.program.syntax import Source
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
+from gradguard.fixes.edits import replaced
 from gradguard.torch_compat.private_api import output_metadata, storage_key
 
 Found = tuple[Source, ast.Assign, str]  # a statement `owner.data = ...`, and the owner as written

@@ -36,20 +36,20 @@ import re
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
-from gradguard.analysis.program.bindings import assignments_to
+from gradguard.analysis.incident import Incident
+from gradguard.analysis.live.custom_functions import FunctionView, element_spot, find_function
 from gradguard.analysis.places.source import ResolvedSite, dotted
+from gradguard.analysis.program.bindings import assignments_to
+from gradguard.analysis.program.call_search import called_name
+from gradguard.analysis.program.provenance import Spot, operands_of, trace
+from gradguard.analysis.program.scopes import Scope, frame_scopes
 from gradguard.analysis.program.syntax import range_of
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.fixes.edits import before, edit_of, patched, replaced
 from gradguard.rules.base import Rule
-from gradguard.analysis.program.provenance import Spot, operands_of, trace
-from gradguard.analysis.live.custom_functions import FunctionView, element_spot, find_function
 from gradguard.rules.contract.gg402_gradient_shape_mismatch.gradient_order import exchanged_with, returned_in_order
 from gradguard.rules.contract.gg402_gradient_shape_mismatch.reshaped_parameter import reshaped
-from gradguard.analysis.program.scopes import Scope, frame_scopes
-from gradguard.analysis.program.call_search import called_name
 from gradguard.rules.contract.gg402_gradient_shape_mismatch.taken_path import Returned, returns_taken
-from gradguard.analysis.incident import Incident
 
 _INVALID = re.compile(
     r"[Ff]unction (\w+?)(?:Backward)? returned an invalid gradient at index (\d+)"

@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from gradguard.analysis.program.bindings import flatten
-from gradguard.analysis.live.tensor_expressions import UNKNOWN, Evaluator, known, of_shape, shape_only
 from gradguard.analysis.graph.walk import walk
-from gradguard.analysis.program.syntax import FUNCTIONS
-from gradguard.analysis.program.definitions import returns_of
-from gradguard.analysis.live.custom_functions import FunctionView, count_of
-from gradguard.analysis.program.scopes import Scope
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.live.custom_functions import FunctionView, count_of
+from gradguard.analysis.live.tensor_expressions import UNKNOWN, Evaluator, known, of_shape, shape_only
+from gradguard.analysis.program.bindings import flatten
+from gradguard.analysis.program.definitions import returns_of
+from gradguard.analysis.program.scopes import Scope
+from gradguard.analysis.program.syntax import FUNCTIONS
 from gradguard.torch_compat.private_api import held_by_hook, output_metadata, saved_data, saved_slots
 
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
-from gradguard.analysis.places.source import ResolvedSite, dotted
-from gradguard.analysis.program.syntax import range_of
-from gradguard.fixes.edits import replaced
-from gradguard.analysis.program.provenance import Judge, Spot, trace
-from gradguard.rules.contract.gg404_dtype_mismatch.dtypes import INTEGERS, dtype_maker, dtype_named, dtype_of, made_dtype, written_dtype
-from gradguard.analysis.program.scopes import Scope, frame_scopes
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import ResolvedSite, dotted
+from gradguard.analysis.program.provenance import Judge, Spot, trace
+from gradguard.analysis.program.scopes import Scope, frame_scopes
+from gradguard.analysis.program.syntax import range_of
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.core.safe_read import UNKNOWN
+from gradguard.fixes.edits import replaced
+from gradguard.rules.contract.gg404_dtype_mismatch.dtypes import INTEGERS, dtype_maker, dtype_named, dtype_of, made_dtype, written_dtype
 
 ASSIGNED = re.compile(r"assign a gradient with dtype '([\w ]+)' to a tensor with grad_dtype '([\w ]+)'")
 _WHY = "A tensor and its gradient have the same dtype, and `.grad` is not converted when it is assigned."

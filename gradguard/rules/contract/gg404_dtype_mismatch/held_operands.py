@@ -10,15 +10,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradguard.analysis.places.source import ResolvedSite, assignments_to, dotted
-from gradguard.analysis.program.syntax import FUNCTIONS
-from gradguard.analysis.program.provenance import Judge, Maker, Spot, stores_of, trace
-from gradguard.analysis.program.definitions import bound_value
-from gradguard.rules.contract.operands import Operand
-from gradguard.analysis.program.scopes import Scope, frame_scopes
-from gradguard.analysis.program.call_search import called_name
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import ResolvedSite, assignments_to, dotted
+from gradguard.analysis.program.call_search import called_name
+from gradguard.analysis.program.definitions import bound_value
+from gradguard.analysis.program.provenance import Judge, Maker, Spot, stores_of, trace
+from gradguard.analysis.program.scopes import Scope, frame_scopes
+from gradguard.analysis.program.syntax import FUNCTIONS
 from gradguard.core.safe_read import own_dict
+from gradguard.rules.contract.operands import Operand
 
 
 def held_operand(incident: Incident, place: ResolvedSite, scope: Scope, judge: Judge, maker: Maker) -> Operand | None:

@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.frames import traceback_frames
 from gradguard.analysis.places.source import ResolvedSite
-from gradguard.analysis.program.provenance import Judge, Maker, Spot, trace
+from gradguard.analysis.program.bindings import dotted
 from gradguard.analysis.program.definitions import bound_value, definition
+from gradguard.analysis.program.provenance import Judge, Maker, Spot, trace
+from gradguard.analysis.program.scopes import Scope
 from gradguard.rules.contract.gg404_dtype_mismatch.dtypes import FLOATS, written_dtype
 from gradguard.rules.contract.operands import Operand, named
-from gradguard.analysis.program.scopes import Scope
-from gradguard.analysis.incident import Incident
 
 # function -> (position among the arguments, a tensor that the function is a method of included; name)
 _ROLES: dict[str, tuple[int, str]] = {

@@ -33,22 +33,22 @@ from typing import Any, TypeGuard
 import torch
 from torch import nn
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.analysis.graph.walk import op_name, walk
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite
+from gradguard.analysis.program.call_search import called_name, calls_in_use
+from gradguard.analysis.program.provenance import Judge, Spot
+from gradguard.analysis.program.scopes import Scope
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
+from gradguard.core.safe_read import named_modules
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.gg404_dtype_mismatch import float_wanted
-from gradguard.analysis.program.provenance import Judge, Spot
 from gradguard.rules.contract.gg404_dtype_mismatch.dtypes import CONVERTERS, FLOATS, INTEGERS, dtype_maker, dtype_named, dtype_of, dtypes_in
 from gradguard.rules.contract.gg404_dtype_mismatch.held_operands import held_operand
 from gradguard.rules.contract.gg404_dtype_mismatch.index_roles import index_operand, wants_integers
 from gradguard.rules.contract.operands import Operand, model_gate, odd_operand, scope_at, tensors_at_hand, way_spans
-from gradguard.analysis.program.scopes import Scope
-from gradguard.analysis.program.call_search import called_name, calls_in_use
 from gradguard.rules.contract.wording import untraced_note
-from gradguard.analysis.incident import Incident
-from gradguard.core.safe_read import named_modules
 from gradguard.torch_compat.private_api import saved_data, saved_slots
 
 Dtypes = frozenset[torch.dtype]

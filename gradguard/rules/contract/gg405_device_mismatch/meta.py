@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix, TensorFacts
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.names import short_list
 from gradguard.analysis.places.source import ResolvedSite, at_line
 from gradguard.analysis.program.syntax import Source
-from gradguard.analysis.incident import Incident
+from gradguard.core.diagnosis import Diagnosis, Fix, TensorFacts
 
 
 def told(incident: Incident, place: ResolvedSite, tensors: list[torch.Tensor]) -> Diagnosis:

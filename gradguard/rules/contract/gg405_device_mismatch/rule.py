@@ -30,16 +30,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import dotted
+from gradguard.analysis.program.provenance import Judge, Maker
+from gradguard.analysis.program.scopes import Scope
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
+from gradguard.core.safe_read import parameters_in
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.gg405_device_mismatch import meta
-from gradguard.analysis.program.provenance import Judge, Maker
 from gradguard.rules.contract.operands import Operand, odd_operand, scope_at, tensors_at_hand, way_spans
-from gradguard.analysis.program.scopes import Scope
-from gradguard.analysis.incident import Incident
-from gradguard.core.safe_read import parameters_in
 
 _FACTORIES = {
     "zeros",

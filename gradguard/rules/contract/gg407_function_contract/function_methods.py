@@ -7,14 +7,14 @@ import re
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix
-from gradguard.analysis.places.source import dotted
-from gradguard.analysis.program.provenance import Spot, operands_of
-from gradguard.analysis.program.definitions import returns_of
-from gradguard.analysis.live.custom_functions import FunctionView, classes_in_graph, def_span, user_functions, view_of
-from gradguard.analysis.program.scopes import frame_scopes
-from gradguard.analysis.program.call_search import called_name
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.live.custom_functions import FunctionView, classes_in_graph, def_span, user_functions, view_of
+from gradguard.analysis.places.source import dotted
+from gradguard.analysis.program.call_search import called_name
+from gradguard.analysis.program.definitions import returns_of
+from gradguard.analysis.program.provenance import Spot, operands_of
+from gradguard.analysis.program.scopes import frame_scopes
+from gradguard.core.diagnosis import Diagnosis, Fix
 
 
 def wrong_type(incident: Incident, kind: str) -> Diagnosis | None:

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.analysis.graph.walk import walk
+from gradguard.analysis.incident import Incident
+from gradguard.analysis.live.custom_functions import FunctionView, view_of
 from gradguard.analysis.places.source import assignments_to, dotted, resolve
 from gradguard.analysis.program.provenance import Spot, operands_of
-from gradguard.analysis.live.custom_functions import FunctionView, view_of
-from gradguard.analysis.incident import Incident
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.torch_compat.private_api import ACCUMULATE_SEQ, sequence_number
 
 _KEY = "contract.kept_on_ctx"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import re
 
+from gradguard.analysis.incident import Incident
+from gradguard.analysis.live.custom_functions import FunctionView, classes_in_graph, find_function, needs_none, view_of
+from gradguard.analysis.program.definitions import returns_of
+from gradguard.analysis.program.provenance import Spot
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.fixes.edits import replaced
-from gradguard.analysis.program.provenance import Spot
-from gradguard.analysis.program.definitions import returns_of
-from gradguard.analysis.live.custom_functions import FunctionView, classes_in_graph, find_function, needs_none, view_of
-from gradguard.analysis.incident import Incident
 
 MESSAGE = re.compile(
     r"function (\w+?)(?:Backward)? returned a gradient different than None at position (\d+), "

@@ -48,17 +48,17 @@ import ast
 import re
 from typing import Any
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.analysis.incident import Incident
+from gradguard.analysis.live.custom_functions import FunctionView, find_function
 from gradguard.analysis.places.source import dotted
-from gradguard.instrumentation.facts import CallableRef
+from gradguard.analysis.program.definitions import returns_of
+from gradguard.analysis.program.provenance import Spot
+from gradguard.analysis.program.scopes import frame_scopes
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.fixes.edits import inserted
+from gradguard.instrumentation.facts import CallableRef
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.gg407_function_contract import function_methods, kept_on_ctx, misplaced_gradient, written_gradient
-from gradguard.analysis.program.provenance import Spot
-from gradguard.analysis.program.definitions import returns_of
-from gradguard.analysis.live.custom_functions import FunctionView, find_function
-from gradguard.analysis.program.scopes import frame_scopes
-from gradguard.analysis.incident import Incident
 
 _VIEW = re.compile(r"Output (\d+) of (\w+?)(?:Backward)? is a view and is being modified inplace")
 _GOT = re.compile(r"expected Variable or None \(got ([\w.]+)\)")

@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from gradguard.analysis.graph.walk import is_accumulate, walk
+from gradguard.analysis.incident import Incident
+from gradguard.analysis.live.custom_functions import FunctionView, user_functions, view_of
+from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.core.callsite import CallSite
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.analysis.graph.walk import is_accumulate, walk
-from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.core.foreign_exceptions import internal_error
 from gradguard.fixes.edits import inserted
 from gradguard.instrumentation.journal import Journal
-from gradguard.analysis.live.custom_functions import FunctionView, user_functions, view_of
-from gradguard.analysis.incident import Incident
-from gradguard.core.foreign_exceptions import internal_error
 from gradguard.torch_compat.private_api import node_sequence, quiet, storage_key, version_of
 
 _KEY = "contract.written_gradient"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 
-from gradguard.core.diagnosis import Fix
-from gradguard.analysis.live.names import short_list
-from gradguard.fixes.edits import replaced
-from gradguard.analysis.program.definitions import returns_of
-from gradguard.rules.contract.hooks import hooks_of
-from gradguard.analysis.program.scopes import Scope, code_of, function_scope
-from gradguard.analysis.program.call_search import live_modules, module_name
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.live.names import short_list
+from gradguard.analysis.program.call_search import live_modules, module_name
+from gradguard.analysis.program.definitions import returns_of
+from gradguard.analysis.program.scopes import Scope, code_of, function_scope
+from gradguard.core.diagnosis import Fix
+from gradguard.fixes.edits import replaced
+from gradguard.rules.contract.hooks import hooks_of
 
 
 def swapped(scope: Scope) -> tuple[str, str] | None:

@@ -6,17 +6,17 @@ import ast
 
 from torch import nn
 
+from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import ResolvedSite
+from gradguard.analysis.program.call_search import called_name, module_name
+from gradguard.analysis.program.definitions import bound_value, definition
+from gradguard.analysis.program.provenance import Spot
+from gradguard.analysis.program.scopes import Scope, frame_scopes
 from gradguard.core.callsite import USER_FILES
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.analysis.places.source import ResolvedSite
-from gradguard.fixes.edits import replaced
-from gradguard.analysis.program.provenance import Spot
-from gradguard.analysis.program.definitions import bound_value, definition
-from gradguard.rules.contract.hooks import all_frames, module_of_output, registrations, user_hooks
-from gradguard.analysis.program.scopes import Scope, frame_scopes
-from gradguard.analysis.program.call_search import called_name, module_name
-from gradguard.analysis.incident import Incident
 from gradguard.core.safe_read import peek
+from gradguard.fixes.edits import replaced
+from gradguard.rules.contract.hooks import all_frames, module_of_output, registrations, user_hooks
 
 
 def written_in_place(incident: Incident) -> Diagnosis | None:

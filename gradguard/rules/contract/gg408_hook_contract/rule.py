@@ -35,21 +35,21 @@ from typing import Any
 import torch
 from torch import nn
 
+from gradguard.analysis.incident import Incident
+from gradguard.analysis.live.custom_functions import def_span
+from gradguard.analysis.places.source import resolve
+from gradguard.analysis.program.call_search import called_name, live_modules, module_name
+from gradguard.analysis.program.definitions import returns_of
+from gradguard.analysis.program.provenance import Spot
+from gradguard.analysis.program.scopes import Scope, code_of, frame_scopes, function_scope
 from gradguard.core.callsite import USER_FILES, CallSite
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.analysis.places.source import resolve
+from gradguard.core.safe_read import UNKNOWN, elements, function_code, name_of, peek
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.gg408_hook_contract import hook_arguments, hooked_writes
-from gradguard.analysis.program.provenance import Spot
-from gradguard.analysis.program.definitions import returns_of
-from gradguard.analysis.live.custom_functions import def_span
-from gradguard.rules.contract.hooks import HOOK_CALLS, all_frames, hooks_of, registrations
-from gradguard.analysis.program.scopes import Scope, code_of, frame_scopes, function_scope
-from gradguard.analysis.program.call_search import called_name, live_modules, module_name
 from gradguard.rules.contract.gg408_hook_contract.unnamed_hooks import UNNAMED, functions_given
-from gradguard.analysis.incident import Incident
-from gradguard.core.safe_read import UNKNOWN, elements, function_code, name_of, peek
+from gradguard.rules.contract.hooks import HOOK_CALLS, all_frames, hooks_of, registrations
 
 _CHANGED = re.compile(r"hook '(.+?)' has changed the (size|type) of value(?: \(was (\S+) got (\S+)\))?")
 _RETURNED = re.compile(r"expected (Variable|tuple), but hook returned '([\w.]+)'")

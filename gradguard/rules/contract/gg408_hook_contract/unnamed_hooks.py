@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import assignments_to, dotted
-from gradguard.analysis.program.syntax import Source
+from gradguard.analysis.program.call_search import called_name
 from gradguard.analysis.program.provenance import Spot
 from gradguard.analysis.program.scopes import Scope
-from gradguard.analysis.program.call_search import called_name
-from gradguard.analysis.incident import Incident
+from gradguard.analysis.program.syntax import Source
 
 UNNAMED = "<unknown>"  # what PyTorch calls them
 

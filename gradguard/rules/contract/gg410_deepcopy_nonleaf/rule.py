@@ -34,22 +34,22 @@ from typing import Any
 import torch
 from torch import nn
 
+from gradguard.analysis.graph.walk import op_name
+from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import ResolvedSite, dotted, resolve
+from gradguard.analysis.program.bindings import targets_of
+from gradguard.analysis.program.call_search import called_name
+from gradguard.analysis.program.definitions import bound_value
+from gradguard.analysis.program.provenance import Spot, stores_of
+from gradguard.analysis.program.scopes import Scope, class_scopes, frame_scopes
 from gradguard.core.callsite import is_torch_or_own
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
-from gradguard.analysis.program.bindings import targets_of
-from gradguard.analysis.graph.walk import op_name
-from gradguard.analysis.places.source import ResolvedSite, dotted, resolve
+from gradguard.core.foreign_exceptions import internal_error
+from gradguard.core.safe_read import UNKNOWN, peek
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
-from gradguard.analysis.program.provenance import Spot, stores_of
-from gradguard.analysis.program.definitions import bound_value
-from gradguard.rules.contract.hooks import all_frames
 from gradguard.rules.contract.gg410_deepcopy_nonleaf.records import children_of, continues, is_data
-from gradguard.analysis.program.scopes import Scope, class_scopes, frame_scopes
-from gradguard.analysis.program.call_search import called_name
-from gradguard.analysis.incident import Incident
-from gradguard.core.safe_read import UNKNOWN, peek
-from gradguard.core.foreign_exceptions import internal_error
+from gradguard.rules.contract.hooks import all_frames
 
 _GROWING = {"append", "add", "insert", "extend", "appendleft", "update", "setdefault"}
 

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from gradguard.core.diagnosis import SourceSpan
-from gradguard.analysis.places.source import resolve, span_of
-from gradguard.analysis.program.syntax import FUNCTIONS
-from gradguard.analysis.program.call_search import called_name
 from gradguard.analysis.incident import Incident
-from gradguard.rules.spans import class_node
+from gradguard.analysis.places.source import resolve, span_of
+from gradguard.analysis.program.call_search import called_name
+from gradguard.analysis.program.syntax import FUNCTIONS
+from gradguard.core.diagnosis import SourceSpan
 from gradguard.core.safe_read import attributes, peek
+from gradguard.rules.spans import class_node
 from gradguard.torch_compat.private_api import ddp_finds_tensors
 
 _PLAIN = (torch.Tensor, nn.Module, torch.optim.Optimizer, str, bytes, int, float, list, tuple, dict, set, type)

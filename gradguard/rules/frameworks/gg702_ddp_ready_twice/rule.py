@@ -35,16 +35,16 @@ from typing import Any
 import torch.utils.checkpoint
 from torch import nn
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.names import short_list
 from gradguard.analysis.places.source import module_ast, parent_of, span_of
 from gradguard.analysis.program.syntax import FUNCTIONS
+from gradguard.analysis.program.user_calls import keyword, last_part, user_files
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.core.safe_read import modules_in, named_parameters, parameters_in
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import ddp as shared
 from gradguard.rules.frameworks.gg702_ddp_ready_twice import ddp_outputs
-from gradguard.analysis.program.user_calls import keyword, last_part, user_files
-from gradguard.analysis.incident import Incident
-from gradguard.core.safe_read import modules_in, named_parameters, parameters_in
 
 CODE, NAME = "GG702", "ddp-ready-twice"
 _CHECKPOINTS = ("checkpoint", "checkpoint_sequential")

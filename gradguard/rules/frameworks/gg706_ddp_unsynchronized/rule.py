@@ -33,17 +33,18 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gradguard.probes import replicas
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.names import short_list
 from gradguard.analysis.places.source import module_ast, resolve, segment, span_of
+from gradguard.analysis.program.user_calls import last_part, user_files
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.monitors import replica_drift
+from gradguard.probes import replicas
 from gradguard.probes.replicas import Drift
 from gradguard.rules.base import Rule
+from gradguard.rules.frameworks import averaging
 from gradguard.rules.frameworks import ddp as shared
-from gradguard.monitors import replica_drift
 from gradguard.rules.frameworks.gg706_ddp_unsynchronized import thaw
-from gradguard.analysis.program.user_calls import last_part, user_files
-from gradguard.analysis.incident import Incident
 
 CODE, NAME = "GG706", "ddp-unsynchronized"
 
@@ -67,7 +68,7 @@ _CHANGES = (
 def recognise(incident: Incident) -> Diagnosis | None:
     """What the replicas differ in, and what made them."""
     drift = incident.suspicion
-    if not isinstance(drift, Drift) or drift.told or replica_drift.averaged_by_hand(incident):
+    if not isinstance(drift, Drift) or drift.told or averaging.averaged_by_hand(incident):
         return None
     ddp, name = drift.ddp, shared.name_of(incident, drift.ddp)
     then = replicas.described(ddp)

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from gradguard.core.diagnosis import SourceSpan
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import module_ast, resolve, span_of
 from gradguard.analysis.program.syntax import FUNCTIONS, load
 from gradguard.analysis.program.user_calls import calls, user_files
-from gradguard.analysis.incident import Incident
+from gradguard.core.diagnosis import SourceSpan
 
 _LABEL = "unfreezes parameters that DDP has no hooks on"
 

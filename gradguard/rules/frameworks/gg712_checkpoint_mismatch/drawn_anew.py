@@ -13,15 +13,15 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from gradguard.core.callsite import USER_FILES
-from gradguard.analysis.program.bindings import targets_of
-from gradguard.analysis.live.frames import traceback_frames
-from gradguard.analysis.places.source import ResolvedSite, function_def
-from gradguard.analysis.program.syntax import FUNCTIONS, Source, load
-from gradguard.analysis.places.sites import site_at
 from gradguard.analysis.incident import Incident
-from gradguard.rules.spans import class_node
+from gradguard.analysis.live.frames import traceback_frames
+from gradguard.analysis.places.sites import site_at
+from gradguard.analysis.places.source import ResolvedSite, function_def
+from gradguard.analysis.program.bindings import targets_of
+from gradguard.analysis.program.syntax import FUNCTIONS, Source, load
+from gradguard.core.callsite import USER_FILES
 from gradguard.core.safe_read import modules_in, unless_loud
+from gradguard.rules.spans import class_node
 from gradguard.torch_compat.private_api import checkpointed_function
 
 _STATE = ("seed", "getstate", "setstate", "get_state", "set_state", "manual_seed", "initial_seed", "spawn")  # methods that draw nothing

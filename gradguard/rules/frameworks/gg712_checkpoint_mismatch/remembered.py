@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from gradguard.core.diagnosis import Diagnosis, Fix
-from gradguard.analysis.program.bindings import dotted, targets_of
-from gradguard.analysis.places.source import ResolvedSite
-from gradguard.analysis.program.syntax import FUNCTIONS
-from gradguard.rules.frameworks.gg712_checkpoint_mismatch.drawn_anew import modules_of
 from gradguard.analysis.places.sites import site_at
-from gradguard.rules import wording
-from gradguard.rules.spans import class_node
+from gradguard.analysis.places.source import ResolvedSite
+from gradguard.analysis.program.bindings import dotted, targets_of
+from gradguard.analysis.program.syntax import FUNCTIONS
+from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.core.safe_read import attributes
+from gradguard.rules import wording
+from gradguard.rules.frameworks.gg712_checkpoint_mismatch.drawn_anew import modules_of
+from gradguard.rules.spans import class_node
 
 
 class Filled(NamedTuple):

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix, TensorFacts
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.analysis.program.syntax import Source
-from gradguard.rules.frameworks.gg712_checkpoint_mismatch.drawn_anew import modules_of
-from gradguard.analysis.incident import Incident
-from gradguard.rules import wording
-from gradguard.rules.spans import class_node
+from gradguard.core.diagnosis import Diagnosis, Fix, TensorFacts
 from gradguard.core.safe_read import function_code, in_class, store_of
+from gradguard.rules import wording
+from gradguard.rules.frameworks.gg712_checkpoint_mismatch.drawn_anew import modules_of
+from gradguard.rules.spans import class_node
 from gradguard.torch_compat.private_api import storage_key
 
 _OVERWRITES = ("copy_", "zero_", "fill_")

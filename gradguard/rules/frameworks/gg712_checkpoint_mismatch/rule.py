@@ -34,12 +34,12 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from gradguard.core.diagnosis import Diagnosis, Fix, TensorFacts
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.core.diagnosis import Diagnosis, Fix, TensorFacts
 from gradguard.fixes.edits import edit_of, patched
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks.gg712_checkpoint_mismatch import drawn_anew, remembered, rewritten_buffer
-from gradguard.analysis.incident import Incident
 
 CODE, NAME = "GG712", "checkpoint-mismatch"
 _SAYS = (

@@ -30,12 +30,12 @@ that holds the parameters, the second time it happens at one line. A scale of 1 
 
 from __future__ import annotations
 
-from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import resolve
+from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import missing_update
 from gradguard.rules.frameworks.gg721_amp_unscale import skipped_update
-from gradguard.analysis.incident import Incident
 
 CODE, NAME = "GG721", "amp-unscale"
 _TWICE = "unscale_() has already been called on this optimizer since the last update()"

@@ -6,13 +6,13 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gradguard.core.diagnosis import Diagnosis, Fix
-from gradguard.analysis.program.bindings import targets_of
-from gradguard.analysis.places.source import ResolvedSite
-from gradguard.analysis.program.syntax import FUNCTIONS, Source
-from gradguard.fixes.edits import inserted
-from gradguard.analysis.program.user_calls import last_part
 from gradguard.analysis.places.sites import short, site_at
+from gradguard.analysis.places.source import ResolvedSite
+from gradguard.analysis.program.bindings import targets_of
+from gradguard.analysis.program.syntax import FUNCTIONS, Source
+from gradguard.analysis.program.user_calls import last_part
+from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.fixes.edits import inserted
 
 _FINITE = ("isfinite", "isnan", "isinf")
 _NORMS = ("clip_grad_norm_", "clip_grad_norm", "get_total_norm")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from gradguard.core.diagnosis import Diagnosis, Fix
-from gradguard.analysis.places.source import ResolvedSite, resolve
-from gradguard.fixes.edits import replaced
-from gradguard.monitors.grad_scaler import scaler_in_words
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.fixes.edits import replaced
 from gradguard.rules import wording
+from gradguard.rules.frameworks.scaler_names import scaler_in_words
 
 
 def diagnosis(incident: Incident, book: Any, data: dict[str, Any]) -> Diagnosis:

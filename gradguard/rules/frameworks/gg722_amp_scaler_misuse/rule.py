@@ -33,15 +33,15 @@ from __future__ import annotations
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.optimizer_contents import parameters_of
 from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.rules import wording
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import missing_update
 from gradguard.rules.frameworks.gg722_amp_scaler_misuse import never_scaled
-from gradguard.monitors.grad_scaler import scaler_in_words
-from gradguard.analysis.incident import Incident
-from gradguard.rules import wording
+from gradguard.rules.frameworks.scaler_names import scaler_in_words
 
 CODE, NAME = "GG722", "amp-scaler-misuse"
 _HALF = "attempting to unscale fp16 gradients"
@@ -127,7 +127,8 @@ def _cast_by_hand(incident: Incident, place: ResolvedSite, scaler: str, why: str
     return Diagnosis(
         code=CODE,
         name=NAME,
-        headline=f"`{place.callee or 'the scaler'}` finds float16 gradients: {whose} were cast to float16 by `{wording.short(made.text, 40)}`",
+        headline=f"`{place.callee or 'the scaler'}` finds float16 gradients: {whose} were cast to float16 by "
+        f"`{wording.short(made.text, 40)}`",
         culprit=made.span("from here on the parameters, and so their gradients, are float16", "culprit"),
         related=[place.span(f"`{scaler}` (a GradScaler) refuses here", "backward")],
         tensors=wording.facts(held, incident.names),

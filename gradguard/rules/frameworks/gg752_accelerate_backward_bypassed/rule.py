@@ -33,12 +33,12 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import resolve
+from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.rules.accelerated import accelerator_name, trains_prepared
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks.gg752_accelerate_backward_bypassed import unprepared
-from gradguard.rules.accelerated import accelerator_name, trains_prepared
-from gradguard.analysis.incident import Incident
 
 CODE, NAME = "GG752", "accelerate-backward-bypassed"
 

@@ -7,13 +7,13 @@ import sys
 import weakref
 from typing import Any
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.optimizer_contents import parameters_of
 from gradguard.analysis.places.source import dotted, resolve, span_of
-from gradguard.rules.accelerated import accelerator_name
 from gradguard.analysis.program.user_calls import calls
-from gradguard.analysis.incident import Incident
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.rules import wording
+from gradguard.rules.accelerated import accelerator_name
 
 _TIMES = 2  # one step in the middle could be a loop that ends early
 

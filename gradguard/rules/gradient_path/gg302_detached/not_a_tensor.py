@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 import re
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.analysis.places.source import ResolvedSite, resolve
-from gradguard.rules.gradient_path import lost_path, patching, wording
 from gradguard.analysis.history import cut_origins
-from gradguard.analysis.history.follower import Follower
 from gradguard.analysis.history.cut_origins import Origin
-from gradguard.analysis.places.sites import same_place, short
+from gradguard.analysis.history.follower import Follower
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.sites import same_place, short
+from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.rules.gradient_path import lost_path, patching, wording
 
 MESSAGES = ("object has no attribute 'backward'",)
 _SAID = re.compile(r"'(?:\w+\.)*(float|int|float16|float32|float64|ndarray)' object has no attribute 'backward'")

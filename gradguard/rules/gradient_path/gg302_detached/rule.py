@@ -33,11 +33,11 @@ way to this root count; a target or a mask that is detached beside the culprit i
 
 from __future__ import annotations
 
+from gradguard.analysis.incident import Incident
 from gradguard.core.diagnosis import Diagnosis
 from gradguard.rules.base import Rule
 from gradguard.rules.gradient_path import lost_path
 from gradguard.rules.gradient_path.gg302_detached import not_a_tensor, serialized, starved
-from gradguard.analysis.incident import Incident
 
 
 def recognise(incident: Incident) -> Diagnosis | None:

@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.analysis.live.frames import FrameView
-from gradguard.analysis.places.source import ResolvedSite, resolve
-from gradguard.fixes.edits import replaced
 from gradguard.analysis.history import follower as follow
-from gradguard.rules.gradient_path import lost_path
 from gradguard.analysis.history.flows import given_back
-from gradguard.analysis.places.sites import function_word, same_place, site_at
-from gradguard.analysis.program.search_scopes import Scope, definitions, entry_by_name, entry_of, evaluate
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.live.frames import FrameView
+from gradguard.analysis.places.sites import function_word, same_place, site_at
+from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.analysis.program.search_scopes import Scope, definitions, entry_by_name, entry_of, evaluate
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import attributes, elements, pairs
+from gradguard.fixes.edits import replaced
+from gradguard.rules.gradient_path import lost_path
 from gradguard.torch_compat.private_api import node_sequence
 
 _INDEX = re.compile(r"\[(\d+)\]$")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from gradguard.core.diagnosis import Diagnosis
+from gradguard.analysis.history import cut_origins
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.names import short_list
 from gradguard.analysis.live.optimizer_contents import parameters_of
+from gradguard.analysis.places.sites import UNNAMED
+from gradguard.core.diagnosis import Diagnosis
 from gradguard.instrumentation.facts import Cut
 from gradguard.rules.gradient_path import lost_path, patching, wording
-from gradguard.analysis.history import cut_origins
-from gradguard.analysis.places.sites import UNNAMED
-from gradguard.analysis.incident import Incident
 
 MESSAGES = ("no inf checks were recorded for this optimizer",)
 _CUTTING = ("detach", "data", "no_grad", "rewrap", "escape")

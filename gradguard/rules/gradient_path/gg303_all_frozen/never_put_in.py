@@ -8,10 +8,10 @@ from typing import NamedTuple, cast
 
 from torch import nn
 
+from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.sites import short, site_at
 from gradguard.analysis.places.source import ResolvedSite
 from gradguard.analysis.program.syntax import FUNCTIONS, Source
-from gradguard.analysis.places.sites import short, site_at
-from gradguard.analysis.incident import Incident
 from gradguard.core.safe_read import modules_in
 
 

@@ -39,20 +39,20 @@ import ast
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
+from gradguard.analysis.history import loss_expressions
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.names import short_list
 from gradguard.analysis.live.optimizer_contents import parameters_of
+from gradguard.analysis.places.sites import bare, in_words, short
 from gradguard.analysis.places.source import ResolvedSite
 from gradguard.analysis.program.user_files import files_of, sources_of
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
+from gradguard.core.safe_read import attributes, modules_in, named_children, parameters_in
 from gradguard.fixes.edits import replaced
-from gradguard.rules.base import Rule
 from gradguard.rules import lightning_manual
+from gradguard.rules.base import Rule
 from gradguard.rules.gradient_path import freezing_places, frozen_in_play, lost_path
 from gradguard.rules.gradient_path.gg303_all_frozen import never_put_in
-from gradguard.analysis.history import loss_expressions
-from gradguard.analysis.places.sites import bare, in_words, short
-from gradguard.analysis.incident import Incident
-from gradguard.core.safe_read import attributes, modules_in, named_children, parameters_in
 
 
 def recognise(incident: Incident) -> Diagnosis | None:

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gradguard.core.diagnosis import Fix
 from gradguard.analysis.graph.walk import is_accumulate
+from gradguard.core.diagnosis import Fix
 
 # nodes, and the names under which they have saved the bounds
 _BOUNDS = {

@@ -33,11 +33,11 @@ A hard value beside a soft path (a straight-through estimator, a mask) is none o
 
 from __future__ import annotations
 
+from gradguard.analysis.incident import Incident
 from gradguard.core.diagnosis import Diagnosis
 from gradguard.rules.base import Rule
 from gradguard.rules.gradient_path import lost_path
 from gradguard.rules.gradient_path.gg304_non_differentiable_op import zero_derivative
-from gradguard.analysis.incident import Incident
 
 
 def recognise(incident: Incident) -> Diagnosis | None:

@@ -16,16 +16,16 @@ from typing import Any
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.analysis.graph.walk import is_accumulate, leaves, op_name
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.names import short_list
 from gradguard.analysis.live.optimizer_contents import trained_by
+from gradguard.analysis.places.sites import function_word, in_words, same_place
+from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.instrumentation.tensor_refs import TensorRef
 from gradguard.rules.gradient_path import lost_path
 from gradguard.rules.gradient_path.gg304_non_differentiable_op import zero_products
 from gradguard.rules.gradient_path.gg304_non_differentiable_op.out_of_range import outside
-from gradguard.analysis.places.sites import function_word, in_words, same_place
-from gradguard.analysis.incident import Incident
-from gradguard.instrumentation.tensor_refs import TensorRef
 from gradguard.torch_compat.private_api import node_sequence
 
 _ZERO = frozenset({

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.analysis.graph.walk import is_accumulate
-from gradguard.analysis.places.sites import same_place
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.sites import same_place
+from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.rules.spans import attribute_set
 from gradguard.torch_compat.private_api import node_sequence
 

@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 import torch
 
+from gradguard.analysis.history.follower import Follower
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.program.bindings import assignments_to, dotted
+from gradguard.analysis.program.search_scopes import Scope, entry_by_name, entry_of, evaluate
 from gradguard.analysis.program.syntax import Source
+from gradguard.core.safe_read import UNKNOWN
 from gradguard.fixes.diff import unified
 from gradguard.rules.gradient_path import wanted
-from gradguard.analysis.history.follower import Follower
-from gradguard.analysis.program.search_scopes import Scope, entry_by_name, entry_of, evaluate
-from gradguard.analysis.incident import Incident
-from gradguard.core.safe_read import UNKNOWN
 
 _DATA = {"shape", "dtype", "device", "size", "dim", "ndim", "numel", "requires_grad", "requires_grad_", "is_leaf", "grad", "new_zeros"}
 _KEEPS = (ast.Assign, ast.AnnAssign, ast.AugAssign)  # what is only printed or checked goes nowhere

@@ -39,18 +39,18 @@ from typing import Any
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.analysis.graph import walk
+from gradguard.analysis.history import cut_origins, loss_expressions
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.names import short_list
 from gradguard.analysis.live.optimizer_contents import trained_by
-from gradguard.analysis.places.source import ResolvedSite, resolve
-from gradguard.rules.base import Rule
-from gradguard.rules.gradient_path.gg306_unused_input import late_switch
-from gradguard.rules.gradient_path import lost_path, wanted, wording
-from gradguard.analysis.history import cut_origins, loss_expressions
 from gradguard.analysis.places.sites import same_place, short, site_at
-from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.foreign_exceptions import internal_error
+from gradguard.rules.base import Rule
+from gradguard.rules.gradient_path import lost_path, wanted, wording
+from gradguard.rules.gradient_path.gg306_unused_input import late_switch
 from gradguard.torch_compat.private_api import node_sequence, storage_key
 
 MESSAGES = ("appears to not have been used in the graph",)
@@ -310,7 +310,12 @@ def _not_used(incident: Incident, name: str, output: str) -> Reason:
         if origin.place is not None and origin.sure and (name in names or origin.inner == name):
             culprit, related = lost_path.story(origin)
             return Reason(
-                wording.why(origin, name), culprit, related, wording.explanation(origin, name), wording.fix(origin, name).title, certain=False
+                wording.why(origin, name),
+                culprit,
+                related,
+                wording.explanation(origin, name),
+                wording.fix(origin, name).title,
+                certain=False,
             )
     place: ResolvedSite | None = incident.place
     made = wanted.made(incident, incident.inputs[0], name)

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import torch
 
-from gradguard.core.diagnosis import Fix, SourceSpan
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import at_line
 from gradguard.analysis.program.syntax import Source
-from gradguard.fixes.edits import replaced
-from gradguard.analysis.incident import Incident
-from gradguard.rules.spans import the_one
+from gradguard.core.diagnosis import Fix, SourceSpan
 from gradguard.core.safe_read import attributes
+from gradguard.fixes.edits import replaced
+from gradguard.rules.spans import the_one
 
 _SWITCH = "requires_grad"
 

@@ -34,16 +34,16 @@ import ast
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.analysis.program.bindings import uses_of
+from gradguard.analysis.history import cut_origins
+from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.sites import same_place, short
 from gradguard.analysis.places.source import ResolvedSite
+from gradguard.analysis.program.bindings import uses_of
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.fixes.edits import before, patched
 from gradguard.rules.base import Rule
 from gradguard.rules.gradient_path import lost_path, missing_grad, wanted, wording
 from gradguard.rules.gradient_path.gg309_input_without_requires_grad import misspelt_requires_grad
-from gradguard.analysis.history import cut_origins
-from gradguard.analysis.places.sites import same_place, short
-from gradguard.analysis.incident import Incident
 
 MESSAGES = ("one of the differentiated tensors does not require grad",)
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import ast
 
-from gradguard.core.diagnosis import Diagnosis, Fix
-from gradguard.analysis.program.bindings import dotted
 from gradguard.analysis.graph.walk import walk
-from gradguard.analysis.places.source import ResolvedSite
-from gradguard.fixes.edits import replaced
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import ResolvedSite
+from gradguard.analysis.program.bindings import dotted
+from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.fixes.edits import replaced
 from gradguard.rules.inplace import spans
 from gradguard.rules.inplace.aliases import peel
 from gradguard.rules.inplace.reaching_writes import step_scopes
-from gradguard.rules.inplace.write_history import DETACHED, saving_op
 from gradguard.rules.inplace.suspects import Suspect
+from gradguard.rules.inplace.write_history import DETACHED, saving_op
 from gradguard.torch_compat.private_api import check_saved, node_sequence
 
 

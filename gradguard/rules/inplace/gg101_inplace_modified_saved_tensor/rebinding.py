@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ast
 
-from gradguard.core.diagnosis import Fix
+from gradguard.analysis.places.source import ResolvedSite
 from gradguard.analysis.program.bindings import dotted
 from gradguard.analysis.program.defuse import reads_of
-from gradguard.analysis.places.source import ResolvedSite
 from gradguard.analysis.program.syntax import range_of
+from gradguard.core.diagnosis import Fix
 from gradguard.fixes.edits import patched
 from gradguard.rules.inplace.aliases import parameters_of
 

@@ -37,27 +37,27 @@ import ast
 
 from torch import nn
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite
+from gradguard.analysis.program.bindings import dotted
 from gradguard.analysis.program.syntax import Source, range_of
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.core.safe_read import modules_in
 from gradguard.fixes.edits import before, edit_of, patched
 from gradguard.rules.base import Rule
-from gradguard.analysis.incident import Incident
 from gradguard.rules.inplace import spans, threads
 from gradguard.rules.inplace.aliases import is_loop_target, is_view, peel
 from gradguard.rules.inplace.classify import kind_of
-from gradguard.rules.inplace.gg101_inplace_modified_saved_tensor.detached_alias import detached
 from gradguard.rules.inplace.flags import Flag, flag_argument, flag_of, holder_of
+from gradguard.rules.inplace.gg101_inplace_modified_saved_tensor.detached_alias import detached
+from gradguard.rules.inplace.gg101_inplace_modified_saved_tensor.rebinding import reaches_nobody, returned_instead
 from gradguard.rules.inplace.last_write import last_writer
 from gradguard.rules.inplace.numpy_write import numpy_written, told
-from gradguard.rules.inplace.gg101_inplace_modified_saved_tensor.rebinding import reaches_nobody, returned_instead
 from gradguard.rules.inplace.renormed import renormed
 from gradguard.rules.inplace.repairs import drawn, drop_argument, out_of_place
-from gradguard.rules.inplace.write_history import DETACHED, MODIFIED, Story, Write, story_of
 from gradguard.rules.inplace.spans import Target, short
 from gradguard.rules.inplace.unseen import screen
-from gradguard.core.safe_read import modules_in
+from gradguard.rules.inplace.write_history import DETACHED, MODIFIED, Story, Write, story_of
 
 CODE, NAME = "GG101", "inplace-modified-saved-tensor"
 

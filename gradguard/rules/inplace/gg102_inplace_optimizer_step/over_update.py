@@ -6,13 +6,13 @@ import ast
 from dataclasses import dataclass
 from typing import Any
 
-from gradguard.core.diagnosis import Role, SourceSpan
-from gradguard.analysis.program.bindings import assignments_to
-from gradguard.analysis.live.frames import FrameView
 from gradguard.analysis.graph.walk import walk
-from gradguard.analysis.places.source import resolve
-from gradguard.analysis.program.syntax import range_of
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.live.frames import FrameView
+from gradguard.analysis.places.source import resolve
+from gradguard.analysis.program.bindings import assignments_to
+from gradguard.analysis.program.syntax import range_of
+from gradguard.core.diagnosis import Role, SourceSpan
 from gradguard.torch_compat.private_api import ACCUMULATE_SEQ, node_sequence
 
 

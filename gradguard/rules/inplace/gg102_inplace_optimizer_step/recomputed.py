@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 
-from gradguard.core.diagnosis import SourceSpan
-from gradguard.analysis.program.bindings import dotted, statement_names, targets_of
 from gradguard.analysis.graph.walk import leaves
 from gradguard.analysis.live.optimizer_contents import trained_by
 from gradguard.analysis.places.source import ResolvedSite
+from gradguard.analysis.program.bindings import dotted, statement_names, targets_of
 from gradguard.analysis.program.syntax import Source, load
+from gradguard.core.diagnosis import SourceSpan
 from gradguard.fixes.edits import replaced
 from gradguard.fixes.statements import moved_after, siblings
 from gradguard.rules.inplace.gg102_inplace_optimizer_step.over_update import Carried

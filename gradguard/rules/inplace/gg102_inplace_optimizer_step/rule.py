@@ -29,18 +29,23 @@ outside the forward pass.
 
 from __future__ import annotations
 
-from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.analysis.graph.walk import leaves
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.names import short_list
 from gradguard.analysis.live.optimizer_contents import holds_memory, trained_by
+from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.rules.base import Rule
-from gradguard.analysis.incident import Incident
 from gradguard.rules.inplace import spans as tell
 from gradguard.rules.inplace.classify import kind_of
 from gradguard.rules.inplace.gg102_inplace_optimizer_step.over_update import Carried, carried_over
-from gradguard.rules.inplace.gg102_inplace_optimizer_step.recomputed import computed_again, detached_where_used, trains_nothing_else, update_moved
-from gradguard.rules.inplace.write_history import MODIFIED, Story, Write, story_of
+from gradguard.rules.inplace.gg102_inplace_optimizer_step.recomputed import (
+    computed_again,
+    detached_where_used,
+    trains_nothing_else,
+    update_moved,
+)
 from gradguard.rules.inplace.gg102_inplace_optimizer_step.wrong_network import wrong_network
+from gradguard.rules.inplace.write_history import MODIFIED, Story, Write, story_of
 
 CODE, NAME = "GG102", "inplace-optimizer-step"
 

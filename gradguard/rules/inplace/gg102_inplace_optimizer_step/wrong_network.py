@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.analysis.graph.walk import leaves
 from gradguard.analysis.live.optimizer_contents import trained_by
 from gradguard.analysis.places.source import ResolvedSite, dotted, resolve
+from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.fixes.edits import replaced
 from gradguard.rules.inplace import spans as tell
 from gradguard.rules.inplace.write_history import Story, Write

@@ -33,19 +33,27 @@ When backward() fails on a freed graph that was made in this same step, and that
 
 from __future__ import annotations
 
-from gradguard.core.diagnosis import Diagnosis, Fix, Role, SourceSpan
 from gradguard.analysis.graph.walk import op_name
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.analysis.program.syntax import header_range
-from gradguard.instrumentation.facts import BackwardFact
+from gradguard.core.diagnosis import Diagnosis, Fix, Role, SourceSpan
 from gradguard.fixes.edits import edit_of, patched
+from gradguard.instrumentation.facts import BackwardFact
 from gradguard.rules.base import Rule
-from gradguard.analysis.incident import Incident
 from gradguard.rules.lifetime import wording
-from gradguard.rules.lifetime.keeping import only_looked_at, retaining
-from gradguard.rules.lifetime.gg202_graph_freed_shared_subgraph.sharing import Entry, detached_text, entry_into_first_loss, entry_into_second_loss, inner_use, likeliest_freeing, whose_parameters
-from gradguard.rules.lifetime.second_backward import MESSAGES, Study, study
+from gradguard.rules.lifetime.gg202_graph_freed_shared_subgraph.sharing import (
+    Entry,
+    detached_text,
+    entry_into_first_loss,
+    entry_into_second_loss,
+    inner_use,
+    likeliest_freeing,
+    whose_parameters,
+)
 from gradguard.rules.lifetime.gg202_graph_freed_shared_subgraph.turns import are_turns, is_the_only_call, story, turning_place
+from gradguard.rules.lifetime.keeping import only_looked_at, retaining
+from gradguard.rules.lifetime.second_backward import MESSAGES, Study, study
 
 
 def recognise(incident: Incident) -> Diagnosis | None:

@@ -8,19 +8,19 @@ from typing import Any, Literal
 
 import torch
 
-from gradguard.core.callsite import CallSite
-from gradguard.analysis.live.alive_tensors import node_of
-from gradguard.analysis.program.bindings import dotted, names_read, targets_of
-from gradguard.analysis.history.carried_graphs import Carrier
-from gradguard.analysis.program.defuse import contains, follow, is_detached, reads_of
 from gradguard.analysis.graph.walk import leaves
-from gradguard.analysis.places.instructions import scope_of
+from gradguard.analysis.history.carried_graphs import Carrier
+from gradguard.analysis.live.alive_tensors import node_of
 from gradguard.analysis.live.optimizer_contents import trained_by
+from gradguard.analysis.places.instructions import scope_of
 from gradguard.analysis.places.source import ResolvedSite, function_def, resolve
+from gradguard.analysis.program.bindings import dotted, names_read, targets_of
+from gradguard.analysis.program.defuse import contains, follow, is_detached, reads_of
 from gradguard.analysis.program.syntax import FUNCTIONS, Source
+from gradguard.core.callsite import CallSite
+from gradguard.core.safe_read import elements
 from gradguard.instrumentation.facts import BackwardFact
 from gradguard.rules.lifetime.second_backward import Study, possibly_freed_by
-from gradguard.core.safe_read import elements
 
 Side = Literal["first", "second", "both"]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 
-from gradguard.core.diagnosis import Fix
 from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.analysis.program.syntax import load
-from gradguard.analysis.program.user_files import loaded_files
-from gradguard.instrumentation.facts import BackwardFact
 from gradguard.analysis.program.user_calls import last_part
+from gradguard.analysis.program.user_files import loaded_files
+from gradguard.core.diagnosis import Fix
+from gradguard.instrumentation.facts import BackwardFact
 from gradguard.rules.lifetime import wording
 from gradguard.rules.lifetime.second_backward import Study
 from gradguard.torch_compat.private_api import node_sequence

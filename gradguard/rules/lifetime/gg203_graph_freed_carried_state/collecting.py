@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import ast
 
-from gradguard.core.diagnosis import Fix
-from gradguard.analysis.live.alive_tensors import node_of
-from gradguard.analysis.program.bindings import dotted, targets_of
 from gradguard.analysis.history.carried_graphs import Carrier
+from gradguard.analysis.live.alive_tensors import node_of
 from gradguard.analysis.live.contents import lookup, tensors_in
-from gradguard.analysis.program.defuse import reads_of
 from gradguard.analysis.live.stores import view_of
-from gradguard.rules.lifetime.second_backward import Study
+from gradguard.analysis.program.bindings import dotted, targets_of
+from gradguard.analysis.program.defuse import reads_of
+from gradguard.core.diagnosis import Fix
 from gradguard.core.safe_read import peek
+from gradguard.rules.lifetime.second_backward import Study
 from gradguard.torch_compat.private_api import node_sequence
 
 _TAKING = frozenset({"pop", "popleft", "remove"})

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import ast
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.analysis.live.alive_tensors import node_of
-from gradguard.analysis.history.carried_graphs import Carrier
 from gradguard.analysis.graph.walk import leaves, op_name
+from gradguard.analysis.history.carried_graphs import Carrier
+from gradguard.analysis.live.alive_tensors import node_of
 from gradguard.analysis.live.names import short_list
 from gradguard.analysis.places.source import dotted, resolve
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.rules.lifetime import wording
 from gradguard.rules.lifetime.second_backward import Study
 from gradguard.rules.spans import class_node, statement_span

@@ -36,16 +36,16 @@ from __future__ import annotations
 
 import ast
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.analysis.live.alive_tensors import node_of
-from gradguard.analysis.program.bindings import dotted, targets_of
 from gradguard.analysis.history.carried_graphs import Carrier, called_in
+from gradguard.analysis.incident import Incident
+from gradguard.analysis.live.alive_tensors import node_of
 from gradguard.analysis.places.source import resolve
+from gradguard.analysis.program.bindings import dotted, targets_of
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.fixes.edits import edit_of, patched
 from gradguard.rules.base import Rule
-from gradguard.analysis.incident import Incident
-from gradguard.rules.lifetime.gg203_graph_freed_carried_state import overwritten
 from gradguard.rules.lifetime import kept_by_retain_graph, wording
+from gradguard.rules.lifetime.gg203_graph_freed_carried_state import overwritten
 from gradguard.rules.lifetime.gg203_graph_freed_carried_state.collecting import emptying
 from gradguard.rules.lifetime.resetting import learning_kept, state_fixes
 from gradguard.rules.lifetime.second_backward import MESSAGES, Study, is_overwritten, study

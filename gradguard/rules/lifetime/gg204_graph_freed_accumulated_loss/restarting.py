@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ast
 
-from gradguard.core.diagnosis import Fix
-from gradguard.analysis.program.bindings import assignments_to
 from gradguard.analysis.history.carried_graphs import Carrier
-from gradguard.analysis.program.defuse import reads_of
 from gradguard.analysis.places.source import resolve
+from gradguard.analysis.program.bindings import assignments_to
+from gradguard.analysis.program.defuse import reads_of
+from gradguard.core.diagnosis import Fix
 from gradguard.fixes.edits import after, patched
 from gradguard.rules.lifetime.second_backward import Study
 

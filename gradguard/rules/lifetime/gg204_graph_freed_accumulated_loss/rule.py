@@ -34,15 +34,15 @@ from __future__ import annotations
 
 import ast
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.analysis.program.bindings import assignments_to, dotted, uses_of
 from gradguard.analysis.history.carried_graphs import Carrier
-from gradguard.analysis.program.defuse import reads_of
-from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.stores import Store
+from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.analysis.program.bindings import assignments_to, dotted, uses_of
+from gradguard.analysis.program.defuse import reads_of
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.fixes.edits import after, edit_of, patched
 from gradguard.rules.base import Rule
-from gradguard.analysis.incident import Incident
 from gradguard.rules.lifetime import wording
 from gradguard.rules.lifetime.gg204_graph_freed_accumulated_loss.restarting import new_sum
 from gradguard.rules.lifetime.second_backward import MESSAGES, Study, study
@@ -79,7 +79,11 @@ def recognise(incident: Incident) -> Diagnosis | None:
         culprit=culprit,
         related=wording.without_repeats(
             culprit,
-            [*wording.made_span(facts, carrier, "the earlier loss was made here"), *wording.freed_span(facts), *wording.backward_span(facts)],
+            [
+                *wording.made_span(facts, carrier, "the earlier loss was made here"),
+                *wording.freed_span(facts),
+                *wording.backward_span(facts),
+            ],
         ),
         tensors=wording.tensor_facts(name.strip("`"), facts.incident.roots[0] if facts.incident.roots else None),
         explanation=explanation,

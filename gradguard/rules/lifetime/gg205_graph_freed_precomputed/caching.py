@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from gradguard.core.diagnosis import Fix, SourceSpan
-from gradguard.analysis.program.bindings import dotted, full_name
 from gradguard.analysis.history.carried_graphs import Carrier
-from gradguard.analysis.places.source import function_def, resolve
 from gradguard.analysis.live.stores import Store, returns_of
+from gradguard.analysis.places.source import function_def, resolve
+from gradguard.analysis.program.bindings import dotted, full_name
 from gradguard.analysis.program.syntax import load, span_of
+from gradguard.core.diagnosis import Fix, SourceSpan
 from gradguard.fixes.edits import edit_of, patched
 from gradguard.fixes.statements import swapped
 from gradguard.rules.lifetime.second_backward import Study

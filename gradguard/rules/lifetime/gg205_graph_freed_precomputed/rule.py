@@ -34,18 +34,24 @@ from __future__ import annotations
 
 import ast
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.analysis.history.carried_graphs import Carrier, called_in
 from gradguard.analysis.graph.walk import leaves, walk
+from gradguard.analysis.history.carried_graphs import Carrier, called_in
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.names import short_list
 from gradguard.analysis.live.optimizer_contents import trained_by
-from gradguard.analysis.places.source import ResolvedSite
 from gradguard.analysis.live.stores import Store
+from gradguard.analysis.places.source import ResolvedSite
 from gradguard.analysis.program.syntax import FUNCTIONS
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.rules.base import Rule
-from gradguard.analysis.incident import Incident
 from gradguard.rules.lifetime import kept_by_retain_graph, wording
-from gradguard.rules.lifetime.gg205_graph_freed_precomputed.caching import CachedBlock, cached_parametrization, memoized, opened_in_loop, plain_property
+from gradguard.rules.lifetime.gg205_graph_freed_precomputed.caching import (
+    CachedBlock,
+    cached_parametrization,
+    memoized,
+    opened_in_loop,
+    plain_property,
+)
 from gradguard.rules.lifetime.moving import computed_each_time
 from gradguard.rules.lifetime.second_backward import MESSAGES, Study, study
 
@@ -74,7 +80,9 @@ def recognise(incident: Incident) -> Diagnosis | None:
         f"{used}. One graph is good for one backward; a new step needs a new one."
     )
     related = [
-        *wording.made_span(facts, carrier, "made here once, then taken from the cache" if memoized(carrier) else "the tensor was made here"),
+        *wording.made_span(
+            facts, carrier, "made here once, then taken from the cache" if memoized(carrier) else "the tensor was made here"
+        ),
         *wording.entry_span(facts, carrier, "used again here"),
         *wording.freed_span(facts),
         *wording.backward_span(facts),

@@ -6,14 +6,14 @@ import ast
 
 import torch
 
-from gradguard.core.diagnosis import SourceSpan
-from gradguard.analysis.program.bindings import assignments_to
-from gradguard.analysis.live.names import StateName
-from gradguard.analysis.places.source import ResolvedSite, at_line
-from gradguard.analysis.live.stores import classes_of
 from gradguard.analysis.incident import Incident
-from gradguard.rules.numerics.gg501_nonfinite_forward.nonfinite_expressions import Search
+from gradguard.analysis.live.names import StateName
+from gradguard.analysis.live.stores import classes_of
+from gradguard.analysis.places.source import ResolvedSite, at_line
+from gradguard.analysis.program.bindings import assignments_to
+from gradguard.core.diagnosis import SourceSpan
 from gradguard.core.safe_read import peek
+from gradguard.rules.numerics.gg501_nonfinite_forward.nonfinite_expressions import Search
 from gradguard.torch_compat.private_api import version_of
 
 

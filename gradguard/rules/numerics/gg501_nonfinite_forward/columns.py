@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import torch
 
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, dotted
 from gradguard.analysis.program.syntax import Source
-from gradguard.analysis.incident import Incident
 from gradguard.rules.spans import the_one
 
 _DEVIATIONS = frozenset({"std", "nanstd"})

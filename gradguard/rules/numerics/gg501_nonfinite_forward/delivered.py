@@ -7,8 +7,8 @@ from types import FunctionType, MethodType
 from typing import Any
 
 from gradguard.analysis.places.source import ResolvedSite, dotted
-from gradguard.rules.numerics.gg501_nonfinite_forward.nonfinite_expressions import Search
 from gradguard.core.safe_read import in_class, peek
+from gradguard.rules.numerics.gg501_nonfinite_forward.nonfinite_expressions import Search
 
 _WRAPPED = 4  # datasets around datasets
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from gradguard.core.callsite import USER_FILES
-from gradguard.analysis.live.tensor_expressions import UNKNOWN, Evaluator
 from gradguard.analysis.live.frames import FrameView
+from gradguard.analysis.live.tensor_expressions import UNKNOWN, Evaluator
 from gradguard.analysis.places.source import ResolvedSite, at_line, function_def
+from gradguard.core.callsite import USER_FILES
 
 _DEPTH = 3
 

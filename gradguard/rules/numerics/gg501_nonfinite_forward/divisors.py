@@ -9,11 +9,11 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from gradguard.core.diagnosis import Fix
-from gradguard.analysis.program.bindings import assignments_to, names_read
+from gradguard.analysis.graph.node_values import GraphValues
 from gradguard.analysis.graph.recompute import node_kind
 from gradguard.analysis.places.source import ResolvedSite, at_line
-from gradguard.analysis.graph.node_values import GraphValues
+from gradguard.analysis.program.bindings import assignments_to, names_read
+from gradguard.core.diagnosis import Fix
 from gradguard.rules.numerics.ranges import elements
 
 # ops through which zeros of an exponential come to a divisor: sums and products of it, and views

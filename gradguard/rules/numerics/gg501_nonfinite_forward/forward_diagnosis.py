@@ -6,19 +6,19 @@ from typing import Any
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Severity, SourceSpan, TensorFacts
-from gradguard.analysis.graph.recompute import node_kind
-from gradguard.analysis.places.source import ResolvedSite
 from gradguard.analysis.graph.node_values import GraphValues, health
+from gradguard.analysis.graph.recompute import node_kind
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import ResolvedSite
+from gradguard.core.diagnosis import Diagnosis, Severity, SourceSpan, TensorFacts
+from gradguard.monitors.numerics import Numbers, numbers
 from gradguard.rules.numerics import derived
 from gradguard.rules.numerics.bounding import bounded
-from gradguard.rules.numerics.gg501_nonfinite_forward.divisors import made_of
 from gradguard.rules.numerics.first_nonfinite import Origin, find_origin
-from gradguard.rules.numerics.spans import Places, expression, module_at, operands_at
-from gradguard.rules.numerics.ranges import kinds, value_range
+from gradguard.rules.numerics.gg501_nonfinite_forward.divisors import made_of
 from gradguard.rules.numerics.gg501_nonfinite_forward.traps import explain
-from gradguard.monitors.numerics import Numbers, numbers
+from gradguard.rules.numerics.ranges import kinds, value_range
+from gradguard.rules.numerics.spans import Places, expression, module_at, operands_at
 from gradguard.torch_compat.private_api import storage_key
 
 _LARGE = 1e3  # an input beyond this is worth a note where something overflowed

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from gradguard.core.callsite import USER_FILES
-from gradguard.analysis.program.bindings import assignments_to, dotted, names_read
 from gradguard.analysis.places.source import ResolvedSite, at_line, function_def
+from gradguard.analysis.program.bindings import assignments_to, dotted, names_read
 from gradguard.analysis.program.syntax import FUNCTIONS, Source, load
+from gradguard.core.callsite import USER_FILES
 from gradguard.core.safe_read import UNKNOWN, follow, function_code, in_class, unless_loud, unwrapped
 
 _CALLS = frozenset(

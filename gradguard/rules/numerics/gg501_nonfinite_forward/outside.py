@@ -7,23 +7,23 @@ from typing import Any
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix, Severity, SourceSpan, TensorFacts
-from gradguard.analysis.program.bindings import assignments_to
+from gradguard.analysis.graph.node_values import GraphValues, health, plain
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.contents import lookup
 from gradguard.analysis.live.frames import FrameView
 from gradguard.analysis.places.source import ResolvedSite, at_line, dotted, function_def, module_ast, resolve
-from gradguard.analysis.graph.node_values import GraphValues, health, plain
-from gradguard.analysis.incident import Incident
+from gradguard.analysis.program.bindings import assignments_to
+from gradguard.core.diagnosis import Diagnosis, Fix, Severity, SourceSpan, TensorFacts
+from gradguard.monitors.numerics import Numbers
+from gradguard.rules.numerics.first_nonfinite import Origin
 from gradguard.rules.numerics.gg501_nonfinite_forward.births import birthplace
 from gradguard.rules.numerics.gg501_nonfinite_forward.columns import bad_columns, listed, standardised
 from gradguard.rules.numerics.gg501_nonfinite_forward.delivered import behind_delivery
 from gradguard.rules.numerics.gg501_nonfinite_forward.divided import divided_by_zero
-from gradguard.rules.numerics.updating_optimizer import last_step, made_at, rate
-from gradguard.rules.numerics.first_nonfinite import Origin
-from gradguard.rules.numerics.spans import Places, expression
-from gradguard.rules.numerics.ranges import elements, kinds
 from gradguard.rules.numerics.gg501_nonfinite_forward.nonfinite_expressions import Search, deviates_of_one, operand_of
-from gradguard.monitors.numerics import Numbers
+from gradguard.rules.numerics.ranges import elements, kinds
+from gradguard.rules.numerics.spans import Places, expression
+from gradguard.rules.numerics.updating_optimizer import last_step, made_at, rate
 from gradguard.torch_compat.private_api import storage_key
 
 

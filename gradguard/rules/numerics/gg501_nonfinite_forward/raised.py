@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis
 from gradguard.analysis.graph.node_values import health, plain
 from gradguard.analysis.incident import Incident
+from gradguard.core.diagnosis import Diagnosis
+from gradguard.core.foreign_exceptions import internal_error
+from gradguard.core.safe_read import elements
+from gradguard.monitors.numerics import Numbers
 from gradguard.rules.numerics.explosion import diverged
 from gradguard.rules.numerics.gg501_nonfinite_forward.forward_diagnosis import describe, investigate
 from gradguard.rules.numerics.gg501_nonfinite_forward.outside import poisoned
 from gradguard.rules.numerics.ranges import kinds
-from gradguard.monitors.numerics import Numbers
-from gradguard.core.safe_read import elements
-from gradguard.core.foreign_exceptions import internal_error
 from gradguard.torch_compat.private_api import grad_fn_of
 
 MESSAGES = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from gradguard.rules.numerics.ranges import span
 from gradguard.rules.numerics.gg501_nonfinite_forward.trap_cases import Case, Trap, fix_of
+from gradguard.rules.numerics.ranges import span
 
 _SMALL = 1e-7  # below the smallest float16 above 0, which is 6e-8, or near it
 

@@ -34,15 +34,15 @@ from __future__ import annotations
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis
-from gradguard.rules.base import Rule
 from gradguard.analysis.incident import Incident
-from gradguard.rules.numerics.gg501_nonfinite_forward import raised
+from gradguard.core.diagnosis import Diagnosis
+from gradguard.monitors.numerics import AHEAD, numbers, odd
+from gradguard.rules.base import Rule
+from gradguard.rules.numerics.expected_overflow import overflow_of_scaler, searching_line
 from gradguard.rules.numerics.explosion import diverged
+from gradguard.rules.numerics.gg501_nonfinite_forward import raised
 from gradguard.rules.numerics.gg501_nonfinite_forward.forward_diagnosis import describe, investigate
 from gradguard.rules.numerics.gg501_nonfinite_forward.outside import poisoned
-from gradguard.rules.numerics.expected_overflow import overflow_of_scaler, searching_line
-from gradguard.monitors.numerics import AHEAD, numbers, odd
 
 
 def recognise(incident: Incident) -> Diagnosis | None:

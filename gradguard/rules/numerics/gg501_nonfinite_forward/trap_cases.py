@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from gradguard.core.diagnosis import Fix
-from gradguard.analysis.graph.recompute import node_kind
 from gradguard.analysis.graph.node_values import GraphValues
+from gradguard.analysis.graph.recompute import node_kind
+from gradguard.core.diagnosis import Fix
+from gradguard.core.foreign_exceptions import internal_error
 from gradguard.rules.numerics.first_nonfinite import Origin
 from gradguard.rules.numerics.ranges import elements, kinds
-from gradguard.core.foreign_exceptions import internal_error
 
 
 @dataclass

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import torch
 
-from gradguard.analysis.graph.walk import op_name
-from gradguard.analysis.graph.recompute import node_kind, signed
 from gradguard.analysis.graph.node_values import GraphValues
-from gradguard.rules.numerics.gg501_nonfinite_forward.divisors import zero_divisor
+from gradguard.analysis.graph.recompute import node_kind, signed
+from gradguard.analysis.graph.walk import op_name
 from gradguard.rules.numerics.first_nonfinite import Origin
-from gradguard.rules.numerics.ranges import span, value_range
+from gradguard.rules.numerics.gg501_nonfinite_forward.divisors import zero_divisor
 from gradguard.rules.numerics.gg501_nonfinite_forward.roots import inverse_root
 from gradguard.rules.numerics.gg501_nonfinite_forward.trap_cases import Case, Trap, fix_of, limit_of
+from gradguard.rules.numerics.ranges import span, value_range
 
 
 def _log(case: Case) -> Trap:

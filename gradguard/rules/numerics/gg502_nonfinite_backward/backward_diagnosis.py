@@ -7,18 +7,18 @@ from typing import Any
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
-from gradguard.analysis.graph.walk import is_accumulate, walk
-from gradguard.analysis.live.names import short_list
 from gradguard.analysis.graph.recompute import node_kind
-from gradguard.instrumentation.facts import BrokenFact
-from gradguard.analysis.incident import Incident
-from gradguard.rules.numerics.bounding import bounded
-from gradguard.rules.numerics.spans import Places, expression, module_at
-from gradguard.rules.numerics.ranges import elements
 from gradguard.analysis.graph.unbounded_derivatives import RISKS, Held
-from gradguard.monitors.numerics import Numbers
+from gradguard.analysis.graph.walk import is_accumulate, walk
+from gradguard.analysis.incident import Incident
+from gradguard.analysis.live.names import short_list
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.core.foreign_exceptions import internal_error
+from gradguard.instrumentation.facts import BrokenFact
+from gradguard.monitors.numerics import Numbers
+from gradguard.rules.numerics.bounding import bounded
+from gradguard.rules.numerics.ranges import elements
+from gradguard.rules.numerics.spans import Places, expression, module_at
 from gradguard.torch_compat.private_api import node_sequence
 
 _CURES = {

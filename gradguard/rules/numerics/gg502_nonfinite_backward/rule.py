@@ -41,13 +41,14 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from gradguard.core.diagnosis import Diagnosis
-from gradguard.analysis.live.names import short_list
-from gradguard.rules.base import SKIP, Moment, Rule, options_of
 from gradguard.analysis.incident import Incident
-from gradguard.rules.numerics.gg502_nonfinite_backward.backward_diagnosis import blame, finite
-from gradguard.rules.numerics.expected_overflow import scaler_in_use
+from gradguard.analysis.live.names import short_list
+from gradguard.core.diagnosis import Diagnosis
+from gradguard.core.moments import Moment
 from gradguard.monitors.numerics import AHEAD, numbers
+from gradguard.rules.base import SKIP, Rule, options_of
+from gradguard.rules.numerics.expected_overflow import scaler_in_use
+from gradguard.rules.numerics.gg502_nonfinite_backward.backward_diagnosis import blame, finite
 
 
 class Options(BaseModel):

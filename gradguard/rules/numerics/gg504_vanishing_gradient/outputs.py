@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradguard.core.diagnosis import Fix
-from gradguard.analysis.graph.recompute import node_kind
 from gradguard.analysis.graph.node_values import GraphValues
+from gradguard.analysis.graph.recompute import node_kind
 from gradguard.analysis.incident import Incident
-from gradguard.rules.numerics.ranges import value_range
-from gradguard.core.safe_read import named_children, parameters_in
+from gradguard.core.diagnosis import Fix
 from gradguard.core.foreign_exceptions import internal_error
+from gradguard.core.safe_read import named_children, parameters_in
+from gradguard.rules.numerics.ranges import value_range
 
 _VIEWS = {"View", "ReshapeAlias", "UnsafeView", "Squeeze", "Unsqueeze", "Alias", "Select", "Slice", "T", "Transpose", "Permute"}
 _LOSSES = {"MseLoss", "SmoothL1Loss", "HuberLoss"}

@@ -31,11 +31,11 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gradguard.core.diagnosis import Diagnosis
-from gradguard.rules.base import Rule
 from gradguard.analysis.incident import Incident
-from gradguard.rules.numerics.gg504_vanishing_gradient.saturation import saturated
+from gradguard.core.diagnosis import Diagnosis
 from gradguard.monitors.numerics import AHEAD, DEAD_STEPS, Numbers, numbers, odd
+from gradguard.rules.base import Rule
+from gradguard.rules.numerics.gg504_vanishing_gradient.saturation import saturated
 
 _LEAST_LOSS = 1e-3
 

@@ -7,18 +7,18 @@ from typing import Any
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
-from gradguard.analysis.graph.walk import is_accumulate, walk
-from gradguard.analysis.live.names import short_list
-from gradguard.analysis.graph.recompute import node_kind, signed
-from gradguard.analysis.places.source import resolve
 from gradguard.analysis.graph.node_values import GraphValues
+from gradguard.analysis.graph.recompute import node_kind, signed
+from gradguard.analysis.graph.walk import is_accumulate, walk
 from gradguard.analysis.incident import Incident
-from gradguard.rules.numerics.gg504_vanishing_gradient.outputs import below_targets, last_activation
-from gradguard.rules.numerics.spans import Places, expression, module_at
-from gradguard.rules.numerics.ranges import number
+from gradguard.analysis.live.names import short_list
+from gradguard.analysis.places.source import resolve
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.monitors.numerics import DEAD_STEPS, Numbers, Plan
+from gradguard.rules.numerics.gg504_vanishing_gradient.outputs import below_targets, last_activation
 from gradguard.rules.numerics.gg504_vanishing_gradient.zero_weights import REPAIR, all_zero, set_to_zero
+from gradguard.rules.numerics.ranges import number
+from gradguard.rules.numerics.spans import Places, expression, module_at
 from gradguard.torch_compat.private_api import node_sequence, numpy_reachable, saved_data, saved_slots
 
 _TINY = 1e-6  # a largest derivative below this is as good as none

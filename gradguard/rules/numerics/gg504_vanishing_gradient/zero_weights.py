@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import torch
 
-from gradguard.core.diagnosis import Fix
-from gradguard.analysis.program.bindings import dotted
-from gradguard.analysis.places.source import ResolvedSite
-from gradguard.analysis.program.syntax import Source
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import ResolvedSite
+from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.program.syntax import Source
+from gradguard.core.diagnosis import Fix
 from gradguard.rules.spans import the_one
 
 REPAIR = Fix(title="initialise the weights at random (`nn.init.xavier_uniform_`, `nn.init.kaiming_uniform_`); zeros are for biases only")

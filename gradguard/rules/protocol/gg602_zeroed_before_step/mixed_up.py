@@ -6,15 +6,15 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, dotted, resolve
 from gradguard.analysis.program.syntax import Source
-from gradguard.instrumentation.facts import BackwardFact
-from gradguard.analysis.incident import Incident
-from gradguard.rules import wording
-from gradguard.monitors.optimizer_books import Book
-from gradguard.rules.spans import the_one
+from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.core.safe_read import peek
+from gradguard.instrumentation.facts import BackwardFact
+from gradguard.monitors.optimizer_books import Book
+from gradguard.rules import wording
+from gradguard.rules.spans import the_one
 
 
 def told(incident: Incident, code: str, name: str, book: Book, backward: ResolvedSite | None) -> Diagnosis | None:

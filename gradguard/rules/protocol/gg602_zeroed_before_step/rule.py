@@ -33,15 +33,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gradguard.core.diagnosis import Diagnosis, Fix
-from gradguard.analysis.places.source import ResolvedSite, resolve
-from gradguard.rules.base import Rule
-from gradguard.rules import accelerated
 from gradguard.analysis.history.loss_expressions import root_expression
 from gradguard.analysis.incident import Incident
-from gradguard.rules.protocol.gg602_zeroed_before_step import mixed_up
-from gradguard.rules import wording
+from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.monitors.optimizer_books import Book
+from gradguard.rules import accelerated, wording
+from gradguard.rules.base import Rule
+from gradguard.rules.protocol.gg602_zeroed_before_step import mixed_up
 
 CODE, NAME = "GG602", "zeroed-before-step"
 

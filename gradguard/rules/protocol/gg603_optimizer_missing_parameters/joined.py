@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import torch
 
-from gradguard.core.diagnosis import SourceSpan
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import at_line, dotted, resolve
 from gradguard.analysis.program.syntax import FUNCTIONS, Source
-from gradguard.analysis.incident import Incident
+from gradguard.core.diagnosis import SourceSpan
+from gradguard.core.safe_read import parameters_in
 from gradguard.monitors.optimizer_books import Book
 from gradguard.rules.protocol.owners import Owner
 from gradguard.rules.spans import in_tiers, only_one
-from gradguard.core.safe_read import parameters_in
 
 _ADDING = frozenset({"append", "extend", "insert", "add_module", "register_module", "register_parameter", "update"})
 

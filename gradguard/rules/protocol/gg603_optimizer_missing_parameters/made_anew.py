@@ -8,16 +8,16 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from gradguard.core.diagnosis import Confidence, Diagnosis, Fix, SourceSpan
-from gradguard.analysis.program.bindings import full_name
-from gradguard.analysis.places.source import dotted, resolve
-from gradguard.analysis.program.syntax import FUNCTIONS, Source, range_of
 from gradguard.analysis.incident import Incident
-from gradguard.rules import wording
+from gradguard.analysis.places.source import dotted, resolve
+from gradguard.analysis.program.bindings import full_name
+from gradguard.analysis.program.syntax import FUNCTIONS, Source, range_of
+from gradguard.core.diagnosis import Confidence, Diagnosis, Fix, SourceSpan
 from gradguard.monitors.optimizer_books import Book
+from gradguard.monitors.surveys import Making
+from gradguard.rules import wording
 from gradguard.rules.protocol.new_leaves import new_leaf
 from gradguard.rules.spans import the_one
-from gradguard.monitors.surveys import Making
 
 _WITHOUT = ("Dropout", "Pool", "Loss", "Pad", "Flatten", "Softmax", "Identity", "Fold", "Upsample", "Shuffle")
 
@@ -107,7 +107,9 @@ def _told(
         related=wording.spans(
             *others,
             wording.span(book.made, f"`{optimizer}` is made without them", "declared"),
-            None if book.last_part is None else wording.span(book.last_part.call.site, "fills the gradients of the newest ones", "backward"),
+            None
+            if book.last_part is None
+            else wording.span(book.last_part.call.site, "fills the gradients of the newest ones", "backward"),
         ),
         explanation=f"At each look another set of parameters ({sizes}) got gradients, those of the look before were gone, and no optimizer "
         "knew any of them. What is learnt in front of such a layer has to fit another random one in the next step.",

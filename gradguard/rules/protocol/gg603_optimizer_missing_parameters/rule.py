@@ -34,19 +34,19 @@ from __future__ import annotations
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.analysis.places.source import ResolvedSite
-from gradguard.rules.base import Rule
 from gradguard.analysis.incident import Incident
-from gradguard.rules.protocol import orphans
-from gradguard.rules import wording
+from gradguard.analysis.places.source import ResolvedSite
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.core.safe_read import modules_in, parameters_in, peek
 from gradguard.monitors.optimizer_books import Book, Prepared
+from gradguard.monitors.surveys import Stranger
+from gradguard.rules import wording
+from gradguard.rules.base import Rule
+from gradguard.rules.protocol import orphans
 from gradguard.rules.protocol.gg603_optimizer_missing_parameters.joined import adding_place, joined_later
 from gradguard.rules.protocol.gg603_optimizer_missing_parameters.made_anew import made_anew
 from gradguard.rules.protocol.owners import Owner, Owners, is_record
 from gradguard.rules.spans import attribute_set
-from gradguard.monitors.surveys import Stranger
-from gradguard.core.safe_read import modules_in, parameters_in, peek
 
 CODE, NAME = "GG603", "optimizer-missing-parameters"
 Found = list[tuple[torch.Tensor, Owner]]

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.names import short_list
 from gradguard.analysis.places.source import dotted
 from gradguard.analysis.program.syntax import Source
-from gradguard.analysis.incident import Incident
-from gradguard.rules import wording
+from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.monitors.optimizer_books import Book
+from gradguard.rules import wording
 from gradguard.rules.spans import the_one
 
 CODE, NAME = "GG604", "optimizer-orphaned-parameters"
@@ -47,7 +47,8 @@ def told(incident: Incident, book: Book, strangers: list[torch.Tensor], mine: li
         headline=f"`{name}` updates parameters that no loss uses: the gradients go to {what}, which no optimizer has",
         culprit=wording.span(book.made, f"is given {len(mine)} parameters, of which none gets a gradient", "culprit"),
         related=wording.spans(
-            None if made is None else made.statement_span(label, "made"), wording.span(book.step_site, "finds no gradient to apply", "context")
+            None if made is None else made.statement_span(label, "made"),
+            wording.span(book.step_site, "finds no gradient to apply", "context"),
         ),
         tensors=wording.facts(strangers, incident.names),
         explanation=f"All {len(mine)} parameters of `{name}` had `.grad` None at {book.empty} steps in a row. backward() filled "

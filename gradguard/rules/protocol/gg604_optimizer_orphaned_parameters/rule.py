@@ -29,12 +29,12 @@ now and then are silent.
 
 from __future__ import annotations
 
-from gradguard.core.diagnosis import Diagnosis
-from gradguard.rules.base import Rule
 from gradguard.analysis.incident import Incident
-from gradguard.rules.protocol.gg604_optimizer_orphaned_parameters import copies
-from gradguard.rules.protocol import orphans
+from gradguard.core.diagnosis import Diagnosis
 from gradguard.monitors.optimizer_books import Book
+from gradguard.rules.base import Rule
+from gradguard.rules.protocol import orphans
+from gradguard.rules.protocol.gg604_optimizer_orphaned_parameters import copies
 from gradguard.rules.protocol.owners import Owners
 
 CODE, NAME = orphans.CODE, orphans.NAME

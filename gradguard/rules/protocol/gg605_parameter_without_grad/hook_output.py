@@ -6,15 +6,15 @@ import ast
 import functools
 from typing import Any
 
-from gradguard.core.diagnosis import Fix, SourceSpan
-from gradguard.analysis.places.source import at_line
-from gradguard.analysis.program.syntax import FUNCTIONS
-from gradguard.fixes.edits import removed, replaced
 from gradguard.analysis.history.cut_origins import Origin
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import at_line
+from gradguard.analysis.program.syntax import FUNCTIONS
+from gradguard.core.diagnosis import Fix, SourceSpan
+from gradguard.core.safe_read import elements, function_code, modules_in, peek, unless_loud
+from gradguard.fixes.edits import removed, replaced
 from gradguard.rules.protocol.cut_off import CutOff
 from gradguard.rules.spans import names_in
-from gradguard.core.safe_read import elements, function_code, modules_in, peek, unless_loud
 
 
 def in_hook(incident: Incident, origin: Origin, cut: CutOff) -> CutOff | None:

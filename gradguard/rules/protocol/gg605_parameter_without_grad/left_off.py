@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.names import short_list
 from gradguard.analysis.places.source import resolve
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.core.safe_read import parameters_in
+from gradguard.monitors.optimizer_books import Book
+from gradguard.rules import wording
 from gradguard.rules.gradient_path import frozen_in_play
 from gradguard.rules.gradient_path.in_play import AllFrozen
-from gradguard.analysis.incident import Incident
-from gradguard.rules import wording
-from gradguard.monitors.optimizer_books import Book
-from gradguard.core.safe_read import parameters_in
 
 _AGAIN = 2  # times that requires_grad was switched off while it was off
 _TIMES = 3  # changes of another parameter's requires_grad by the same statement: off, on, off
@@ -39,7 +39,9 @@ def told(incident: Incident, book: Book, frozen: list[torch.Tensor], code: str, 
     place = resolve(site) if switch is None else switch.place
     again = (None if switch is None else switch.again) or f"{paths[0]}.requires_grad_(True)"
     beside = wording.listed(wording.parameter_names(on, incident.names), len(on))
-    related: list[SourceSpan] = wording.spans(wording.span(book.step_site, f"{listed} {'are' if many else 'is'} still frozen here", "context"))
+    related: list[SourceSpan] = wording.spans(
+        wording.span(book.step_site, f"{listed} {'are' if many else 'is'} still frozen here", "context")
+    )
     return Diagnosis(
         code=code,
         name=name,

@@ -37,26 +37,26 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.analysis.places.source import ResolvedSite, at_line, resolve
-from gradguard.rules.base import Rule
 from gradguard.analysis.history import cut_origins
 from gradguard.analysis.incident import Incident
-from gradguard.rules.protocol.gg605_parameter_without_grad import hook_output, left_off
-from gradguard.rules.protocol import leaving
-from gradguard.rules import wording
-from gradguard.rules.protocol.blocked import blocked
-from gradguard.monitors.optimizer_books import Book, Prepared
-from gradguard.rules.protocol.cut_off import the_cut
-from gradguard.rules.protocol.gg605_parameter_without_grad.fixed_index import fixed_index
-from gradguard.rules.protocol.new_leaves import new_leaf, without_wrapper
-from gradguard.rules.spans import attribute_set, class_node
-from gradguard.rules.protocol.gg605_parameter_without_grad.reads import bare_read, reads_of
-from gradguard.rules.protocol.settled import settled
-from gradguard.monitors.cut_paths import LoneLoss
-from gradguard.monitors.findings import version_of
+from gradguard.analysis.places.source import ResolvedSite, at_line, resolve
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import parameters_in, peek
 from gradguard.instrumentation.tensor_refs import TensorRef
+from gradguard.monitors.cut_paths import LoneLoss
+from gradguard.monitors.findings import version_of
+from gradguard.monitors.optimizer_books import Book, Prepared
+from gradguard.rules import wording
+from gradguard.rules.base import Rule
+from gradguard.rules.protocol import leaving
+from gradguard.rules.protocol.blocked import blocked
+from gradguard.rules.protocol.cut_off import the_cut
+from gradguard.rules.protocol.gg605_parameter_without_grad import hook_output, left_off
+from gradguard.rules.protocol.gg605_parameter_without_grad.fixed_index import fixed_index
+from gradguard.rules.protocol.gg605_parameter_without_grad.reads import bare_read, reads_of
+from gradguard.rules.protocol.new_leaves import new_leaf, without_wrapper
+from gradguard.rules.protocol.settled import settled
+from gradguard.rules.spans import attribute_set, class_node
 
 CODE, NAME = "GG605", "parameter-without-grad"
 Idle = list[tuple[torch.Tensor, str, nn.Module, nn.Module | None, str]]  # parameter, path, module, parent, attribute in the parent
@@ -156,8 +156,8 @@ def _called(incident: Incident, book: Book, idle: Idle, called: dict[int, Any]) 
         culprit = culprit or place.span("runs with grad mode off", "culprit")
         headline = f"`{prefix}` is in `{name}` and never gets a gradient: it is only ever called with grad mode off"
         fix = Fix(
-            title=f"Run `{wording.short(place.text, 48)}` outside `{block.text if block is not None else 'no_grad'}`, or leave `{prefix}` out "
-            f"of `{name}`",
+            title=f"Run `{wording.short(place.text, 48)}` outside `{block.text if block is not None else 'no_grad'}`, or leave "
+            f"`{prefix}` out of `{name}`",
             safety="unsafe",
         )
     elif all(entry[2] for _, entry in hit):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 
-from gradguard.core.diagnosis import Fix, SourceSpan
 from gradguard.analysis.places.source import ResolvedSite, at_line, dotted
 from gradguard.analysis.program.syntax import Source
+from gradguard.core.diagnosis import Fix, SourceSpan
 
 
 def without_backward(step: ResolvedSite | None) -> tuple[SourceSpan, Fix] | None:

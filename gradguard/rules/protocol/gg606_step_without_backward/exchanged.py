@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.analysis.places.source import dotted, resolve
-from gradguard.analysis.places.sites import site_at
 from gradguard.analysis.incident import Incident
-from gradguard.rules import wording
-from gradguard.monitors.optimizer_books import Book
-from gradguard.rules.protocol.orphans import CODE, NAME, alive_owner
+from gradguard.analysis.places.sites import site_at
+from gradguard.analysis.places.source import dotted, resolve
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import modules_in, parameters_in
+from gradguard.monitors.optimizer_books import Book
+from gradguard.rules import wording
+from gradguard.rules.protocol.orphans import CODE, NAME, alive_owner
 
 _SHARDS = "fully_shard"
 

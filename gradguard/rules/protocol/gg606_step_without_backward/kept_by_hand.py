@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, at_line, dotted, resolve
 from gradguard.analysis.program.syntax import Source
-from gradguard.analysis.incident import Incident
-from gradguard.rules import wording
+from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.monitors.optimizer_books import Book
+from gradguard.rules import wording
 from gradguard.rules.spans import function_around, the_one
 
 _NAMES = ("grad", "_grad")

@@ -37,24 +37,23 @@ import ast
 import weakref
 from typing import Any
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.analysis.places.source import ResolvedSite, dotted, resolve
-from gradguard.rules.base import Rule
-from gradguard.rules import lightning_manual
-from gradguard.rules.frameworks import gg741_lightning_no_loss_returned
 from gradguard.analysis.history import cut_origins
 from gradguard.analysis.incident import Incident
-from gradguard.rules.protocol.gg606_step_without_backward import closures, kept_by_hand
-from gradguard.rules.protocol import leaving
-from gradguard.rules import wording
-from gradguard.rules.protocol.blocked import blocked
+from gradguard.analysis.places.source import ResolvedSite, dotted, resolve
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.core.safe_read import elements
 from gradguard.monitors.optimizer_books import Book, Prepared
+from gradguard.rules import lightning_manual, wording
+from gradguard.rules.base import Rule
+from gradguard.rules.frameworks import gg741_lightning_no_loss_returned
+from gradguard.rules.protocol import leaving
+from gradguard.rules.protocol.blocked import blocked
 from gradguard.rules.protocol.cut_off import the_cut
+from gradguard.rules.protocol.gg606_step_without_backward import closures, kept_by_hand
 from gradguard.rules.protocol.gg606_step_without_backward.exchanged import exchanged
+from gradguard.rules.protocol.gg606_step_without_backward.written_aside import written_aside
 from gradguard.rules.protocol.new_leaves import CALLED_WITH, new_leaf
 from gradguard.rules.spans import named_not_called
-from gradguard.rules.protocol.gg606_step_without_backward.written_aside import written_aside
-from gradguard.core.safe_read import elements
 
 CODE, NAME = "GG606", "step-without-backward"
 

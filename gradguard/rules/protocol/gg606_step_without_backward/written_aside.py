@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import dotted
 from gradguard.analysis.program.syntax import Source
-from gradguard.analysis.incident import Incident
-from gradguard.rules import wording
+from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.monitors.optimizer_books import Book
+from gradguard.rules import wording
 from gradguard.rules.spans import the_one
 from gradguard.torch_compat.private_api import storage_key
 
@@ -50,7 +50,9 @@ def written_aside(incident: Incident, book: Book, parameters: list[torch.Tensor]
         ),
         tensors=[
             fact.model_copy(update={"name": name})
-            for (name, _), fact in zip(copies.values(), wording.facts([tensor for _, tensor in copies.values()], incident.names), strict=False)
+            for (name, _), fact in zip(
+                copies.values(), wording.facts([tensor for _, tensor in copies.values()], incident.names), strict=False
+            )
         ],
         explanation=f"A detached tensor shares a parameter's values and not its `.grad`. All {len(parameters)} parameters of `{name}` have "
         f"`.grad` None at {book.empty} steps in a row, while {len(copies)} such tensors have one. Optimizers skip parameters without "

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from gradguard.core.callsite import CallSite
-from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, dotted
 from gradguard.analysis.program.syntax import FUNCTIONS, Source
+from gradguard.core.callsite import CallSite
+from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.fixes.edits import replaced
-from gradguard.analysis.incident import Incident
 from gradguard.rules import wording
 from gradguard.rules.spans import the_one
 

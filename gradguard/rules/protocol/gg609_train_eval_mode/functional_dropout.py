@@ -9,16 +9,16 @@ from typing import Any
 
 from torch import nn
 
+from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import assignments_to, dotted, resolve
+from gradguard.analysis.program.bindings import full_name
+from gradguard.analysis.program.syntax import FUNCTIONS, Source, load
 from gradguard.core.callsite import USER_FILES, CallSite
 from gradguard.core.diagnosis import Diagnosis, Fix
-from gradguard.analysis.program.bindings import full_name
-from gradguard.analysis.places.source import assignments_to, dotted, resolve
-from gradguard.analysis.program.syntax import FUNCTIONS, Source, load
-from gradguard.fixes.edits import edit_of, patched
-from gradguard.analysis.incident import Incident
-from gradguard.rules.spans import function_around, statement_span
-from gradguard.rules.protocol.settled import is_conditional
 from gradguard.core.safe_read import UNKNOWN, follow, function_code, in_class, namespace, unwrapped
+from gradguard.fixes.edits import edit_of, patched
+from gradguard.rules.protocol.settled import is_conditional
+from gradguard.rules.spans import function_around, statement_span
 
 _DROPOUTS = frozenset({"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"})
 _ATTENTION = "scaled_dot_product_attention"

@@ -7,14 +7,14 @@ from typing import Any
 
 from torch import nn
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.analysis.program.bindings import full_name
-from gradguard.analysis.places.source import ResolvedSite, dotted, resolve
-from gradguard.analysis.program.syntax import Source, range_of
-from gradguard.fixes.edits import replaced
 from gradguard.analysis.incident import Incident
-from gradguard.rules.spans import attribute_set
+from gradguard.analysis.places.source import ResolvedSite, dotted, resolve
+from gradguard.analysis.program.bindings import full_name
+from gradguard.analysis.program.syntax import Source, range_of
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import attributes, elements, modules_in
+from gradguard.fixes.edits import replaced
+from gradguard.rules.spans import attribute_set
 
 
 def out_of_reach(incident: Incident, data: dict[str, Any], code: str, name: str) -> Diagnosis | None:

@@ -44,20 +44,20 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.names import as_code
 from gradguard.analysis.places.source import resolve
-from gradguard.rules.base import Rule
-from gradguard.analysis.incident import Incident
-from gradguard.rules import wording
-from gradguard.rules.protocol.gg609_train_eval_mode.bare_flag import bare_flag
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.core.safe_read import modules_in, named_modules, parameters_in
+from gradguard.monitors.findings import few_values, version_of
 from gradguard.monitors.optimizer_books import Book
-from gradguard.rules.protocol.gg609_train_eval_mode.functional_dropout import functional_dropout
 from gradguard.monitors.train_modes import ACTING
+from gradguard.rules import wording
+from gradguard.rules.base import Rule
+from gradguard.rules.protocol.gg609_train_eval_mode.bare_flag import bare_flag
+from gradguard.rules.protocol.gg609_train_eval_mode.functional_dropout import functional_dropout
 from gradguard.rules.protocol.gg609_train_eval_mode.out_of_reach import out_of_reach
 from gradguard.rules.spans import not_called
-from gradguard.monitors.findings import few_values, version_of
-from gradguard.core.safe_read import modules_in, named_modules, parameters_in
 
 CODE, NAME = "GG609", "train-eval-mode"
 

@@ -6,16 +6,16 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from gradguard.core.callsite import CallSite
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.contents import lookup
 from gradguard.analysis.live.frames import FrameView
 from gradguard.analysis.places.source import ResolvedSite, assignments_to, at_line, dotted, resolve
 from gradguard.analysis.program.syntax import FUNCTIONS, Source
+from gradguard.core.callsite import CallSite
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.fixes.edits import replaced
-from gradguard.analysis.incident import Incident
-from gradguard.rules import wording
 from gradguard.monitors.optimizer_books import Book
+from gradguard.rules import wording
 from gradguard.rules.spans import class_node
 
 

@@ -31,12 +31,12 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gradguard.core.diagnosis import Diagnosis, Fix
-from gradguard.analysis.places.source import resolve
-from gradguard.rules.base import Rule
 from gradguard.analysis.incident import Incident
-from gradguard.rules.protocol.gg610_grad_overwritten import exhausted
+from gradguard.analysis.places.source import resolve
+from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.rules import wording
+from gradguard.rules.base import Rule
+from gradguard.rules.protocol.gg610_grad_overwritten import exhausted
 
 CODE, NAME = "GG610", "grad-overwritten"
 

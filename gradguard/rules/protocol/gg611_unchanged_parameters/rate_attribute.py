@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from gradguard.core.diagnosis import Fix, SourceSpan
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import dotted
 from gradguard.analysis.program.syntax import Source
+from gradguard.core.diagnosis import Fix, SourceSpan
 from gradguard.fixes.edits import indent_of, replaced
-from gradguard.analysis.incident import Incident
 from gradguard.rules import wording
 from gradguard.rules.spans import the_one
 

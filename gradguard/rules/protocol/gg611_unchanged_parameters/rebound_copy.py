@@ -9,19 +9,19 @@ from typing import Any
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix
-from gradguard.analysis.program.bindings import names_read
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.tensor_expressions import Evaluator
 from gradguard.analysis.places.source import assignments_to, at_line, dotted
+from gradguard.analysis.program.bindings import names_read
 from gradguard.analysis.program.syntax import FUNCTIONS, Source
-from gradguard.fixes.edits import replaced
-from gradguard.analysis.incident import Incident
-from gradguard.rules import wording
-from gradguard.monitors.optimizer_books import Book
-from gradguard.rules.spans import in_tiers, written_in
-from gradguard.rules.protocol.rebound import Dropped, dropped
-from gradguard.monitors.findings import few_values, version_of
+from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.core.safe_read import named_modules, parameters_in
+from gradguard.fixes.edits import replaced
+from gradguard.monitors.findings import few_values, version_of
+from gradguard.monitors.optimizer_books import Book
+from gradguard.rules import wording
+from gradguard.rules.protocol.rebound import Dropped, dropped
+from gradguard.rules.spans import in_tiers, written_in
 
 _OVER_PARAMETERS = re.compile(r"\bfor\b[^:]*\.(?:named_parameters|parameters|state_dict)\(\)")
 _SEEN = "GG611 copies"  # what the parameters in question held at the survey before

@@ -38,15 +38,14 @@ from __future__ import annotations
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from gradguard.core.diagnosis import Diagnosis, Fix
-from gradguard.rules.base import Rule
 from gradguard.analysis.incident import Incident
-from gradguard.monitors import own_state
-from gradguard.rules.protocol.gg611_unchanged_parameters import rate_attribute, zero_rate
-from gradguard.rules.protocol import rebound
-from gradguard.rules import wording
-from gradguard.monitors.optimizer_books import Book
+from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.monitors.learning_rates import Schedule
+from gradguard.monitors.optimizer_books import Book
+from gradguard.rules import wording
+from gradguard.rules.base import Rule
+from gradguard.rules.protocol import rebound
+from gradguard.rules.protocol.gg611_unchanged_parameters import loaded_itself, rate_attribute, zero_rate
 from gradguard.rules.protocol.gg611_unchanged_parameters.rebound_copy import rebound_copy
 
 CODE, NAME = "GG611", "unchanged-parameters"
@@ -66,7 +65,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if data.get("kind") == "rebound":
         return rebound.told(incident, CODE, NAME)
     if data.get("kind") == "own state":
-        return own_state.told(incident, CODE, NAME)
+        return loaded_itself.told(incident, CODE, NAME)
     if book is None:
         return None
     if data["kind"] == "copy":

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import dotted
 from gradguard.analysis.program.syntax import Source
-from gradguard.analysis.incident import Incident
-from gradguard.rules import wording
-from gradguard.monitors.optimizer_books import Book
-from gradguard.rules.spans import the_one
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.monitors.learning_rates import Schedule
+from gradguard.monitors.optimizer_books import Book
+from gradguard.rules import wording
+from gradguard.rules.spans import the_one
 
 _BETWEEN = 8  # steps between two looks at a rate, in long runs
 Said = tuple[str, str]  # a rule's code and name

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from gradguard.core.diagnosis import Diagnosis, Fix
-from gradguard.analysis.program.bindings import assignments_to
-from gradguard.analysis.places.source import ResolvedSite, dotted
-from gradguard.analysis.program.syntax import FUNCTIONS, Source
 from gradguard.analysis.incident import Incident
-from gradguard.rules import wording
+from gradguard.analysis.places.source import ResolvedSite, dotted
+from gradguard.analysis.program.bindings import assignments_to
+from gradguard.analysis.program.syntax import FUNCTIONS, Source
+from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.monitors.optimizer_books import Book
+from gradguard.rules import wording
 from gradguard.rules.spans import the_one
 
 

@@ -38,16 +38,15 @@ import ast
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gradguard.core.diagnosis import Diagnosis, Fix
-from gradguard.analysis.places.source import ResolvedSite, resolve
-from gradguard.fixes.edits import indent_of, replaced
-from gradguard.rules.base import Rule
-from gradguard.rules import accelerated
 from gradguard.analysis.incident import Incident
-from gradguard.rules.protocol.gg612_scheduler_order import rate_by_hand
-from gradguard.rules import wording
-from gradguard.monitors.optimizer_books import Book
+from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.fixes.edits import indent_of, replaced
 from gradguard.monitors.learning_rates import Schedule
+from gradguard.monitors.optimizer_books import Book
+from gradguard.rules import accelerated, wording
+from gradguard.rules.base import Rule
+from gradguard.rules.protocol.gg612_scheduler_order import rate_by_hand
 
 CODE, NAME = "GG612", "scheduler-order"
 

@@ -8,16 +8,16 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.interpreter import UnknownError
 from gradguard.analysis.places.source import dotted
 from gradguard.analysis.program.syntax import Source
-from gradguard.analysis.incident import Incident
-from gradguard.rules import wording
+from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.core.safe_read import named_parameters
 from gradguard.monitors.optimizer_books import Book
+from gradguard.rules import wording
 from gradguard.rules.protocol.gg613_unintended_training.known_values import KnownValues
 from gradguard.rules.spans import function_around, statement_span, written_in
-from gradguard.core.safe_read import named_parameters
 
 _MOST_NAMES = 4_000
 _NOBODYS = "\x00"  # a name that has no word of any condition in it

@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import nn
 
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.interpreter import BUILTINS, Interpreter, UnknownError
 from gradguard.analysis.places.source import dotted
 from gradguard.analysis.program.syntax import FUNCTIONS, Source
-from gradguard.analysis.incident import Incident
-from gradguard.rules.spans import function_around
 from gradguard.core.safe_read import class_attributes, elements, function_code, modules_in, namespace, variables_of
+from gradguard.rules.spans import function_around
 
 _DEPTH = 4  # calls, from a function's parameter to what its caller was given
 _PLAIN = (str, int, float, bool, type(None))

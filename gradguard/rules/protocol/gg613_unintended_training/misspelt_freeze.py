@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradguard.core.diagnosis import Diagnosis, Fix
-from gradguard.analysis.program.syntax import Source
-from gradguard.fixes.edits import replaced
 from gradguard.analysis.incident import Incident
-from gradguard.rules import wording
-from gradguard.monitors.optimizer_books import Book
-from gradguard.rules.spans import the_one, written_in
+from gradguard.analysis.program.syntax import Source
+from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.core.safe_read import attributes, modules_in, parameters_in
+from gradguard.fixes.edits import replaced
+from gradguard.monitors.optimizer_books import Book
+from gradguard.rules import wording
+from gradguard.rules.spans import the_one, written_in
 
 _MEANT = "requires_grad"
 _ALIKE = 0.88  # of `difflib`: a letter or two missing, doubled or swapped

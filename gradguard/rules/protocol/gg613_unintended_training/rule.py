@@ -40,21 +40,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.interpreter import Interpreter, UnknownError
 from gradguard.analysis.places.source import at_line, dotted
 from gradguard.analysis.program.syntax import Source
-from gradguard.rules.base import Rule
-from gradguard.analysis.incident import Incident
-from gradguard.monitors import moving_frozen
-from gradguard.rules import wording
+from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.core.safe_read import attributes, class_attributes, modules_in, named_modules, parameters_in
+from gradguard.monitors.findings import version_of
 from gradguard.monitors.optimizer_books import Book
+from gradguard.rules import wording
+from gradguard.rules.base import Rule
+from gradguard.rules.protocol.gg613_unintended_training import still_moving
 from gradguard.rules.protocol.gg613_unintended_training.freeze_by_name import freezes_nothing
 from gradguard.rules.protocol.gg613_unintended_training.misspelt_freeze import misspelt
-from gradguard.rules.spans import class_node, the_one
-from gradguard.monitors.findings import version_of
 from gradguard.rules.protocol.gg613_unintended_training.unfrozen import unfrozen
-from gradguard.core.safe_read import attributes, class_attributes, modules_in, named_modules, parameters_in
+from gradguard.rules.spans import class_node, the_one
 
 CODE, NAME = "GG613", "unintended-training"
 _STEPS = 12
@@ -64,7 +64,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     """The assignment that freezes nothing, or the place where the freeze should be called."""
     book = incident.suspicion.book
     if isinstance(book, Book) and "moved" in incident.suspicion.data:
-        return moving_frozen.told(incident, book, CODE, NAME)
+        return still_moving.told(incident, book, CODE, NAME)
     if not isinstance(book, Book) or book.steps != _STEPS:
         return None
     moved = {id(p) for ref, version in book.first_versions if (p := ref()) is not None and version_of(p) >= version + _STEPS - 1}
@@ -125,7 +125,8 @@ def _flag(incident: Incident, book: Book, full: str, module: nn.Module, paramete
         else place.statement_span("sets an attribute of the module; its parameters still require grad", "culprit"),
         related=wording.spans(wording.span(book.step_site, f"`{name}` changes its parameters here", "context")),
         tensors=wording.facts(parameters, incident.names),
-        explanation=f"{wording.listed(names, len(parameters))} require grad and were changed at each of the {book.steps} steps of `{name}`.",
+        explanation=f"{wording.listed(names, len(parameters))} require grad and were changed at each of the {book.steps} steps of "
+        f"`{name}`.",
         fixes=[
             Fix(title=f"Call `{full}.requires_grad_(False)`", safety="unsafe", detail="It sets the flag on every parameter of the module.")
         ],

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import resolve
 from gradguard.core.callsite import CallSite
 from gradguard.core.diagnosis import Diagnosis, Fix
-from gradguard.analysis.places.source import resolve
-from gradguard.analysis.incident import Incident
-from gradguard.rules import wording
 from gradguard.monitors.optimizer_books import Book
+from gradguard.rules import wording
 
 _TIMES = 3  # changes of one parameter's requires_grad that were seen: on, off, on again
 
@@ -48,7 +48,8 @@ def unfrozen(incident: Incident, book: Book, moved: set[int]) -> Diagnosis | Non
             wording.span(book.step_site, "changes them at every step", "context"),
         ),
         tensors=wording.facts(frozen, incident.names),
-        explanation=f"The same statement switches {wording.listed(rest, len(beside))}, which did require grad, off and on between the steps. "
+        explanation=f"The same statement switches {wording.listed(rest, len(beside))}, which did require grad, off and on between "
+        f"the steps. "
         f"It sets one value for all of them, so {shown} required grad from the first time on, and {book.steps} steps have changed "
         f"{'them' if len(frozen) > 1 else 'it'}.",
         fixes=[

@@ -8,15 +8,15 @@ from collections.abc import Iterator
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, at_line, dotted, resolve
 from gradguard.analysis.program.syntax import Source
-from gradguard.fixes.edits import replaced
-from gradguard.analysis.incident import Incident
-from gradguard.rules import wording
-from gradguard.monitors.optimizer_books import Book
-from gradguard.rules.spans import class_node
+from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.core.safe_read import parameters_in
+from gradguard.fixes.edits import replaced
+from gradguard.monitors.optimizer_books import Book
+from gradguard.rules import wording
+from gradguard.rules.spans import class_node
 from gradguard.torch_compat.private_api import storage_key
 
 _BLENDING = frozenset({"add_", "lerp_", "copy_"})
@@ -138,7 +138,8 @@ def _told(
             blends if stored is not None else None, wording.span(book.step_site, f"`{optimizer}` writes into the same memory", "context")
         ),
         tensors=wording.facts(parameters, incident.names),
-        explanation=f"{len(found)} tensors in `{holder}` have the addresses of {wording.listed(names, len(names))}. `.data` and `.detach()` "
+        explanation=f"{len(found)} tensors in `{holder}` have the addresses of {wording.listed(names, len(names))}. `.data` and "
+        f"`.detach()` "
         f"give another tensor on the same memory: `{holder}` follows each step of `{optimizer}`, and writing into it changes the weights.",
         fixes=[Fix(title=f"Put a copy into `{holder}`: `.detach().clone()`", safety="unsafe", patch=patch)],
         confidence="certain" if stored is not None else "likely",

@@ -31,15 +31,15 @@ from collections.abc import Iterator
 
 import torch
 
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.analysis.program.syntax import Source
-from gradguard.rules.base import Rule
 from gradguard.analysis.incident import Incident
-from gradguard.rules.protocol.gg615_aliased_parameters import no_copy
-from gradguard.rules import wording
-from gradguard.monitors.optimizer_books import Book
-from gradguard.rules.spans import the_one
+from gradguard.analysis.program.syntax import Source
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.foreign_exceptions import internal_error
+from gradguard.monitors.optimizer_books import Book
+from gradguard.rules import wording
+from gradguard.rules.base import Rule
+from gradguard.rules.protocol.gg615_aliased_parameters import no_copy
+from gradguard.rules.spans import the_one
 
 CODE, NAME = "GG615", "aliased-parameters"
 

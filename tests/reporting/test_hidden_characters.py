@@ -12,8 +12,8 @@ import pytest
 from gradguard import gradguard
 from gradguard.core.errors import GradGuardError, GradGuardWarning
 from gradguard.reporting.html.page import render_html
-from gradguard.reporting.terminal.layout import clean, visible
 from gradguard.reporting.notebook import to_html_fragment
+from gradguard.reporting.terminal.layout import clean, visible
 from gradguard.reporting.terminal.render import print_diagnosis, render
 
 HIDDEN = "\x1b\x07\x08\x9b\x85\xad\u034f\u061c\u200b\u200d\u200f\u202e\u2060\u2067\u2028\u3164\ufeff\ufff9\U000e0041\ud800"

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from gradguard.config import files
-from gradguard.core.errors import ConfigError
 from gradguard.config.settings import load_settings
+from gradguard.core.errors import ConfigError
 
 
 def found_from(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from gradguard import gradguard
-from gradguard.probes import replicas
 from gradguard.core.diagnosis import Diagnosis
+from gradguard.probes import replicas
 from gradguard.probes.listeners import local
 from gradguard.rules import spans
 from gradguard.runtime.session import current_session

@@ -154,7 +154,7 @@ def test_in_a_plain_program_it_is_seen_once_and_a_log_line_is_seen_too(tmp_path:
 def test_dash_w_error_stops_the_program(option: str, tmp_path: Path) -> None:
     done = run(tmp_path, "-W", option)
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "gradguard.core.errors.GradGuardWarning: the diagnosis"
+    assert done.stderr.splitlines()[-1] == "gradguard.GradGuardWarning: the diagnosis"
 
 
 def test_a_warning_is_drawn_like_an_error_and_its_text_stays_plain(tmp_path: Path) -> None:

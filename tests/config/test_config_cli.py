@@ -11,8 +11,8 @@ import yaml
 from typer.testing import CliRunner
 
 from gradguard.cli.config_command import app, starter
-from gradguard.config.settings import load_settings
 from gradguard.config.files import preset
+from gradguard.config.settings import load_settings
 
 runner = CliRunner()
 

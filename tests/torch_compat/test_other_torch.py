@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gradguard import GradGuardError, gradguard
-from gradguard.torch_compat import saved_tensors
 from gradguard.probes import torch_functions
+from gradguard.torch_compat import saved_tensors
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from gradguard.core.callsite import CallSite
 from gradguard.analysis.places import source as S
+from gradguard.core.callsite import CallSite
 
 EXACT = sys.version_info >= (3, 11)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gradguard.core.errors import ConfigError
-from gradguard.config.settings import LEVELS, Settings, load_settings
 from gradguard.config.files import YamlFile, preset, preset_text
+from gradguard.config.settings import LEVELS, Settings, load_settings
+from gradguard.core.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = [level for level in LEVELS if level != "off"]

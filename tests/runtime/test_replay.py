@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from gradguard import GradGuardError, gradguard
-from gradguard.runtime.rerun.random_state import RandomState
 from gradguard.config.settings import load_settings
+from gradguard.runtime.rerun.random_state import RandomState
 
 
 def untraced(**settings: Any) -> Any:

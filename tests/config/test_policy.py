@@ -8,8 +8,8 @@ import pytest
 from settings_helpers import diagnosis
 
 from gradguard.config.policy import Policy
-from gradguard.rules.registry import get_rule
 from gradguard.config.settings import Settings
+from gradguard.rules.registry import get_rule
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import gradguard.runtime.guard  # everything is loaded before the rules on disk are swapped for those of the tests
 import gradguard.rules
+import gradguard.runtime.guard  # everything is loaded before the rules on disk are swapped for those of the tests
 from gradguard.rules import registry
 
 _RULE = '''"""What it is: a rule of the tests."""

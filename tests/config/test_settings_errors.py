@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gradguard.core.errors import ConfigError, UnknownRuleError
 from gradguard.config.settings import load_settings
+from gradguard.core.errors import ConfigError, UnknownRuleError
 
 
 def said(project: Path, text: str, name: str = "gradguard.yaml") -> str:

@@ -39,17 +39,17 @@ of such gradients and only looked at (`.item()`, `.detach()`) is silent.
 
 from __future__ import annotations
 
+from gradguard.analysis.incident import Incident
 from gradguard.core.diagnosis import Diagnosis
 from gradguard.rules.base import Rule
 from gradguard.rules.gradient_path import lost_terms
-from gradguard.monitors import undifferentiated
-from gradguard.analysis.incident import Incident
+from gradguard.rules.gradient_path.gg308_partial_detach import unused_gradients
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """A term without a path, a sample in the way, a weight that only its regularizer trains, or a term of derivatives that is left out."""
     if incident.moment == "suspicion":
-        return undifferentiated.told(incident)
+        return unused_gradients.told(incident)
     return lost_terms.recognise(incident)
 
 

@@ -18,12 +18,12 @@ import pytest
 import torch
 from torch import nn
 
-from gradguard.runtime import fast_path
 from gradguard import gradguard
-from gradguard.probes import replicas
-from gradguard.runtime.guard import Guard
 from gradguard.instrumentation.journal import current_journal
+from gradguard.probes import replicas
 from gradguard.probes.listeners import local
+from gradguard.runtime import fast_path
+from gradguard.runtime.guard import Guard
 from gradguard.runtime.session import current_session
 
 STEPS = 150
@@ -567,7 +567,11 @@ def test_what_a_handler_of_a_signal_raises_gets_through(level: str, monkeypatch:
         with pytest.raises(TooLong), gradguard(level=level):
             for step in range(100):
                 if step == 90:  # as if the signal came right there
-                    place = "gradguard.instrumentation.event_buffer.sequence_number" if level == "watch" else "gradguard.runtime.backward_calls.user_stack"
+                    place = (
+                        "gradguard.instrumentation.event_buffer.sequence_number"
+                        if level == "watch"
+                        else "gradguard.runtime.backward_calls.user_stack"
+                    )
                     monkeypatch.setattr(place, lambda *_: handler(signal.SIGALRM, None))
                 training.step()
                 steps += 1

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gradguard.core.errors import ConfigError
-from gradguard.config.settings import LEVELS, Settings, Trace, load_settings
 from gradguard.config.files import preset
+from gradguard.config.settings import LEVELS, Settings, Trace, load_settings
+from gradguard.core.errors import ConfigError
 
 
 def write(path: Path, text: str) -> Path:

@@ -11,9 +11,9 @@ from types import ModuleType
 import pytest
 from settings_helpers import diagnosis
 
+from gradguard.config.suppressions import IgnoreComment, IgnoreRegion, Suppressions, ignore
 from gradguard.core.diagnosis import Diagnosis, SourceSpan
 from gradguard.core.errors import UnknownRuleError
-from gradguard.config.suppressions import IgnoreComment, IgnoreRegion, Suppressions, ignore
 
 
 def script(tmp_path: Path, text: str, name: str = "train.py") -> str:

@@ -1,0 +1,1 @@
+"""GG308 partial-detach: the rule and the causes it tells apart."""
