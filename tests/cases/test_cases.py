@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from case import Case, collect, load_everything, run
 
-FAMILIES = ("seeds", "inplace", "lifetime", "nopath", "contract")
+FAMILIES = ("seeds", "inplace", "lifetime", "nopath", "contract", "protocol", "numerics")
 CASES = collect(*FAMILIES)
 BUGGY = [case for case in CASES if not case.is_sound]
 SOUND = [case for case in CASES if case.is_sound]
