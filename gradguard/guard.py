@@ -14,7 +14,14 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from gradguard import children, ranks, replicas, saved_unpacked, tensor_refs
+from gradguard import (
+    children,
+    ranks,
+    replicas,
+    saved_unpacked,
+    settings_sources,  # noqa: F401 - not later: a time limit could leave PyYAML imported by half, which it never recovers from
+    tensor_refs,
+)
 from gradguard.callsite import CallSite, user_frame
 from gradguard.decorating import decorated
 from gradguard.diagnosis import Diagnosis
@@ -35,6 +42,7 @@ from gradguard.settings import Settings, settings_for, wanted_color
 from gradguard.shield import say
 from gradguard.signals import internal_error, is_internal
 from gradguard.summary import RunSummary, summary_of
+from gradguard.torch_internals import OtherRanksNeeded, this_rank_only
 from gradguard.tracebacks import shorten, show_if_uncaught, take_back_hook
 
 P = ParamSpec("P")
@@ -365,7 +373,10 @@ class Guard:
             if rule.messages and incident.error is not None and not any(piece in text for piece in rule.messages):
                 continue
             try:
-                found = rule.recognise(incident)
+                with this_rank_only():
+                    found = rule.recognise(incident)
+            except internal_error(OtherRanksNeeded):
+                continue
             except internal_error() as fault:
                 current_session().fault(fault, (rule,))
                 continue
