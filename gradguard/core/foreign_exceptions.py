@@ -57,7 +57,7 @@ def is_foreign(error: BaseException) -> bool:
     tb = error.__traceback__
     if tb is None or (tb.tb_next is None and error.args and type(error).__module__ == "builtins"):  # raised by C, called right there
         return False
-    handlers: set[Any] | None = None
+    handlers: list[Any] | None = None
     user_ran = False
     last = tb
     while last.tb_next is not None:
@@ -65,8 +65,8 @@ def is_foreign(error: BaseException) -> bool:
         filename = last.tb_frame.f_code.co_filename
         if not filename.startswith(PACKAGE_DIR):
             if handlers is None:
-                handlers = {_code(signal.getsignal(number)) for number in signal.valid_signals()}
-            if last.tb_frame.f_code in handlers or _was_given_a_signal(last.tb_frame):
+                handlers = [_code(signal.getsignal(number)) for number in signal.valid_signals()]
+            if any(last.tb_frame.f_code is code for code in handlers) or _was_given_a_signal(last.tb_frame):
                 return True
             user_ran = user_ran or USER_FILES[filename]
     return _was_sent(error, last, user_ran)

@@ -55,7 +55,7 @@ class Modes:
         self.off = False
         self.norms: dict[int, tuple[Any, ...]] = {}  # frozen batch norms, for the rule
         self._kinds: set[type] = set()  # that ran in eval mode
-        self._strays: set[tuple[Any, int]] = set()  # places that were looked at
+        self._strays: set[CallSite] = set()  # places that were looked at
         self.looks = 0  # at single module calls, in all
 
     @barred
@@ -148,12 +148,12 @@ class Modes:
         while frame is not None and not USER_FILES[frame.f_code.co_filename]:
             frame = frame.f_back
         ledger = self._ledger()
-        if frame is None or ledger is None or (place := (frame.f_code, frame.f_lasti)) in self._strays or len(self._strays) > 256:
+        if frame is None or ledger is None or (place := CallSite(frame.f_code, frame.f_lasti)) in self._strays or len(self._strays) > 256:
             return
         self._strays.add(place)
         ids = ledger.survey.known()
         if not _holds(root, module) and any(id(p) in ids for p in parameters_in(root)):
-            data = {"root": weakref.ref(root), "module": weakref.ref(module), "type": type(module).__name__, "site": CallSite(*place)}
+            data = {"root": weakref.ref(root), "module": weakref.ref(module), "type": type(module).__name__, "site": place}
             ledger.found.append(Suspicion("GG609", None, {"kind": "out of reach", **data}))
 
     def _again(self, known: Forwards, arguments: Any, frame: FrameType | None) -> None:

@@ -16,7 +16,7 @@ import torch
 from gradguard.torch_compat.private_api import call_alone
 
 _HERE = __name__.partition(".")[0]
-_known: dict[CodeType, FunctionType | None] = {}  # of torch's only
+_known: dict[int, tuple[CodeType, FunctionType | None]] = {}  # of torch's only, by id: Dynamo makes code that has no hash
 
 
 def asked_by(func: Any, frame: FrameType | None) -> Any:
@@ -29,8 +29,10 @@ def asked_by(func: Any, frame: FrameType | None) -> Any:
     if str(getattr(type(func), "__module__", "")).partition(".")[0] == "torch":  # an operator as an object, a scripted function
         return func
     handed = False
-    while frame is not None and (frame.f_code in _HANDING or str(frame.f_globals.get("__name__")).partition(".")[0] == _HERE):
-        handed = handed or frame.f_code in _HANDING
+    while frame is not None and (
+        (hands := id(frame.f_code) in _HANDING) or str(frame.f_globals.get("__name__")).partition(".")[0] == _HERE
+    ):
+        handed = handed or hands
         frame = frame.f_back
     if not handed:  # a call of C's
         return next((_in_c(name) or func for name, value in vars(torch.Tensor).items() if value is func), func)
@@ -39,10 +41,10 @@ def asked_by(func: Any, frame: FrameType | None) -> Any:
     code = frame.f_code
     if type(func) is FunctionType and func.__code__ is code:
         return func
-    if code not in _known:
-        _known[code] = _function_of(code)
-    found = _known[code]
-    return func if found is None else found
+    known = _known.get(id(code))
+    if known is None or known[0] is not code:
+        known = _known[id(code)] = (code, _function_of(code))
+    return func if known[1] is None else known[1]
 
 
 def _in_c(name: str) -> Any:
@@ -55,4 +57,4 @@ def _function_of(code: CodeType) -> FunctionType | None:
     return found[0] if len(found) == 1 else None
 
 
-_HANDING = frozenset({torch.overrides.handle_torch_function.__code__, call_alone.__code__})
+_HANDING = {id(torch.overrides.handle_torch_function.__code__), id(call_alone.__code__)}

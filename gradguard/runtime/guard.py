@@ -16,6 +16,7 @@ from torch import nn
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.frames import traceback_frames
+from gradguard.config import sources  # noqa: F401 - not later: a time limit could leave PyYAML imported by half, which it never recovers from
 from gradguard.config.settings import Settings, settings_for, wanted_color
 from gradguard.core import ranks
 from gradguard.core.callsite import CallSite, user_frame
@@ -39,6 +40,7 @@ from gradguard.runtime.run import Run
 from gradguard.runtime.session import Session, current_session
 from gradguard.runtime.summary import RunSummary, summary_of
 from gradguard.torch_compat import saved_tensors
+from gradguard.torch_compat.private_api import OtherRanksNeeded, this_rank_only
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -370,7 +372,10 @@ class Guard:
             if rule.messages and incident.error is not None and not any(piece in text for piece in rule.messages):
                 continue
             try:
-                found = rule.recognise(incident)
+                with this_rank_only():
+                    found = rule.recognise(incident)
+            except internal_error(OtherRanksNeeded):
+                continue
             except internal_error() as fault:
                 current_session().fault(fault, (rule,))
                 continue

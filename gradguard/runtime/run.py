@@ -169,12 +169,12 @@ class Run:
 
     def note_lines(self, journal: Journal) -> None:
         """Remembers which lines have run, as far as the journal knows them."""
-        sites = {(op[2], op[3]) for op in islice(reversed(journal.ops), _OPS_READ)}
+        sites = {CallSite(op[2], op[3]) for op in islice(reversed(journal.ops), _OPS_READ)}  # code objects of Dynamo's have no hash
         for call in journal.backwards:
-            sites.update((site.code, site.lasti) for site in call.stack)
-        sites.update((step.site.code, step.site.lasti) for step in journal.steps if step.site is not None)
-        for code, lasti in sites:
-            self.lines.setdefault(code.co_filename, set()).add(CallSite(code, lasti).line)
+            sites.update(call.stack)
+        sites.update(step.site for step in journal.steps if step.site is not None)
+        for site in sites:
+            self.lines.setdefault(site.code.co_filename, set()).add(site.line)
 
     def interrupted(self) -> None:
         """Ctrl-C: what is known of the run so far is told; what only a whole run would show is not judged."""

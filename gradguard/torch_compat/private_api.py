@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Literal, cast
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.torch_compat.saved_tensors import Unpacked, may_unpack
@@ -53,6 +54,7 @@ function_modes: Callable[[], int] = _len_stack or (lambda: 0)
 dispatch_modes: Callable[[], int] = _lookup("_C._len_torch_dispatch_stack", lambda: 0)
 # Whether `__torch_function__` of classes and modes is heard in this thread.
 functions_on: Callable[[], bool] = _lookup("_C._is_torch_function_enabled", lambda: True)
+_dispatch_mode_at: Callable[[int], Any] = _lookup("_C._get_dispatch_stack_at", lambda place: None)
 _no_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _lookup("utils._python_dispatch._disable_current_modes", nullcontext)
 # The module of `torch.vmap`, which calls its `vmap_impl`.
 functorch: Any = _lookup("_functorch.apis", None)
@@ -111,7 +113,7 @@ def mode_is_active(mode: Any) -> bool:
 
 def quiet() -> AbstractContextManager[Any]:
     """What gradguard does with tensors inside is seen by no mode and no tensor subclass of the user's, nor by the op probe."""
-    if not dispatch_modes():
+    if not _foreign_modes():
         return _no_torch_function()
     both = ExitStack()
     both.enter_context(_no_torch_function())
@@ -119,9 +121,51 @@ def quiet() -> AbstractContextManager[Any]:
     return both
 
 
+class OtherRanksNeeded(Exception):
+    """What a rule asked for is held by several ranks."""
+
+
+class _ThisRank(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses collectives, and operations on tensors that answer for themselves, as DTensors do."""
+
+    on = False  # one that an exception from outside has left on the stack refuses nothing
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.on and (types or func.namespace in _COLLECTIVES):
+            raise OtherRanksNeeded(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+_COLLECTIVES = frozenset({"c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd"})
+
+
+@contextmanager
+def this_rank_only() -> Iterator[None]:
+    """Nothing inside communicates, since a diagnosis may be made on one rank alone; inside `quiet()`.
+
+    What would raises OtherRanksNeeded. `own_part` gives what can be read.
+    """
+    if "torch.distributed.tensor" not in sys.modules:
+        yield
+        return
+    mode = _ThisRank()  # type: ignore[no-untyped-call]
+    try:
+        with mode:
+            mode.on = True
+            yield
+    finally:
+        mode.on = False
+
+
+def _foreign_modes() -> bool:
+    """Whether a dispatch mode other than `this_rank_only` is on."""
+    size = dispatch_modes()
+    return size > 1 or (size == 1 and type(_dispatch_mode_at(0)) is not _ThisRank)
+
+
 def others_watch() -> bool:
     """Whether any function or dispatch mode is on in this thread, which would see what gradguard does with tensors."""
-    return bool(dispatch_modes() or function_modes())
+    return bool(_foreign_modes() or function_modes())
 
 
 def call_alone(mode: Any, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -542,3 +542,41 @@ def test_the_number_that_stood_for_the_zeroed_optimizers_parameter_is_the_cut(tm
     diagnosis = first(tmp_path, TEMPERATURE)
     assert diagnosis.code == "GG302"
     assert diagnosis.culprit is not None and diagnosis.culprit.text == "self.log_alpha.exp().item()", "logp is detached on purpose"
+
+
+NO_EXAMPLE = """
+net = nn.Linear(4, 2)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for count in (3, 2, 0):
+    scores = net(torch.randn(8, 4))[:count]
+    CHOICE
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+CHOICES = {
+    "first": """if count == 0:
+        loss = torch.tensor(0.0)
+    else:
+        loss = F.mse_loss(scores, torch.zeros(count, 2))""",
+    "last": """if count:
+        loss = F.mse_loss(scores, torch.zeros(count, 2))
+    else:
+        loss = torch.tensor(0.0)""",
+    "moved": """if count:
+        target = torch.zeros(count, 2)
+        loss = (scores - target).pow(2).mean()
+    else:
+        loss = torch.tensor(0.0).to(scores.device)""",
+}
+
+
+@pytest.mark.parametrize("level", ["watch", "standard", "strict", "forensic"])
+@pytest.mark.parametrize("choice", CHOICES.values(), ids=CHOICES)
+def test_of_two_branches_only_the_one_that_ran_is_named(choice: str, level: str, tmp_path: Path) -> None:
+    diagnosis = first(tmp_path, NO_EXAMPLE.replace("CHOICE", choice), level)
+    assert diagnosis.code == "GG303"
+    spans = [span for span in (diagnosis.culprit, *diagnosis.related) if span is not None]
+    assert not any("zeros(count" in (span.text or "") for span in spans)
+    assert diagnosis.culprit is None or diagnosis.culprit.text == "torch.tensor(0.0)"
+    assert diagnosis.culprit is not None or choice is CHOICES["moved"]

@@ -1,5 +1,5 @@
 """Run in two processes by `test_sharded.py`: FSDP2 with activation checkpointing and autocast, FSDP2 of a model that was made on
-the meta device, and DTensor parameters.
+the meta device, DTensor parameters, and failures on one rank alone.
 
 Writes, from each rank, a JSON file with checksums of the parameters per level, what was said, and how many collectives each step made.
 All gradients are looked at after each backward call, which otherwise happens as time allows.
@@ -141,6 +141,49 @@ def train_dtensor(level: str | None) -> dict[str, Any]:
     return {"parameters": [checksum(weight.to_local())], "said": said, "collectives": differences(made)}
 
 
+FAILING = ("again", "in place", "no path", "not finite", "shape", "leaf", "not a scalar")
+
+
+def fail_alone(level: str, kind: str) -> dict[str, Any]:
+    """A step that goes wrong on one rank, while the other takes no part in a diagnosis: the collectives of its own that each rank makes."""
+    torch.manual_seed(0)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    weight = nn.Parameter(distribute_tensor(torch.randn(4, 4), mesh, [Shard(0)]))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    guard = gradguard(level=level, actions__silent="log")
+    with guard:
+        for _ in range(4):
+            x = distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)])
+            optimizer.zero_grad()
+            hidden = torch.tanh(x @ weight)
+            loss = hidden.pow(2).sum()
+            loss.backward()
+            optimizer.step()
+        made = collectives()
+        hidden = torch.tanh(x * weight)  # nothing is communicated from here on
+        if dist.get_rank() == 0:
+            try:
+                if kind == "again":
+                    loss.backward()
+                elif kind == "in place":
+                    hidden += 1
+                    hidden.backward(hidden.detach())
+                elif kind == "no path":
+                    hidden.detach().backward(hidden.detach())
+                elif kind == "not finite":
+                    (hidden * float("nan")).log().sum().backward()
+                elif kind == "shape":
+                    torch.cat([hidden, torch.ones(5, 5)])
+                elif kind == "leaf":
+                    weight += 1
+                else:
+                    hidden.backward()
+            except RuntimeError:
+                pass
+        made = collectives() - made
+    return {"said": [diagnosis.code for diagnosis in guard.diagnoses], "collectives": made}
+
+
 def differences(counts: list[int]) -> list[int]:
     """From one to the next."""
     return [after - before for before, after in pairwise(counts)]
@@ -157,6 +200,7 @@ def main(rank: int, folder: str) -> None:
         "sharded": {str(level): train_sharded(level) for level in (None, *LEVELS)},
         "broken": {level: train_sharded(level, broken=True) for level in ("watch", "strict")},
         "meta": {str(level): train_meta(level) for level in (None, *LEVELS)},
+        "alone": {level: {kind: fail_alone(level, kind) for kind in FAILING} for level in LEVELS},
         "dtensor": {str(level): train_dtensor(level) for level in (None, *LEVELS)},
     }
     Path(folder, f"rank{rank}.json").write_text(json.dumps(result))

@@ -6,6 +6,8 @@ import ast
 import ctypes
 import logging
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -143,6 +145,12 @@ def test_faults_of_its_own_are_caught() -> None:
             fails(kind)
         except internal_error():
             pass
+
+
+def test_libraries_of_settings_are_imported_before_a_guard_is_made() -> None:
+    """A time limit in the middle of such an import leaves PyYAML so that no later import of it works."""
+    program = "import sys, gradguard; gradguard.gradguard; sys.exit(not {'yaml', 'pydantic_settings'} <= set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
 def test_time_limits_arrive_and_leave_nothing_behind(level: str) -> None:

@@ -82,6 +82,32 @@ def _numbers() -> tuple[int, dict[str, int]]:
     return counters["stats"]["unique_graphs"], dict(counters["graph_break"])
 
 
+def _on_the_input(x: torch.Tensor) -> torch.Tensor:
+    x.register_hook(lambda grad: grad * 2)
+    return (x * x).mul(3)
+
+
+def _on_a_result(x: torch.Tensor) -> torch.Tensor:
+    y = x * x
+    y.register_hook(lambda grad: grad * 2)
+    return y.mul(3)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("hooked", [_on_the_input, _on_a_result])
+def test_hooks_registered_in_a_compiled_function(hooked: Any, backend: str, level: str) -> None:
+    """Dynamo's code for them has constants that cannot be hashed, nor can the code."""
+    found = []
+    for guard in (nullcontext(), guarding(level)):
+        torch._dynamo.reset()
+        x = torch.ones(3, requires_grad=True)
+        with guard:
+            torch.compile(hooked, backend=backend)(x).sum().backward()
+        assert x.grad is not None
+        found.append(x.grad.tolist())
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("inside", [False, True], ids=["around the loop", "around each step"])
 def test_aot_eager_is_identical_and_breaks_no_graph(inside: bool, level: str) -> None:
     bare = _train(None, 8, inside)

@@ -43,3 +43,11 @@ def test_a_write_in_a_sharded_checkpointed_model_is_named(ranks: list[dict[str, 
     assert [diagnosis["code"] for diagnosis in said] == ["GG101"]
     assert said[0]["culprit"]["text"].strip() == "chance += 1"
     assert "`chance`" in said[0]["headline"]
+
+
+@pytest.mark.parametrize("kind", ["again", "in place", "no path", "not finite", "shape", "leaf", "not a scalar"])
+@pytest.mark.parametrize("level", ["watch", "standard", "strict", "forensic"])
+def test_a_diagnosis_on_one_rank_alone_does_not_communicate(ranks: list[dict[str, Any]], kind: str, level: str) -> None:
+    alone, other = (rank["alone"][level][kind] for rank in ranks)
+    assert alone["collectives"] == 0
+    assert other == {"said": [], "collectives": 0}

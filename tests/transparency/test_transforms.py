@@ -10,6 +10,7 @@ import torch.nn.utils.prune
 from torch import nn
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vjp, vmap
 
+from gradguard.evidence.values import health, plain
 from tests.transparency.helpers import assert_transparent, grads, guarding
 
 
@@ -157,6 +158,13 @@ def test_fake_tensors() -> None:
             return tuple(out.shape), type(net.weight.grad).__name__
 
     assert_transparent(program)
+
+
+def test_values_of_a_fake_tensor_are_not_asked_for() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    fake = FakeTensorMode().from_tensor(torch.ones(3))
+    assert plain(fake) is None and health(fake).finite
 
 
 @pytest.mark.slow

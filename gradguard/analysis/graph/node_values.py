@@ -17,7 +17,7 @@ import torch
 from gradguard.analysis.graph.recompute import Unknown, recompute
 from gradguard.analysis.graph.walk import is_accumulate, walk
 from gradguard.core.foreign_exceptions import internal_error
-from gradguard.torch_compat.private_api import has_memory, held_by_hook, node_sequence, saved_slots
+from gradguard.torch_compat.private_api import has_memory, has_own_dispatch, held_by_hook, node_sequence, own_part, saved_slots
 
 MOST_NODES = 20_000
 MOST_ELEMENTS = 60_000_000  # of values computed again: a diagnosis must not exhaust the memory
@@ -56,7 +56,7 @@ class Health(NamedTuple):
 def health(tensor: torch.Tensor) -> Health:
     """Counts a tensor's non-finite elements."""
     with torch.no_grad():
-        value = plain(tensor)
+        value = _of_this_rank(tensor)
         if value is None or not (value.is_floating_point() or value.is_complex()):
             return Health(0, 0, 0, tensor.numel())
         if value.is_complex():
@@ -71,12 +71,19 @@ def health(tensor: torch.Tensor) -> Health:
 def plain(tensor: Any) -> torch.Tensor | None:
     """The tensor without its graph, as something whose elements can be read; None for the odd kinds."""
     try:
-        if not isinstance(tensor, torch.Tensor) or tensor.is_nested or not has_memory(tensor):
+        if not isinstance(tensor, torch.Tensor) or tensor.is_nested or has_own_dispatch(tensor) or not has_memory(tensor):
             return None
         if tensor.layout != torch.strided:
             return tensor.detach().coalesce().values() if tensor.layout == torch.sparse_coo else None
         return tensor.detach()
     except internal_error():  # functorch wrappers, fake tensors and whatever else does not answer
+        return None
+
+
+def _of_this_rank(tensor: torch.Tensor) -> torch.Tensor | None:
+    try:
+        return plain(own_part(tensor))
+    except ValueError:
         return None
 
 
@@ -116,7 +123,7 @@ class GraphValues:
             maker = _grad_fn(tensor)
             if maker is not None and maker in members:
                 self._note(maker, tensor)
-            elif not tensor.requires_grad:
+            elif not tensor.requires_grad and not has_own_dispatch(tensor):
                 self.constants.setdefault(node, {})[name] = tensor.detach()
 
     def _note(self, node: Any, tensor: torch.Tensor) -> None:

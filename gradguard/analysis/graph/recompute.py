@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from gradguard.core.foreign_exceptions import internal_error
-from gradguard.torch_compat.private_api import has_memory
+from gradguard.torch_compat.private_api import has_memory, has_own_dispatch
 
 if TYPE_CHECKING:
     from gradguard.analysis.graph.node_values import GraphValues
@@ -52,7 +52,7 @@ class Operands:
             Unknown: there is none.
         """
         value = getattr(self.node, f"_saved_{name}", None)
-        if not isinstance(value, torch.Tensor) or not has_memory(value):
+        if not isinstance(value, torch.Tensor) or not has_memory(value) or has_own_dispatch(value):
             raise Unknown
         return value.detach()
 

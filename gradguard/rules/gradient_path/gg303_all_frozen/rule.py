@@ -305,8 +305,8 @@ def _this_time(incident: Incident, lost: lost_path.LostPath, made: list[Resolved
     """The same line had a graph before: in this step a branch was taken that leaves every parameter out."""
     root, times = lost.root_name, _had_a_graph(incident)
     zeros = [place for place in made if _zero(place)] if _is_zero(lost.root) else []
-    gates = {id(_gate(place)) for place in zeros}
-    chosen = zeros if len(gates) == 1 and id(None) not in gates else []
+    branches = {_branch(place) for place in zeros}
+    chosen = zeros if len(branches) == 1 and None not in branches else []
     culprit = chosen[0].span("a constant, which no parameter has a part in", "culprit") if chosen else None
     related = [place.span("a constant, too", "context") for place in chosen[1:4]]
     if incident.place is not None:
@@ -337,18 +337,27 @@ def _is_zero(root: torch.Tensor) -> bool:
 
 
 def _zero(place: ResolvedSite) -> bool:
-    """Whether a tensor of zeros is made here, of nothing but constants: `torch.tensor(0.0)`, `torch.zeros(())`."""
+    """Whether a tensor of zeros is made here, of nothing but constants: `torch.tensor(0.0)`, `torch.zeros(())`; not what is handed on."""
     call, made = place.call, (place.callee_full_name or "").rpartition(".")[2]
     if call is None or made not in ("tensor", "zeros", "scalar_tensor"):
         return False
+    inner: ast.AST = call
+    for node in () if place.source is None else place.source.ancestors(call):
+        if isinstance(node, ast.Call) and inner is not node.func:
+            return False
+        inner = node
     values = [node.value for argument in call.args for node in ast.walk(argument) if isinstance(node, ast.Constant)]
     return made == "zeros" or (bool(values) and not any(values))
 
 
-def _gate(place: ResolvedSite) -> ast.If | None:
-    """The innermost `if` around a place."""
-    above = () if place.source is None or place.node is None else place.source.ancestors(place.node)
-    return next((node for node in above if isinstance(node, ast.If)), None)
+def _branch(place: ResolvedSite) -> tuple[int, bool] | None:
+    """The innermost `if` around a place, and whether it stands in its `else`: of two branches only one has run."""
+    inner = place.node
+    for node in () if place.source is None or inner is None else place.source.ancestors(inner):
+        if isinstance(node, ast.If):
+            return id(node), any(inner is statement for statement in node.orelse)
+        inner = node
+    return None
 
 
 def _trainable(incident: Incident) -> bool:

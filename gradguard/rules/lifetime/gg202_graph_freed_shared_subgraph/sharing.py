@@ -158,7 +158,7 @@ def _names_along(study: Study, carrier: Carrier, stack: tuple[CallSite, ...]) ->
                 )
                 inside = inside or (name if _is_seen_inside(name, outer, site) else None)
                 passed += [inside] if inside else []
-        current = passed if depth > shared and site.code in _codes(failing) else known.get(site.code) or passed
+        current = passed if depth > shared and site.code in _codes(failing) else known.get(id(site.code)) or passed
         if current:
             found.append((site, current))
     return found[::-1]
@@ -189,16 +189,16 @@ def _codes(stack: tuple[CallSite, ...]) -> set[Any]:
     return {site.code for site in stack}
 
 
-def _known_names(study: Study, carrier: Carrier) -> dict[Any, list[str]]:
-    """Code object -> the variables of its live frame that are the shared tensor, or are made from it by ops that save nothing."""
+def _known_names(study: Study, carrier: Carrier) -> dict[int, list[str]]:
+    """The `id` of code -> the variables of its live frame that are the shared tensor, or are made from it by ops that save nothing."""
     nodes = set(carrier.link.carriers)
-    found: dict[Any, list[str]] = {}
+    found: dict[int, list[str]] = {}
     for view in study.finder.frames:
         names = [name for name, value in view.locals.items() if _made_by(value, nodes)]
         if carrier.name is not None and carrier.name.startswith("self.") and "self" in view.locals:
             names.append(carrier.name)
         if names:
-            found.setdefault(view.frame.f_code, names)
+            found.setdefault(id(view.frame.f_code), names)
     return found
 
 
