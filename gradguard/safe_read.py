@@ -299,7 +299,7 @@ def item_of(value: Any, key: Any) -> Any:
     """`value[key]` of a list, tuple or dictionary, by a key of a built-in type; also of the modules that hold others."""
     if isinstance(value, nn.Module) and is_quiet(value):
         children = store_of(value, "_modules")
-        if isinstance(value, (nn.Sequential, nn.ModuleList)) and type(key) is int:
+        if isinstance(value, (nn.Sequential, nn.ModuleList)) and type(key) in (int, slice):
             value, key = list(children.values()), key
         elif isinstance(value, (nn.ModuleDict, nn.Sequential, nn.ModuleList)):
             value = children
