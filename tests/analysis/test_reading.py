@@ -138,6 +138,7 @@ KNOWN = [
     "sorted(sizes)", "{k: v for k, v in sizes.items() if v > 1}", "not names or sizes['a'] == 1 < 2", "'x' if 'c' in sizes else 'y'",
     "f'{names[0]}!'", "(*names, 1)", "[type_ for type_ in (1, 2)]", "list(range(2, 6))[1::2]", "[i for i, n in enumerate(names) if i]",
     "names is not None and 'q' not in names", "max(sizes.values())", "rich.own + rich.shared", "'a-b'.replace('-', '_').upper()",
+    "[m for m in net[:1]]", "[m for m in net[1:]]",
 ]  # fmt: skip
 UNKNOWABLE = [
     "rich.computed", "rich.method()", "absent", "open('x')", "rich == 1", "rich.own.real", "(lambda: 1)()", "names.append(1)", "print(1)",

@@ -1,4 +1,4 @@
-"""The script that runs spellings scores them rightly; a fixed selection is found as its originals are, and its sound programs left in peace."""
+"""The script that runs spellings scores them rightly; a fixed selection is found as its originals are."""
 
 from __future__ import annotations
 
