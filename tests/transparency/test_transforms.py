@@ -10,7 +10,7 @@ import torch.nn.utils.prune
 from torch import nn
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vjp, vmap
 
-from gradguard.evidence.values import health, plain
+from gradguard.analysis.graph.node_values import health, plain
 from tests.transparency.helpers import assert_transparent, grads, guarding
 
 
