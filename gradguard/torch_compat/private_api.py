@@ -131,12 +131,22 @@ class _ThisRank(TorchDispatchMode):  # type: ignore[no-untyped-call]
     on = False  # one that an exception from outside has left on the stack refuses nothing
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.on and (types or func.namespace in _COLLECTIVES):
+        if self.on and (func.namespace in _COLLECTIVES or any(kind.__torch_dispatch__ is not _NO_DISPATCH for kind in types)):
             raise OtherRanksNeeded(str(func))
+        if type(args[0] if args else None) in _NUMBERS and [str(each.type) for each in func._schema.arguments].count("Tensor") == 1:
+            args = (torch.tensor(args[0], dtype=_NUMBERS[type(args[0])]), *args[1:])  # `x * 0.5` saves 0.5, which modes see as a number
         return func(*args, **(kwargs or {}))
 
 
+_NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+_NO_DISPATCH = torch.Tensor.__torch_dispatch__  # what Parameters, which are among the types, have
 _COLLECTIVES = frozenset({"c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd"})
+
+
+def several_ranks() -> bool:
+    """Whether this process trains together with others."""
+    dist = torch.distributed
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
 @contextmanager
@@ -145,7 +155,7 @@ def this_rank_only() -> Iterator[None]:
 
     What would raises OtherRanksNeeded. `own_part` gives what can be read.
     """
-    if "torch.distributed.tensor" not in sys.modules:
+    if not several_ranks():
         yield
         return
     mode = _ThisRank()  # type: ignore[no-untyped-call]
