@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gradguard.core.foreign_exceptions import internal_error
-from gradguard.monitors.findings import Suspicion
+from gradguard.monitors.findings import Finding
 
 if TYPE_CHECKING:
     from gradguard.monitors.gradient_ledger import Ledger
@@ -22,6 +23,15 @@ _MEANS = (
     "SoftMarginLossBackward",
 )
 _ENOUGH = 3  # steps
+
+
+@dataclass(frozen=True, eq=False)
+class UnscaledSum(Finding):
+    """Each step uses the same number of one line's mean losses, none of them scaled."""
+
+    CODE = "GG616"
+
+    times: int
 
 
 def is_plain_mean(node: Any) -> bool:
@@ -52,7 +62,7 @@ def accumulated(ledger: Ledger, book: Book) -> None:
         counts = book.gathered.setdefault("accumulated", [])
         counts.append(book.filled_since_step)
         if len(counts) == _ENOUGH and len(set(counts)) == 1:
-            ledger.found.append(Suspicion("GG616", book, {"times": counts[0]}))
+            ledger.found.append(UnscaledSum(book, counts[0]))
         del counts[:-_ENOUGH]
     else:
         book.gathered.pop("accumulated", None)

@@ -8,13 +8,14 @@ calls: there the other optimizer's parameters stand between the trunk and the lo
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gradguard.analysis.graph.walk import root_nodes
 from gradguard.analysis.live.optimizer_contents import trained_by
 from gradguard.core.callsite import CallSite
 from gradguard.instrumentation.fault_barrier import barred
-from gradguard.monitors.findings import Suspicion
+from gradguard.monitors.findings import Finding
 from gradguard.monitors.optimizer_books import Book, Part
 
 if TYPE_CHECKING:
@@ -23,6 +24,16 @@ if TYPE_CHECKING:
 
 _TIMES = 3
 _MOST_NODES = 8_192
+
+
+@dataclass(frozen=True, eq=False)
+class LeftByAnother(Finding):
+    """A step uses contributions from both sides of another optimizer's step."""
+
+    CODE = "GG601"
+
+    other: weakref.ref[Any]
+    part: Part
 
 
 class Crossing:
@@ -55,7 +66,7 @@ class Crossing:
         self._count += 1
         if self._count >= _TIMES and self._through:
             self._through = False  # said
-            ledger.found.append(Suspicion("GG601", book, {"across": weakref.ref(other), "part": old}))
+            ledger.found.append(LeftByAnother(book, weakref.ref(other), old))
 
     @barred
     def look(self, call: BackwardFact, roots: tuple[Any, ...]) -> None:

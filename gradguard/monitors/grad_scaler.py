@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gradguard.core.callsite import CallSite
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.safe_read import UNKNOWN, peek
 from gradguard.instrumentation.fault_barrier import barred
-from gradguard.monitors.optimizer_books import Suspicion
+from gradguard.monitors.findings import Finding
 
 if TYPE_CHECKING:
     from gradguard.instrumentation.facts import BackwardFact
@@ -18,6 +19,38 @@ if TYPE_CHECKING:
     from gradguard.monitors.optimizer_books import Book, Part
 
 _TIMES = 2  # one clipping at a line could be an accident of a first step
+
+
+@dataclass(frozen=True, eq=False)
+class ClippedScaled(Finding):
+    """Gradients are clipped that are scaled and not unscaled yet."""
+
+    CODE = "GG721"
+
+    site: CallSite | None
+    scaled: CallSite | None
+    scale: float
+    scaler: weakref.ref[Any] | None
+
+
+@dataclass(frozen=True, eq=False)
+class SteppedPastScaler(Finding):
+    """An optimizer steps directly, on gradients of a scaled loss."""
+
+    CODE = "GG722"
+
+    scaled: CallSite | None
+    scale: float
+
+
+@dataclass(frozen=True, eq=False)
+class NeverScaled(Finding):
+    """A scaler has divided gradients of a loss that it has not multiplied."""
+
+    CODE = "GG722"
+
+    backward: CallSite | None
+    scale: float
 
 
 class Scaling:
@@ -89,7 +122,7 @@ class Scaling:
             return
         count = self._plain[book.key] = self._plain.get(book.key, 0) + 1
         if count == _TIMES and float(scale) != 1.0:
-            ledger.found.append(Suspicion("GG722", book, {"scaled": self._site, "scale": float(scale)}))
+            ledger.found.append(SteppedPastScaler(book, self._site, float(scale)))
 
     def _never_scaled(self, ledger: Ledger, book: Book, optimizer: Any, used: Part, written: bool) -> None:
         """A scaler has divided gradients by its scale that come from a loss it has not multiplied."""
@@ -105,7 +138,7 @@ class Scaling:
                 return
             count = self._divided[book.key] = self._divided.get(book.key, 0) + 1
             if count == _TIMES and float(scale) != 1.0:
-                ledger.found.append(Suspicion("GG722", book, {"bare": used.call.site, "scale": float(scale)}))
+                ledger.found.append(NeverScaled(book, used.call.site, float(scale)))
             return
 
     @barred
@@ -139,8 +172,7 @@ class Scaling:
             if len(self._clips) > 64:
                 self._clips.clear()
             if count == _TIMES and float(scale) != 1.0:
-                data = {"site": site, "scaled": self._site, "scale": float(scale), "scaler": self._scaler}
-                ledger.found.append(Suspicion("GG721", ledger.books[key], data))
+                ledger.found.append(ClippedScaled(ledger.books[key], site, self._site, float(scale), self._scaler))
             return
 
 

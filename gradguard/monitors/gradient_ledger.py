@@ -28,7 +28,7 @@ from gradguard.monitors import idle_ledger, ledger_verdicts, lightning_fits, mov
 from gradguard.monitors.accumulation import accumulated, scale_facts
 from gradguard.monitors.cross_network import Crossing
 from gradguard.monitors.cut_paths import Severed
-from gradguard.monitors.findings import Suspicion
+from gradguard.monitors.findings import Finding
 from gradguard.monitors.grad_scaler import Scaling, touched
 from gradguard.monitors.learning_rates import Schedules, rate_of
 from gradguard.monitors.optimizer_books import Book, Part, unchanged
@@ -69,7 +69,7 @@ class Ledger:
         self.stepping: list[int] = []  # optimizers inside whose step() we are
         self.last_zero: tuple[CallSite | None, int, int] | None = None  # site, backwards, steps
         self.zeroed_by: weakref.ref[Any] | None = None  # whose zero_grad() that was
-        self.found: list[Suspicion] = []
+        self.found: list[Finding] = []
         self.ended: list[Book] = []  # optimizers that died since we looked last
         self.fits = False  # whether any optimizer belongs to a fit of Lightning's that optimizes by hand
         self.asleep = False  # between two windows in which gradients are followed (`gradguard.monitors.idle_ledger`)
@@ -228,7 +228,7 @@ class Ledger:
             if book.filled_since_step > 1:
                 scale_facts(book, part, roots)
             if not book.steps and book.filled in (10, 40, 160):
-                self.found.append(Suspicion("GG607", book, {"gather": True}))
+                self.found.append(ledger_verdicts.NoStepYet(book))
 
     def zeroed(self, owner: Any, site: CallSite | None) -> None:
         """zero_grad() of an optimizer or a module has returned."""
@@ -283,7 +283,7 @@ class Ledger:
         if stale and not book.by_hand:
             book.stale += 1
             if book.stale in (2, 24, 100):
-                self.found.append(Suspicion("GG601", book))
+                self.found.append(ledger_verdicts.StaleGradients(book))
             book.look_closely()
         if not fresh:
             ledger_verdicts.nothing_new(self, book, same, none)
@@ -315,7 +315,7 @@ class Ledger:
             self.survey.look_for_idle(book)
         if self.modes.watching:
             self.modes.after_step(book)
-        if self.found and any(each.book is not None and "survey" not in each.data for each in self.found):
+        if self.found and any(each.book is not None and not each.ROUTINE for each in self.found):
             self.turn_at = max(self.turn_at, self.steps + _AWAKE_FIRST)
         elif self.steps >= self.turn_at and not self.census_until:
             self.asleep = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,7 @@ from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.safe_read import attributes, elements, item_of, peek
 from gradguard.instrumentation.fault_barrier import barred
 from gradguard.instrumentation.tensor_refs import TensorRef
-from gradguard.monitors.findings import Suspicion
+from gradguard.monitors.findings import Finding
 from gradguard.torch_compat.private_api import own_part
 
 if TYPE_CHECKING:
@@ -73,11 +74,11 @@ class Rates:
                     beside = _attribute(optimizer)
                     if beside is not None and not self.said_beside:
                         self.said_beside = True
-                        ledger.found.append(Suspicion("GG611", book, {"kind": "rate", "beside": beside}))
+                        ledger.found.append(ZeroRate(book, beside))
                     elif self.ahead(ledger, book):
                         pass
                     elif self.highest > 0:
-                        ledger.found.append(Suspicion("GG611", book, {"kind": "rate"}))
+                        ledger.found.append(ZeroRate(book))
             elif self.zero:
                 self.zero = 0
             elif rate <= (options := ledger.options("GG612")).vanished * self.highest:
@@ -87,9 +88,9 @@ class Rates:
                     self.said = True
                     schedule = ledger.schedules.of(optimizer)
                     if schedule is not None and schedule.calls >= 0.9 * book.steps:
-                        ledger.found.append(Suspicion("GG612", book, {"kind": "vanished", "schedule": schedule, "rate": rate}))
+                        ledger.found.append(RateVanished(book, schedule, rate))
                     elif schedule is None and (gone or self.falls > 1):  # once may be a rate set anew: after a range test, for fine-tuning
-                        ledger.found.append(Suspicion("GG612", book, {"kind": "by hand", "rate": rate}))
+                        ledger.found.append(RateByHand(book, rate))
         if book.steps == 1:
             self._take(book)
         elif self.sample and book.steps >= 1 + _COMPARE_AFTER:
@@ -104,7 +105,7 @@ class Rates:
     def finish(self, ledger: Ledger, book: Book) -> None:
         """At the end of training."""
         if self.zero >= ledger.options("GG611").steps and self.highest == 0 and not self.said_beside:
-            ledger.found.append(Suspicion("GG611", book, {"kind": "rate"}))
+            ledger.found.append(ZeroRate(book))
         optimizer = book.ref()
         if optimizer is not None:
             self.swings(ledger, book, optimizer)
@@ -116,9 +117,9 @@ class Rates:
         span = schedule.span
         most = _NEARLY * span if schedule.type_name == "OneCycleLR" else 0  # which counts batches; others may count epochs, and stop early
         if span and abs(span - book.steps) <= most and schedule.calls * _PER_EPOCH <= book.steps:
-            ledger.found.append(Suspicion("GG612", book, {"kind": "per epoch", "schedule": schedule, "span": span}))
+            ledger.found.append(SteppedPerEpoch(book, schedule, span))
         elif schedule.type_name == "LambdaLR" and schedule.base and abs(self.highest / schedule.base**2 - 1) < 1e-3 and schedule.base < 0.5:
-            ledger.found.append(Suspicion("GG612", book, {"kind": "rate for factor", "schedule": schedule, "rate": self.highest}))
+            ledger.found.append(RateForFactor(book, schedule, self.highest))
 
     def ahead(self, ledger: Ledger, book: Book) -> bool:
         """Whether a scheduler has reached a rate of zero because it is stepped more often than its optimizer; said once."""
@@ -129,7 +130,7 @@ class Rates:
             return False
         if not self.outrun:
             self.outrun = True
-            ledger.found.append(Suspicion("GG612", book, {"kind": "ahead", "schedule": schedule}))
+            ledger.found.append(ScheduleAhead(book, schedule))
         return True
 
     def swings(self, ledger: Ledger, book: Book, optimizer: Any) -> None:
@@ -139,7 +140,7 @@ class Rates:
             return
         if schedule.calls >= _SWINGS * schedule.span and schedule.calls >= 0.9 * book.steps >= ledger.options("GG612").steps:
             self.swung = True
-            ledger.found.append(Suspicion("GG612", book, {"kind": "swings", "schedule": schedule}))
+            ledger.found.append(ScheduleSwings(book, schedule))
 
     def _take(self, book: Book) -> None:
         chosen = [p for p in book.parameters() if p.dtype in _LOW_PRECISION and p.numel() >= 16 and p.grad is not None and p.requires_grad]
@@ -158,7 +159,7 @@ class Rates:
                     still += old == new
         self.sample.clear()
         if with_gradient >= 32 and 2 * still >= with_gradient and self.zero == 0 and self.highest > 0:
-            ledger.found.append(Suspicion("GG611", book, {"kind": "rounding", "still": still, "of": with_gradient}))
+            ledger.found.append(RoundedAway(book, still, with_gradient))
 
 
 def rate_of(optimizer: Any) -> Any:
@@ -226,6 +227,79 @@ class Schedule:
         self.calls_without_step = 0
         self.steps_at_call = -1
         self.others_at_call = 0
+
+
+@dataclass(frozen=True, eq=False)
+class ZeroRate(Finding):
+    """The learning rate has been zero for long; `beside` is an attribute `lr` that no step reads."""
+
+    CODE = "GG611"
+
+    beside: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class RoundedAway(Finding):
+    """Of sampled weights in low precision with a gradient, so many stay as they are."""
+
+    CODE = "GG611"
+
+    still: int
+    of: int
+
+
+@dataclass(frozen=True, eq=False)
+class RateByHand(Finding):
+    """The rate has vanished, and no scheduler drives it."""
+
+    CODE = "GG612"
+
+    rate: float
+
+
+@dataclass(frozen=True, eq=False)
+class ScheduleFinding(Finding):
+    """A scheduler that does not do what it was made for."""
+
+    CODE = "GG612"
+
+    schedule: Schedule
+
+
+@dataclass(frozen=True, eq=False)
+class RateVanished(ScheduleFinding):
+    """A scheduler has driven the rate to next to nothing."""
+
+    rate: float
+
+
+@dataclass(frozen=True, eq=False)
+class SteppedPerEpoch(ScheduleFinding):
+    """Made for as many calls as the optimizer has steps, and called far less often."""
+
+    span: int
+
+
+@dataclass(frozen=True, eq=False)
+class RateForFactor(ScheduleFinding):
+    """A function that should return a factor returns a rate."""
+
+    rate: float
+
+
+class ScheduleAhead(ScheduleFinding):
+    """A scheduler has reached a rate of zero because it is stepped more often than its optimizer."""
+
+
+class ScheduleSwings(ScheduleFinding):
+    """A cosine that was made to fall once has risen and fallen many times."""
+
+
+@dataclass(frozen=True, eq=False)
+class OtherSchedule(ScheduleFinding):
+    """A scheduler is stepped whose optimizer is not, while another over the same parameters is."""
+
+    other: Book
 
 
 class Schedules:
@@ -301,7 +375,7 @@ class Schedules:
                     (b for b in ledger.books.values() if b is not book and b.steps and any(id(p) in mine for p in b.parameters())), None
                 )
                 if other is not None:
-                    ledger.found.append(Suspicion("GG612", book, {"kind": "other optimizer", "schedule": schedule, "other": other}))
+                    ledger.found.append(OtherSchedule(book, schedule, other))
         else:
             schedule.calls_without_step = 0
         schedule.steps_at_call = book.steps

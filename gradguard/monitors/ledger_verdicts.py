@@ -3,14 +3,124 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gradguard.core.callsite import CallSite
-from gradguard.monitors.findings import Suspicion
+from gradguard.monitors.findings import Confirmed, Finding, TraceNext
+from gradguard.monitors.lightning_fits import IdleFit
 from gradguard.monitors.optimizer_books import Book, Part, Waste, unchanged
 
 if TYPE_CHECKING:
     from gradguard.monitors.gradient_ledger import Ledger
+    from gradguard.monitors.surveys import Stranger
+
+
+class StaleGradients(Finding):
+    """Steps use gradients on top of ones that were used before."""
+
+    CODE = "GG601"
+
+
+@dataclass(frozen=True, eq=False)
+class ZeroedBeforeStep(Finding):
+    """Backward calls whose gradients are cleared before any step has used them."""
+
+    CODE = "GG602"
+
+    part: Part
+    zero: CallSite | None
+    count: int
+    owner: weakref.ref[Any] | None
+    zeros: tuple[CallSite | None, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedInTheirPlace(Finding):
+    """An optimizer's parameters get nothing, and leaves that no optimizer knows do."""
+
+    CODE = "GG604"
+
+    strangers: dict[int, Stranger]
+
+
+class StepOnNothingNew(Finding):
+    """A step for which there is no new gradient."""
+
+    CODE = "GG606"
+
+
+@dataclass(frozen=True, eq=False)
+class SameGradientsAgain(StepOnNothingNew):
+    """Steps apply what the step before has applied."""
+
+    clipped: CallSite | None
+
+
+class GradientsKept(StepOnNothingNew):
+    """Steps go on with gradients that were set by hand and stay the same."""
+
+
+class NoBackward(StepOnNothingNew):
+    """No parameter has a gradient, and no backward ran."""
+
+
+@dataclass(frozen=True, eq=False)
+class NoPath(StepOnNothingNew):
+    """backward ran, and no parameter has ever had a gradient; `fresh` where Parameters of no optimizer got some."""
+
+    fresh: bool
+
+
+class NeverStepped(Finding):
+    """An optimizer gets gradients, and at the end of training it has never stepped."""
+
+    CODE = "GG607"
+
+
+class NoStepYet(Finding):
+    """It has not stepped so far: names have to be taken while they are at hand."""
+
+    CODE = "GG607"
+
+
+@dataclass(frozen=True, eq=False)
+class AnotherStepped(Finding):
+    """Another optimizer steps twice, and this one, which waits, never."""
+
+    CODE = "GG607"
+
+    other: Book
+
+
+@dataclass(frozen=True, eq=False)
+class LateClipping(Finding):
+    """Clipping that has no effect."""
+
+    CODE = "GG610"
+
+    site: CallSite | None
+
+
+@dataclass(frozen=True, eq=False)
+class NothingToClip(LateClipping):
+    """None of the parameters has a gradient yet at these calls."""
+
+    calls: int
+
+
+class ParametersExhausted(LateClipping):
+    """The parameters to clip are an iterator that is used up."""
+
+
+@dataclass(frozen=True, eq=False)
+class SharedParameters(Finding):
+    """Two optimizers step on the very same contributions."""
+
+    CODE = "GG614"
+
+    other: Book
+    later: Book
 
 
 def wasted(ledger: Ledger, book: Book, parts: dict[Part, None], site: CallSite | None, owner: Any) -> None:
@@ -34,16 +144,15 @@ def wasted(ledger: Ledger, book: Book, parts: dict[Part, None], site: CallSite |
         counts[0] += 1
         counts[1] += any(each.unread for each in part.shares.values())
         if counts[0] in (3, 12, 48):
-            ledger.found.append(Suspicion(""))
+            ledger.found.append(TraceNext(None))
         loser = _loser(ledger, part)
         if (
             counts[1] >= 2 and counts[0] >= ledger.options("GG602").times and loser is not None and loser.steps
         ):  # one that never steps is another rule's business
             lost = part.shares[loser.key]
             sure = len(part.shares) < 2 or _idle(loser)
-            zeros = [] if sure else [each.zero for each in part.shares.values()]
-            data = {"part": part, "zero": lost.zero if sure else None, "zeros": zeros, "count": counts[0], "owner": lost.owner}
-            ledger.found.append(Suspicion("GG602", loser, data))
+            zeros = () if sure else tuple(each.zero for each in part.shares.values())
+            ledger.found.append(ZeroedBeforeStep(loser, part, lost.zero if sure else None, counts[0], lost.owner, zeros))
             counts[1] = -40  # said; look again much later
 
 
@@ -71,10 +180,9 @@ def rounds(ledger: Ledger, book: Book) -> None:
         return
     book.rounds += 1
     if book.rounds == 1:
-        ledger.found.append(Suspicion(""))
+        ledger.found.append(TraceNext(None))
     if book.rounds >= 2 and book.rounds * waste.calls >= ledger.options("GG602").times and waste.unread == waste.calls:
-        data = {"part": part, "zero": waste.zero, "count": book.rounds * waste.calls, "owner": waste.owner}
-        ledger.found.append(Suspicion("GG602", book, data))
+        ledger.found.append(ZeroedBeforeStep(book, part, waste.zero, book.rounds * waste.calls, waste.owner))
         book.rounds = -40  # said; look again much later
 
 
@@ -90,17 +198,16 @@ def nothing_new(ledger: Ledger, book: Book, same: int, none: int) -> None:
         )
         if waiting is not None:
             if waiting.filled >= 5 and book.repeated >= 3:
-                ledger.found.append(Suspicion("GG607", waiting, {"instead": book}))
+                ledger.found.append(AnotherStepped(waiting, book))
         elif book.repeated in (2, 20, 200):
-            ledger.found.append(Suspicion("GG606", book, {"kind": "repeated", "clipped": book.clipped_late}))
+            ledger.found.append(SameGradientsAgain(book, book.clipped_late))
     elif book.kept in (4, 40) and ledger.backwards > book.backwards_at_step:  # others got gradients in between
-        ledger.found.append(Suspicion("GG606", book, {"kind": "kept"}))
+        ledger.found.append(GradientsKept(book))
     elif none == len(book.active):
         book.empty += 1
         if book.empty == 3 and book.filled_since_step and book.last_part is not None and ledger.last_zero is not None:
             # filled since the last step, and empty now: whoever cleared them, for whatever reason, did so too early
-            data = {"part": book.last_part, "zero": ledger.last_zero[0], "count": book.empty, "owner": ledger.zeroed_by}
-            ledger.found.append(Suspicion("GG602", book, data))
+            ledger.found.append(ZeroedBeforeStep(book, book.last_part, ledger.last_zero[0], book.empty, ledger.zeroed_by))
             return
         if book.empty == 2:
             book.look_closely(3)
@@ -108,15 +215,15 @@ def nothing_new(ledger: Ledger, book: Book, same: int, none: int) -> None:
         elif book.empty in (3, 10, 50):
             ledger.survey.next_at = ledger.backwards + 1
             if ledger.backwards == book.backwards_at_step:
-                ledger.found.append(Suspicion("GG606", book, {"kind": "no backward"}))
+                ledger.found.append(NoBackward(book))
             elif _in_their_place(ledger, book):
-                ledger.found.append(Suspicion("GG604", book, {"strangers": ledger.survey.strangers}))
+                ledger.found.append(TrainedInTheirPlace(book, ledger.survey.strangers))
             if ledger.backwards != book.backwards_at_step and not book.filled and book.empty == 3:
                 ledger.census_until = ledger.steps + 3
                 ledger.severed.arm([slot.ref for slot in book.active])
             elif ledger.backwards != book.backwards_at_step and not book.filled and book.empty == 10:  # unless GG604 has spoken
                 fresh = any(stranger.is_parameter for stranger in ledger.survey.strangers.values())
-                ledger.found.append(Suspicion("GG606", book, {"kind": "no path", "fresh": fresh}))
+                ledger.found.append(NoPath(book, fresh))
 
 
 def _in_their_place(ledger: Ledger, book: Book) -> bool:
@@ -152,7 +259,7 @@ def shared(ledger: Ledger, book: Book) -> None:
             book.shared += 1
             if book.shared == 3:
                 later = max(book, other, key=lambda b: b.made_at)
-                ledger.found.append(Suspicion("GG614", book, {"other": other, "later": later}))
+                ledger.found.append(SharedParameters(book, other, later))
 
 
 def clipping(ledger: Ledger, parameters: list[Any], limit: float, site: CallSite | None) -> None:
@@ -177,7 +284,7 @@ def clipping(ledger: Ledger, parameters: list[Any], limit: float, site: CallSite
             book.clipped_late = site
         count = ledger.clips[site] = ledger.clips.get(site, 0) + 1
         if count == ledger.options("GG610").times:
-            ledger.found.append(Suspicion("GG610", states[0][1], {"site": site}))
+            ledger.found.append(LateClipping(states[0][1], site))
     else:
         ledger.clips[site] = -1_000_000
 
@@ -191,7 +298,7 @@ def _nothing_to_clip(ledger: Ledger, parameters: list[Any], wanted: set[int], si
         stepping = max((b for b in ledger.books.values() if b.steps), key=lambda b: b.steps, default=None)
         count = ledger.clips[site] = ledger.clips.get(site, 0) + 1
         if count == 3 and stepping is not None and stepping.steps >= 2:
-            ledger.found.append(Suspicion("GG610", stepping, {"site": site, "exhausted": True}))
+            ledger.found.append(ParametersExhausted(stepping, site))
         return
     book = next((book for book in ledger.books.values() if any(id(slot.ref()) in wanted for slot in book.active)), None)
     if book is None or any(p.grad is not None for p in parameters):
@@ -200,7 +307,7 @@ def _nothing_to_clip(ledger: Ledger, parameters: list[Any], wanted: set[int], si
     count = ledger.clips[site] = ledger.clips.get(site, 0) + 1
     if count >= ledger.options("GG610").times and book.steps >= count - 1 and not book.empty and book.filled >= count - 1:
         ledger.clips[site] = -1_000_000
-        ledger.found.append(Suspicion("GG610", book, {"site": site, "empty": count}))
+        ledger.found.append(NothingToClip(book, site, count))
 
 
 def closing(ledger: Ledger) -> None:
@@ -221,18 +328,18 @@ def closing(ledger: Ledger) -> None:
 def finish(ledger: Ledger, book: Book) -> None:
     for prepared in book.prepared:
         if prepared.holds():
-            ledger.found.append(Suspicion(prepared.code, book, {"prepared": prepared.diagnosis}))
+            ledger.found.append(Confirmed(book, prepared.diagnosis))
     book.prepared.clear()
     if book.gathered.get("idle fit") and book.fit is not None:
         _idle_fit(ledger, book)
     if not book.steps and book.filled >= 10 and book.gathered.get("unchanged"):
-        ledger.found.append(Suspicion("GG607", book, {"end": True}))
+        ledger.found.append(NeverStepped(book))
     book.rates.finish(ledger, book)
 
 
 def _idle_fit(ledger: Ledger, book: Book) -> None:
     """A fit has run, and nothing has applied what it computes; said once for all optimizers of the fit."""
-    ledger.found.append(Suspicion("GG741", book, {"fit": book.fit}))
+    ledger.found.append(IdleFit(book, book.fit))
     fit = book.fit
     for each in (book, *ledger.books.values(), *ledger.ended):
         if each.fit is fit:

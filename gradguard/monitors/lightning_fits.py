@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass
+from types import CodeType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from gradguard.core.safe_read import follow, peek, variables_of
+from gradguard.monitors.findings import Finding
 from gradguard.monitors.surveys import Stranger, leaves
 from gradguard.torch_compat.private_api import quiet
 
@@ -27,6 +30,26 @@ _BATCHES = 10  # of the whole fit, without a backward and without a step, before
 
 
 _DEEP = 60  # frames between an optimizer's construction and the trainer that asked for it
+
+
+@dataclass(frozen=True, eq=False)
+class IdleFit(Finding):
+    """A fit under manual optimization has run, and nothing has applied what it computes."""
+
+    CODE = "GG741"
+
+    fit: Fit
+
+
+@dataclass(frozen=True, eq=False)
+class NoLossReturned(Finding):
+    """Automatic optimization, and training_step has returned no loss in any batch so far."""
+
+    CODE = "GG741"
+
+    owner: str
+    function: CodeType
+    batches: int | None
 
 
 class Fit:

@@ -1,4 +1,4 @@
-"""What the ledger writes into: suspicions, parts, followed parameters, and one book an optimizer."""
+"""What the ledger writes into: parts, followed parameters, and one book an optimizer."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from gradguard.core.safe_read import elements, peek
 from gradguard.instrumentation.facts import BackwardFact
 from gradguard.instrumentation.journal import Journal
 from gradguard.instrumentation.tensor_refs import TensorRef
-from gradguard.monitors.findings import Suspicion, few_values, version_of
 from gradguard.monitors.learning_rates import Rates
-
-__all__ = ["Book", "Part", "Prepared", "Slot", "Suspicion", "unchanged", "version_of"]
+from gradguard.monitors.tensor_state import few_values, version_of
 
 _CLOSE_STEPS = 5  # of a book, in which every parameter is followed
 _FOLLOWED = 3  # parameters of an optimizer followed after that

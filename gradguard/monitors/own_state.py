@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from gradguard.core.callsite import CallSite
-from gradguard.monitors.findings import Suspicion, version_of
+from gradguard.monitors.findings import Finding
+from gradguard.monitors.tensor_state import version_of
 
 if TYPE_CHECKING:
     from gradguard.monitors.gradient_ledger import Ledger
@@ -18,6 +20,16 @@ from gradguard.core.safe_read import named_parameters
 
 _TENSORS = (torch.Tensor, nn.Parameter)
 _MOST = 64
+
+
+@dataclass(frozen=True, eq=False)
+class OwnState(Finding):
+    """A module was loaded with its own state."""
+
+    CODE = "GG611"
+
+    module: weakref.ref[Any]
+    site: CallSite | None
 
 
 class OwnStates:
@@ -43,7 +55,7 @@ class OwnStates:
             self._known.pop(next(iter(self._known)))
         self._known[id(module)] = weakref.ref(module), versions
         if known is not None and known[0]() is module and versions == [version + 1 for version in known[1]]:
-            ledger.found.append(Suspicion("GG611", None, {"kind": "own state", "module": weakref.ref(module), "site": site}))
+            ledger.found.append(OwnState(None, weakref.ref(module), site))
 
 
 def _is_alias(given: Any, parameter: torch.Tensor) -> bool:

@@ -8,10 +8,11 @@ until old graphs are seen to pile up.
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 from gradguard.instrumentation.fault_barrier import barred
-from gradguard.monitors.findings import Suspicion
+from gradguard.monitors.findings import Finding
 
 MOST_TAGS = 48
 RAREST = 128  # backward calls from one tag to the next
@@ -23,6 +24,17 @@ KEY = "gradguard"
 def tag_due(backward: int) -> bool:
     """Whether this backward call's graph is tagged: one in eight of the first, one in 128 of a long run."""
     return not backward & (7 if backward < 128 else 15 if backward < 320 else 63 if backward < 1_024 else RAREST - 1)
+
+
+@dataclass(frozen=True, eq=False)
+class GraphsRetained(Finding):
+    """The graphs of old steps live on."""
+
+    CODE = "GG608"
+
+    count: int
+    since: int
+    step: int
 
 
 class Tag:
@@ -51,7 +63,7 @@ class Retained:
         return [tag for ref in self.tags if (tag := ref()) is not None]
 
     @barred
-    def tag(self, step: int, backward: int, roots: tuple[Any, ...], found: list[Suspicion], options: Any) -> None:
+    def tag(self, step: int, backward: int, roots: tuple[Any, ...], found: list[Finding], options: Any) -> None:
         """Tags a graph that backward has just gone through, and counts the older ones.
 
         Args:
@@ -62,7 +74,7 @@ class Retained:
             spread = old[-1].step - old[0].step
             if spread >= 3 * options.age:
                 self.said += 1
-                found.append(Suspicion("GG608", None, {"old": len(old), "since": old[0].step, "step": step}))
+                found.append(GraphsRetained(None, len(old), old[0].step, step))
         self._last = len(old)
         self.tags = [ref for ref in self.tags if ref() is not None][-MOST_TAGS:]
         node = roots[0].grad_fn if roots and getattr(roots[0], "grad_fn", None) is not None else None

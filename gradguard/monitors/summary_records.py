@@ -12,7 +12,7 @@ import torch
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.instrumentation.fault_barrier import barred
 from gradguard.instrumentation.tensor_refs import TensorRef
-from gradguard.monitors.findings import version_of
+from gradguard.monitors.tensor_state import version_of
 from gradguard.torch_compat.private_api import own_part
 
 if TYPE_CHECKING:

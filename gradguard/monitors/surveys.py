@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +14,8 @@ from gradguard.core.safe_read import variables_of
 from gradguard.instrumentation.facts import BackwardFact
 from gradguard.instrumentation.fault_barrier import barred
 from gradguard.instrumentation.tensor_refs import TensorRef
-from gradguard.monitors.findings import Suspicion, few_values, version_of
+from gradguard.monitors.findings import Finding
+from gradguard.monitors.tensor_state import few_values, version_of
 from gradguard.monitors.without_optimizer import Unheld
 
 if TYPE_CHECKING:
@@ -60,6 +62,71 @@ class Making(NamedTuple):
     site: CallSite
     attribute: str | None
     owner: str
+
+
+@dataclass(frozen=True, eq=False)
+class MadeAnew(Finding):
+    """Parameters that no optimizer knows come and go."""
+
+    CODE = "GG603"
+
+    shapes: list[tuple[int, ...]]
+    makings: list[Making | None]
+
+
+@dataclass(frozen=True, eq=False)
+class LeftOut(Finding):
+    """Leaves that get gradient, are in no optimizer and never change."""
+
+    CODE = "GG603"
+
+    strangers: list[Stranger]
+
+
+@dataclass(frozen=True, eq=False)
+class NeverFilled(Finding):
+    """Parameters of an optimizer that have never had a gradient, while others had."""
+
+    CODE = "GG605"
+
+    parameters: list[weakref.ref[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class SwitchedOff(Finding):
+    """Parameters that required grad when first seen, and do no more."""
+
+    CODE = "GG605"
+
+    parameters: list[weakref.ref[Any]]
+
+
+class FrozenModesDue(Finding):
+    """An optimizer's modules are to be looked at: do frozen ones act as in training?"""
+
+    CODE = "GG609"
+    ROUTINE = True
+
+
+class FreezesDue(Finding):
+    """An optimizer's parameters are to be looked at: are any meant to be frozen?"""
+
+    CODE = "GG613"
+    ROUTINE = True
+
+
+class SharedMemoryDue(Finding):
+    """An optimizer's parameters are to be looked at: do two share their memory?"""
+
+    CODE = "GG615"
+    ROUTINE = True
+
+
+class CopiesDue(Finding):
+    """Copies of what an optimizer trains are to be looked for."""
+
+    CODE = "GG611"
+    ROUTINE = True
 
 
 _CALL = getattr(torch.nn.Module._call_impl, "__code__", None)
@@ -173,7 +240,7 @@ class Survey:
         ours = {tuple(p.shape) for each in ledger.books.values() for p in each.parameters()}
         if any(shape not in ours for shape in shapes):  # else they may be copies, fitted by hand
             makings = [self.makings.get(key) for s in fresh if s.shape in gone and (key := id(s.ref()))]
-            ledger.found.append(Suspicion("GG603", book, {"anew": shapes, "makings": makings}))
+            ledger.found.append(MadeAnew(book, shapes, makings))
         self.makings.clear()
 
     @barred
@@ -182,8 +249,7 @@ class Survey:
         ledger = self._ledger()
         if ledger is None:
             return
-        for code in ("GG609", "GG613", "GG615"):
-            ledger.found.append(Suspicion(code, book, {"survey": True}))
+        ledger.found += [FrozenModesDue(book), FreezesDue(book), SharedMemoryDue(book)]
         book.rates.swings(ledger, book, book.ref())
         book.frozen = [(TensorRef(p), few_values(p)) for p in book.parameters() if not p.requires_grad and p.grad is not None]
         if book.frozen:
@@ -193,7 +259,7 @@ class Survey:
         if book.steps < 12:
             return
         if book.steps in (12, 24):
-            ledger.found.append(Suspicion("GG611", book, {"kind": "copy", "survey": True}))
+            ledger.found.append(CopiesDue(book))
         again, self.again = self.again == ledger.steps, 0 if self.again == ledger.steps else self.again
         if book.steps in (12, 24, 60, 400):
             self.look_for_idle(book)
@@ -201,7 +267,7 @@ class Survey:
             known = self.known()
             left_out = [s for key, s in self.strangers.items() if key not in known and s.seen >= 3 and s.same()]
             if left_out:
-                ledger.found.append(Suspicion("GG603", book, {"prepare": left_out}))
+                ledger.found.append(LeftOut(book, left_out))
 
     def look_for_idle(self, book: Book) -> None:
         """Which of an optimizer's parameters have never had a gradient, while others had."""
@@ -218,9 +284,9 @@ class Survey:
             ledger.severed.arm(idle)
             book.idle_at = book.steps + 4
         elif idle and len(idle) < len(book.first_versions):
-            ledger.found.append(Suspicion("GG605", book, {"prepare": idle}))
+            ledger.found.append(NeverFilled(book, idle))
         elif book.steps != book.idle_at and (off := book.switched_off()):
-            ledger.found.append(Suspicion("GG605", book, {"off": off}))
+            ledger.found.append(SwitchedOff(book, off))
 
 
 def leaves(roots: tuple[Any, ...]) -> list[torch.Tensor]:

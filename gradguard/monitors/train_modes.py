@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from gradguard.core.callsite import USER_FILES, CallSite
 from gradguard.core.safe_read import elements, function_code, in_class, modules_in, parameters_in, variables_of
 from gradguard.instrumentation.fault_barrier import barred
 from gradguard.instrumentation.fingerprints import fingerprint
-from gradguard.monitors.findings import Suspicion
+from gradguard.monitors.findings import Finding
 
 if TYPE_CHECKING:
     from gradguard.monitors.gradient_ledger import Ledger
@@ -38,6 +39,49 @@ class Switch:
         self.step = step
         self.site = site
         self.kept: CallSite | None = None  # where the module was last given the mode that it had from here
+
+
+@dataclass(frozen=True, eq=False)
+class LeftInEval(Finding):
+    """Steps go on while what they train is in eval mode."""
+
+    CODE = "GG609"
+
+    switch: Switch
+
+
+@dataclass(frozen=True, eq=False)
+class EvalOfOwnForward(Finding):
+    """A trained module whose forward is the user's runs in eval mode for the first time."""
+
+    CODE = "GG609"
+    ROUTINE = True
+
+    module: weakref.ref[nn.Module]
+
+
+@dataclass(frozen=True, eq=False)
+class OutOfReach(Finding):
+    """A part acts as in training inside a module in eval mode that does not hold it."""
+
+    CODE = "GG609"
+
+    root: weakref.ref[nn.Module]
+    part: weakref.ref[nn.Module]
+    type_name: str
+    site: CallSite
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardsWithoutGrad(Finding):
+    """Forwards with grad mode off, on different inputs, of a trained module that acts as in training."""
+
+    CODE = "GG609"
+
+    root: weakref.ref[nn.Module]
+    part: weakref.ref[nn.Module]
+    site: CallSite
+    bare: bool
 
 
 class Modes:
@@ -88,7 +132,7 @@ class Modes:
         if self.steps_in_eval == _EVAL_STEPS and self.evaluated:
             mine = {id(p) for p in book.parameters()}
             if any(id(p) in mine for p in parameters_in(module)) and book.steps > _EVAL_STEPS:
-                ledger.found.append(Suspicion("GG609", book, {"kind": "left in eval", "switch": switch}))
+                ledger.found.append(LeftInEval(book, switch))
         if self.steps_in_eval > 2 * _EVAL_STEPS:
             self.watching = None
 
@@ -121,7 +165,7 @@ class Modes:
         if code is not None and USER_FILES[code.co_filename]:
             ids = ledger.survey.known()
             if any(id(p) in ids for p in parameters_in(module)):
-                ledger.found.append(Suspicion("GG609", None, {"kind": "functional dropout", "module": weakref.ref(module), "survey": True}))
+                ledger.found.append(EvalOfOwnForward(None, weakref.ref(module)))
 
     def _first(self, module: nn.Module, frame: FrameType | None) -> None:
         """A dropout or batch norm acts in train mode: in which root module's forward?"""
@@ -153,8 +197,7 @@ class Modes:
         self._strays.add(place)
         ids = ledger.survey.known()
         if not _holds(root, module) and any(id(p) in ids for p in parameters_in(root)):
-            data = {"root": weakref.ref(root), "module": weakref.ref(module), "type": type(module).__name__, "site": CallSite(*place)}
-            ledger.found.append(Suspicion("GG609", None, {"kind": "out of reach", **data}))
+            ledger.found.append(OutOfReach(None, weakref.ref(root), weakref.ref(module), type(module).__name__, CallSite(*place)))
 
     def _again(self, known: Forwards, arguments: Any, frame: FrameType | None) -> None:
         ledger = self._ledger()
@@ -180,18 +223,8 @@ class Modes:
         ids = ledger.survey.known()
         if any(id(p) in ids for p in parameters_in(root)):
             known.said = True
-            ledger.found.append(
-                Suspicion(
-                    "GG609",
-                    None,
-                    {
-                        "kind": "train mode without grad" if root.training else "bare flag",
-                        "root": known.ref,
-                        "module": known.module,
-                        "site": CallSite(caller.f_code, caller.f_lasti),
-                    },
-                )
-            )
+            site = CallSite(caller.f_code, caller.f_lasti)
+            ledger.found.append(ForwardsWithoutGrad(None, known.ref, known.module, site, bare=not root.training))
 
 
 class Forwards:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gradguard.analysis.graph.walk import root_nodes, walk
 from gradguard.core.callsite import CallSite
 from gradguard.instrumentation.facts import BackwardFact
-from gradguard.monitors.findings import Suspicion
+from gradguard.monitors.findings import Finding, TraceNext
 from gradguard.torch_compat.private_api import node_sequence
 
 if TYPE_CHECKING:
@@ -17,6 +18,16 @@ if TYPE_CHECKING:
 _ENOUGH = 3  # calls of one line in a row
 _MOST_NODES = 20_000
 _MOST = 64
+
+
+@dataclass(frozen=True, eq=False)
+class UnusedGradients(Finding):
+    """Gradients were taken with a graph, and no later graph has any of their nodes."""
+
+    CODE = "GG308"
+
+    taken: BackwardFact
+    backward: BackwardFact
 
 
 class _Taken:
@@ -48,9 +59,9 @@ class Undifferentiated:
             seen = -1_000 if before.used or self._watched(before) else self._unused.get(call.stack, 0) + 1
             self._unused[call.stack] = seen
             if seen == 1:
-                ledger.found.append(Suspicion(""))  # the next steps are traced
+                ledger.found.append(TraceNext(None))  # the next steps are traced
             elif seen == _ENOUGH:
-                ledger.found.append(Suspicion("GG308", None, {"taken": before.call, "backward": self._last}))
+                ledger.found.append(UnusedGradients(None, before.call, self._last))
         while len(self._taken) >= _MOST:
             self._taken.pop(next(iter(self._taken)))
         self._taken[call.stack] = _Taken(call, end)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gradguard.instrumentation.tensor_refs import TensorRef
-from gradguard.monitors.findings import Suspicion, few_values, version_of
+from gradguard.monitors.findings import Finding
+from gradguard.monitors.tensor_state import few_values, version_of
 
 if TYPE_CHECKING:
     from gradguard.monitors.gradient_ledger import Ledger
@@ -18,6 +20,16 @@ _BACKWARDS = 12  # without any optimizer, after which nothing has changed
 
 
 _MOST = 256
+
+
+@dataclass(frozen=True, eq=False)
+class NeverUpdated(Finding):
+    """Parameters have got gradients in a run without any optimizer, and were never written."""
+
+    CODE = "GG611"
+
+    parameters: list[weakref.ref[Any]]
+    backwards: int
 
 
 class Unheld:
@@ -41,4 +53,4 @@ class Unheld:
             self.over = True
         elif parameters and (now := ledger.backwards - self.began) >= _BACKWARDS:
             self.over = True
-            ledger.found.append(Suspicion("GG611", None, {"kind": "rebound", "of": [ref for ref, *_ in self.first], "backwards": now}))
+            ledger.found.append(NeverUpdated(None, [ref for ref, *_ in self.first], now))

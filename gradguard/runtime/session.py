@@ -21,6 +21,7 @@ from gradguard.core.foreign_exceptions import internal_error
 from gradguard.instrumentation.facts import CallableRef, StepFact
 from gradguard.instrumentation.fault_barrier import Shield, failed_part, in_thread, mute, say
 from gradguard.instrumentation.journal import current_journal
+from gradguard.monitors import checkpoints
 from gradguard.probes import warning_attribution
 from gradguard.probes.compilers import unseen
 from gradguard.probes.finite_results import note_nonfinite
@@ -28,7 +29,7 @@ from gradguard.probes.listeners import local, set_coast, set_listener
 from gradguard.probes.operators import OpProbe
 from gradguard.probes.step_protocol import forget_forwards
 from gradguard.rules.base import SKIP, Rule
-from gradguard.runtime import checkpoints, fast_path, step_events
+from gradguard.runtime import fast_path, step_events
 from gradguard.runtime.backward_calls import coasted_failed, coasted_returned, run_backward
 from gradguard.runtime.incident_routing import Incidents
 from gradguard.runtime.run import Run
@@ -393,7 +394,7 @@ class Session(Incidents):
         """Function.apply makes its node outside any torch call: the op probe does not see it."""
         if cls.__name__ == "CheckpointFunction":
             with self.lookout:
-                checkpoints.reentrant(self, args, frame)
+                step_events.judge_all(self, checkpoints.reentrant(self.run.memory, args, step_events.site_of(frame)), frame)
         before = sequence_number()
         result = original(cls, *args, **kwargs)
         with self.lookout:
@@ -445,7 +446,9 @@ class Session(Incidents):
     def run_checkpoint(self, function: Any, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Non-reentrant checkpointing begins: what the function reads beside its arguments must stay as it is."""
         with self.lookout:
-            checkpoints.begins(self, function, args[0] if args else kwargs.get("preserve_rng_state"), frame)
+            preserve = args[0] if args else kwargs.get("preserve_rng_state")
+            found = checkpoints.begins(self.run.memory, self.journal, function, preserve, step_events.site_of(frame))
+            step_events.judge_all(self, found, frame)
 
     def protocol(self, happening: str, frame: FrameType, *facts: Any) -> None:
         """Something that the ledger of the step protocol keeps account of."""

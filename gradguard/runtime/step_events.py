@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from gradguard.analysis.live.frames import live_frames
 from gradguard.core.callsite import CallSite, user_frame
 from gradguard.monitors import idle_ledger, unaveraged_gradients
-from gradguard.monitors.findings import Suspicion
+from gradguard.monitors.findings import Finding
 from gradguard.probes import replicas
 from gradguard.probes.step_protocol import take_census, watch_registrations
 from gradguard.torch_compat.private_api import dynamo_in_use, quiet, sequence_number
@@ -42,9 +43,9 @@ def tell(session: Session, happening: str, frame: FrameType | None, *facts: Any)
         _forwards(session)
     if ledger.found:
         found, ledger.found = ledger.found, []
-        for suspicion in found:
+        for finding in found:
             with session.lookout:
-                suspect(session, suspicion, frame)
+                judge(session, finding, frame)
 
 
 def before_backward(session: Session, frame: FrameType) -> None:
@@ -155,14 +156,20 @@ def end_census(session: Session, ledger: Ledger) -> None:
         session.census = None
 
 
-def suspect(session: Session, suspicion: Suspicion, frame: FrameType | None) -> None:
-    """Asks the one rule whose business this is."""
+def judge_all(session: Session, findings: Iterable[Finding], frame: FrameType | None) -> None:
+    """`judge` for each; what fails on the way costs that one."""
+    for finding in findings:
+        judge(session, finding, frame)
+
+
+def judge(session: Session, finding: Finding, frame: FrameType | None) -> None:
+    """Asks the one rule that a finding is for."""
     run = session.run
-    if not suspicion.data.get("survey"):  # a look that every healthy program gets
+    if not finding.ROUTINE:  # a look that every healthy program gets
         run.depth.incident()  # the next steps are traced
-    rules = tuple(rule for rule in run.silent_rules("suspicion", True) if rule.code == suspicion.code)
+    rules = tuple(rule for rule in run.silent_rules("finding", True) if rule.code == finding.code)
     if rules:
-        optimizer = None if suspicion.book is None else suspicion.book.ref()
-        incident = session.incident("suspicion", "protocol", lambda: live_frames(frame), suspicion=suspicion, optimizer=optimizer)
+        optimizer = None if finding.book is None else finding.book.ref()
+        incident = session.incident("finding", "protocol", lambda: live_frames(frame), finding=finding, optimizer=optimizer)
         with session.disposing(incident), quiet():
             session.guard.check(rules, incident)

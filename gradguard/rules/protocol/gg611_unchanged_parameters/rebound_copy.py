@@ -17,8 +17,8 @@ from gradguard.analysis.program.syntax import FUNCTIONS, Source
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.core.safe_read import named_modules, parameters_in
 from gradguard.fixes.edits import replaced
-from gradguard.monitors.findings import few_values, version_of
 from gradguard.monitors.optimizer_books import Book
+from gradguard.monitors.tensor_state import few_values, version_of
 from gradguard.rules import wording
 from gradguard.rules.protocol.rebound import Dropped, dropped
 from gradguard.rules.spans import in_tiers, written_in
