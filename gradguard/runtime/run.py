@@ -24,7 +24,6 @@ from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.moments import Moment
 from gradguard.instrumentation.fault_barrier import mute, say, unmute
 from gradguard.monitors.gradient_ledger import Ledger
-from gradguard.monitors.summary_records import Recorder
 from gradguard.reporting.terminal.layout import clean, one_line
 from gradguard.reporting.user_warnings import Speaker
 from gradguard.rules.base import Rule, Screen
@@ -55,9 +54,7 @@ class Run:
         self.suppressions = Suppressions()
         self.repeats = Repeats()
         policy = self.policy
-        self.ledger = Ledger(cache(lambda code: policy.options(get_rule(code))))
-        if settings.summary:
-            self.ledger.recorder = Recorder()
+        self.ledger = Ledger(cache(lambda code: policy.options(get_rule(code))), settings.summary)
         self.memory: dict[str, Any] = {"ledger": self.ledger, "options": self.policy.options}
         self._told = 0  # repeats that were summed up already
         self._finished = False

@@ -462,7 +462,7 @@ class Session(Incidents):
     def wants_forwards(self) -> bool:
         """Whether forwards without grad shall be reported."""
         with self.shield:
-            return bool(self.run.ledger.modes.wants_forwards())
+            return bool(self.run.ledger.modes.wants_forwards(self.run.ledger))
         return False
 
 

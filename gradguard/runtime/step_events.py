@@ -64,11 +64,8 @@ def after_backward(session: Session, frame: FrameType, call: BackwardFact, roots
 
 def differentiated(session: Session, call: BackwardFact, roots: tuple[Any, ...]) -> None:
     """A backward call or an autograd.grad of a traced step has returned."""
-    derivatives = session.run.ledger.derivatives
     with quiet():
-        derivatives.went_through(call, roots)
-    if call.kind == "grad" and call.create_graph:
-        derivatives.taken(session.run.ledger, call, sequence_number())
+        session.run.ledger.differentiated(call, roots, sequence_number())
 
 
 def after_step(session: Session, frame: FrameType, optimizer: Any, site: CallSite | None) -> None:

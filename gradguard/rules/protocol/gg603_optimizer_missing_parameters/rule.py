@@ -40,7 +40,8 @@ from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import modules_in, parameters_in, peek
 from gradguard.monitors.findings import Confirmed
 from gradguard.monitors.optimizer_books import Book, Prepared
-from gradguard.monitors.surveys import MadeAnew, Stranger
+from gradguard.monitors.surveys import MadeAnew
+from gradguard.monitors.untrained_leaves import Stranger
 from gradguard.rules import wording
 from gradguard.rules.base import Rule
 from gradguard.rules.protocol import orphans
@@ -77,7 +78,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     last = {id(s): True for s in kept}
 
     def holds() -> bool:
-        known = ledger.survey.known()
+        known = ledger.trained_ids()
         for s in kept:
             leaf = s.ref()
             if leaf is not None:

@@ -61,7 +61,7 @@ def _told(incident: Incident, book: Book) -> Diagnosis | None:
     strangers = [s for s in incident.finding.strangers.values() if s.last_backward > book.backwards_at_step - 3]
     owners = Owners(incident.names)
     left = [(leaf, owner) for s in strangers if (leaf := s.ref()) is not None and (owner := owners.of(leaf)) is not None and s.same()]
-    left = [(leaf, owner) for leaf, owner in left if id(leaf) not in ledger.survey.known()]
+    left = [(leaf, owner) for leaf, owner in left if id(leaf) not in ledger.trained_ids()]
     if not left:
         return copies.told(incident, book, [leaf for s in strangers if (leaf := s.ref()) is not None and s.same()], mine)
     gone = [p for p in mine if incident.names.state(p) is None]

@@ -19,7 +19,7 @@ def told(incident: Incident, finding: OwnState, code: str, name: str) -> Diagnos
         return None
     receiver = place.receiver if (place.callee or "").endswith(".load_state_dict") else None
     shown = receiver or incident.names.module_path(module) or type(module).__name__
-    shapes, known = _shapes(module), incident.memory["ledger"].survey.known()
+    shapes, known = _shapes(module), incident.memory["ledger"].trained_ids()
     paths = [
         path
         for other in {id(m): m for _, root in incident.names.modules for m in root.modules()}.values()

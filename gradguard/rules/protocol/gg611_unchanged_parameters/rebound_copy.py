@@ -29,7 +29,7 @@ _SEEN = "GG611 copies"  # what the parameters in question held at the survey bef
 
 def rebound_copy(incident: Incident, book: Book, code: str, name: str) -> Diagnosis | None:
     """The one such statement, once the parameters that it was to move have stayed the same while others were trained."""
-    known = incident.memory["ledger"].survey.known()
+    known = incident.memory["ledger"].trained_ids()
     if not any(_rebinding(written_in(incident, _OVER_PARAMETERS.search))):
         return None
     if all(id(p) in known for _, root in incident.names.modules for p in parameters_in(root)):
