@@ -47,7 +47,7 @@ from gradguard.torch_compat.private_api import (
 if TYPE_CHECKING:
     from gradguard.config.settings import Settings
     from gradguard.instrumentation.event_buffer import Coast
-    from gradguard.runtime.guard import Guard
+    from gradguard.runtime.open_guard import OpenGuard
 
 
 class Session(Incidents):
@@ -55,7 +55,7 @@ class Session(Incidents):
 
     def __init__(self) -> None:
         self.journal = current_journal()
-        self.guards: list[Guard] = []
+        self.guards: list[OpenGuard] = []
         self._runs: dict[tuple[CallSite | None, int], Run] = {}
         self.tracing = False
         self.step = 0
@@ -107,20 +107,20 @@ class Session(Incidents):
         self.__dict__.pop("run", None)
 
     @property
-    def guard(self) -> Guard:
+    def guard(self) -> OpenGuard:
         return self.guards[-1]
 
-    def run_of(self, made_at: CallSite | None, settings: Settings) -> Run:
-        """The run of the guards made at one line with the same settings."""
+    def run_of(self, made_at: CallSite | None, settings: Settings, close: Callable[[Run], None]) -> Run:
+        """The run of the guards made at one line with the same settings; `close` is for the end of the process."""
         key = (made_at, id(settings))  # the run keeps its settings, and with them their identity
         run = self._runs.get(key)
         if run is None:
             if len(self._runs) >= 64:
                 self._runs.pop(next(iter(self._runs)))
-            run = self._runs[key] = Run(settings)
+            run = self._runs[key] = Run(settings, close)
         return run
 
-    def open(self, guard: Guard) -> None:
+    def open(self, guard: OpenGuard) -> None:
         """A guard is entered in this thread: a step boundary."""
         coast = self._coast
         if coast is not None:
@@ -157,7 +157,7 @@ class Session(Incidents):
                 run.depth.resume()
                 self.begin_step(entered=True)
 
-    def close(self, guard: Guard) -> None:
+    def close(self, guard: OpenGuard) -> None:
         """A guard is left."""
         if guard not in self.guards:
             return
@@ -197,7 +197,7 @@ class Session(Incidents):
                 self.forget_run()
                 break
 
-    def _close_from_afar(self, guard: Guard) -> None:
+    def _close_from_afar(self, guard: OpenGuard) -> None:
         """A guard is left in another thread than it was entered in: that thread's function modes are out of reach."""
         if self._coast is not None:
             self._coast.stop()
