@@ -21,11 +21,10 @@ from typing import Any, Literal
 
 from gradguard.core.diagnosis import Diagnosis
 from gradguard.core.errors import ConfigError
-from gradguard.monitors.lightning_fits import Fit
-from gradguard.monitors.optimizer_books import Suspicion
+from gradguard.monitors.lightning_fits import Fit, IdleFit, NoLossReturned
 from gradguard.runtime.guard import Guard
 from gradguard.runtime.session import current_session
-from gradguard.runtime.step_events import suspect
+from gradguard.runtime.step_events import judge
 
 logger = logging.getLogger("gradguard")
 _NO_LOSS_BATCHES = 5
@@ -185,9 +184,9 @@ class _GradGuardCallback:
             step = step.__wrapped__
         code = getattr(step, "__code__", None)
         if code is not None:
-            facts = {"owner": type(module).__name__, "function": code, "batches": self._without_loss}
+            finding = NoLossReturned(None, type(module).__name__, code, self._without_loss)
             self._without_loss = None
-            suspect(current_session(), Suspicion("GG741", None, facts), sys._getframe(1))
+            judge(current_session(), finding, sys._getframe(1))
 
     def _wrap(self, owner: Any, name: str, call: Callable[..., Any], always: bool = False) -> bool:
         """Replaces a bound method on the instance, if there is one; taken back when the fit ends.
@@ -272,7 +271,7 @@ class _GradGuardCallback:
                 self._no_loss(pl_module)
         if self._fit is not None and self._fit.idle(self.guard.run.ledger):
             with self.guard:
-                suspect(current_session(), Suspicion("GG741", None, {"fit": self._fit}), sys._getframe())
+                judge(current_session(), IdleFit(None, self._fit), sys._getframe())
         self.guard.close()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:

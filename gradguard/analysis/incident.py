@@ -51,7 +51,7 @@ class Incident:
         call: this backward call's fact.
         func, args, kwargs: the torch call that failed ("forward"), or what the moment is about.
         traced: whether the op probe has seen the current step.
-        suspicion: what a monitor found, at the moment "suspicion".
+        finding: what a monitor found, at the moment "finding".
         memory: a dict a rule may keep from moment to moment, of the guard's session (never tensors).
     """
 
@@ -71,7 +71,7 @@ class Incident:
     optimizer: Any = None
     models: tuple[nn.Module, ...] = ()
     memory: dict[str, Any] = field(default_factory=dict)
-    suspicion: Any = None
+    finding: Any = None
 
     def __post_init__(self) -> None:
         self.args = tuple(map(unless_loud, self.args))

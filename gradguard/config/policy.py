@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gradguard.config.rule_settings import options_model
-from gradguard.config.settings import Action
+from gradguard.config.rule_settings import Action, options_model
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -10,16 +10,16 @@ import difflib
 import reprlib
 import sys
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from gradguard.config.settings import Action
 from gradguard.core.errors import UnknownRuleError
 
 if TYPE_CHECKING:
     from gradguard.rules.base import Rule
 
+Action = Literal["off", "log", "warn", "raise"]
 KeyPath = tuple[str, ...]
 ACTIONS: tuple[str, ...] = get_args(Action)
 

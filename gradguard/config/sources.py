@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from gradguard.config.fields import DEFAULT_LEVEL, Origin, Settings
 from gradguard.config.files import (
     FileProblems,
     KeyPath,
@@ -30,7 +31,6 @@ from gradguard.config.files import (
     shown,
 )
 from gradguard.config.rule_settings import brief, canonical_rules, did_you_mean, nearest
-from gradguard.config.settings import DEFAULT_LEVEL, Origin, Settings
 from gradguard.core.errors import ConfigError, UnknownRuleError
 
 ENV_PREFIX = "GRADGUARD_"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gradguard.core.foreign_exceptions import internal_error
-from gradguard.monitors.findings import Suspicion
+from gradguard.monitors.findings import Finding
+from gradguard.monitors.monitor import Backward, Monitor, Step
 
 if TYPE_CHECKING:
-    from gradguard.monitors.gradient_ledger import Ledger
     from gradguard.monitors.optimizer_books import Book, Part
+    from gradguard.monitors.view import View
 
 _MEANS = (
     "MeanBackward",
@@ -24,6 +27,15 @@ _MEANS = (
 _ENOUGH = 3  # steps
 
 
+@dataclass(frozen=True, eq=False)
+class UnscaledSum(Finding):
+    """Each step uses the same number of one line's mean losses, none of them scaled."""
+
+    CODE = "GG616"
+
+    times: int
+
+
 def is_plain_mean(node: Any) -> bool:
     """Whether a loss is a mean over the batch with nothing multiplied to it."""
     try:
@@ -36,23 +48,34 @@ def is_plain_mean(node: Any) -> bool:
         return False
 
 
-def scale_facts(book: Book, part: Part, roots: tuple[Any, ...]) -> None:
+class Accumulation(Monitor):
+    """See the module's docstring."""
+
+    PART = "watch of gradient accumulation"
+
+    def on_backward(self, event: Backward, view: View) -> Sequence[Finding]:
+        for book in event.filled:
+            if book.filled_since_step > 1 and book.last_part is not None:
+                _note(book, book.last_part, event.roots)
+        return ()
+
+    def on_step(self, event: Step, view: View) -> Sequence[Finding]:
+        book, found = event.book, list[Finding]()
+        if book.filled_since_step > 1 and book.same_line and book.same_line == book.filled_since_step - 1:
+            counts = book.gathered.setdefault("accumulated", [])
+            counts.append(book.filled_since_step)
+            if len(counts) == _ENOUGH and len(set(counts)) == 1:
+                found.append(UnscaledSum(book, counts[0]))
+            del counts[:-_ENOUGH]
+        elif book.filled_since_step > 1:
+            book.gathered.pop("accumulated", None)
+        return found
+
+
+def _note(book: Book, part: Part, roots: tuple[Any, ...]) -> None:
     """The second and further backward calls of one step."""
-    first = book.slots[0] if book.slots else None
     earlier = next((slot.parts[0] for slot in book.active if len(slot.parts) > 1), None)
-    if first is None or earlier is None or len(roots) != 1:
+    if earlier is None or len(roots) != 1:
         return
     if earlier.call.stack == part.call.stack and is_plain_mean(getattr(roots[0], "grad_fn", None)):
         book.same_line += 1
-
-
-def accumulated(ledger: Ledger, book: Book) -> None:
-    """A step used several backward calls."""
-    if book.same_line and book.same_line == book.filled_since_step - 1:
-        counts = book.gathered.setdefault("accumulated", [])
-        counts.append(book.filled_since_step)
-        if len(counts) == _ENOUGH and len(set(counts)) == 1:
-            ledger.found.append(Suspicion("GG616", book, {"times": counts[0]}))
-        del counts[:-_ENOUGH]
-    else:
-        book.gathered.pop("accumulated", None)

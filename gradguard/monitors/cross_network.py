@@ -8,24 +8,35 @@ calls: there the other optimizer's parameters stand between the trunk and the lo
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gradguard.analysis.graph.walk import root_nodes
 from gradguard.analysis.live.optimizer_contents import trained_by
 from gradguard.core.callsite import CallSite
-from gradguard.instrumentation.fault_barrier import barred
-from gradguard.monitors.findings import Suspicion
+from gradguard.monitors.findings import Finding
+from gradguard.monitors.monitor import Backward, Monitor
 from gradguard.monitors.optimizer_books import Book, Part
 
 if TYPE_CHECKING:
-    from gradguard.instrumentation.facts import BackwardFact
-    from gradguard.monitors.gradient_ledger import Ledger
+    from gradguard.monitors.view import View
 
 _TIMES = 3
 _MOST_NODES = 8_192
 
 
-class Crossing:
+@dataclass(frozen=True, eq=False)
+class LeftByAnother(Finding):
+    """A step uses contributions from both sides of another optimizer's step."""
+
+    CODE = "GG601"
+
+    other: weakref.ref[Any]
+    part: Part
+
+
+class Crossing(Monitor):
     """What was seen of it in one run; at most one pair of optimizers is followed at a time."""
 
     PART = "look-out for gradients of another network"
@@ -37,32 +48,33 @@ class Crossing:
         self._count = 0
         self._through: bool | None = None  # whether the other's parameters stand behind the book's, seen from the loss
 
-    @barred
-    def before_use(self, ledger: Ledger, book: Book) -> None:
-        """An optimizer has stepped; its contributions are not counted as used yet."""
-        slot = next((slot for slot in book.active if len(slot.parts) > 1), None)
+    def before_use(self, book: Book, view: View) -> Sequence[Finding]:
+        slot = next((slot for slot in book.active if len(slot.parts) > 1), None) if len(view.books) > 1 else None
         if slot is None:
-            return
+            return ()
         old, new = slot.parts[0], slot.parts[-1]
         if not old.used or new.used or old.call.site == new.call.site:
-            return
-        other = _stepped_between(ledger, book, old, new)
+            return ()
+        other = _stepped_between(view, book, old, new)
         if other is None:
-            return
+            return ()
         if self._book is None or self._book() is not book or self._site != old.call.site:
             self._book, self._other, self._site = weakref.ref(book), weakref.ref(other), old.call.site
             self._count, self._through = 0, None
         self._count += 1
         if self._count >= _TIMES and self._through:
             self._through = False  # said
-            ledger.found.append(Suspicion("GG601", book, {"across": weakref.ref(other), "part": old}))
+            return (LeftByAnother(book, weakref.ref(other), old),)
+        return ()
 
-    @barred
-    def look(self, call: BackwardFact, roots: tuple[Any, ...]) -> None:
-        """A backward call has run: if it is the one in question, which of the two networks its loss meets first."""
-        if self._book is None or self._through is not None or call.site != self._site:
-            return
-        book, other = self._book(), self._other() if self._other is not None else None
+    def on_backward(self, event: Backward, view: View) -> Sequence[Finding]:
+        if self._book is not None and self._through is None and event.call.site == self._site:
+            self._look(event.roots)
+        return ()
+
+    def _look(self, roots: tuple[Any, ...]) -> None:
+        """The call in question: which of the two networks its loss meets first."""
+        book, other = self._book() if self._book is not None else None, self._other() if self._other is not None else None
         if book is None or other is None:
             return
         mine, theirs = {id(p) for p in book.parameters()}, trained_by(other)
@@ -82,9 +94,9 @@ class Crossing:
         self._through = len(first) == 2 and first[True] < first[False]
 
 
-def _stepped_between(ledger: Ledger, book: Book, old: Part, new: Part) -> Any:
+def _stepped_between(view: View, book: Book, old: Part, new: Part) -> Any:
     """Another optimizer that has stepped between two backward calls."""
-    for fact in reversed(ledger.journal.steps):
+    for fact in reversed(view.journal.steps):
         if fact.clock < old.call.clock:
             return None
         optimizer = fact.optimizer()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
@@ -14,7 +14,11 @@ from gradguard.instrumentation.facts import BackwardFact, Cut
 from gradguard.instrumentation.fault_barrier import barred
 from gradguard.instrumentation.journal import Journal
 from gradguard.instrumentation.tensor_refs import TensorRef
+from gradguard.monitors.monitor import Backward, Monitor
 from gradguard.torch_compat.private_api import node_sequence
+
+if TYPE_CHECKING:
+    from gradguard.monitors.view import View
 
 _MOST_NODES = 8_192
 _CALLS = 16  # backward calls of one step whose losses are looked at
@@ -50,7 +54,7 @@ class Blocked(NamedTuple):
     only: tuple[int, int]
 
 
-class Severed:
+class Severed(Monitor):
     """The cuts between some parameters and the losses of a step.
 
     Args:
@@ -86,9 +90,13 @@ class Severed:
         self._journal.wanted = {}
         self._journal.severed = []
 
-    @barred
-    def look(self, call: BackwardFact, roots: tuple[Any, ...]) -> None:
-        """A backward call has run: which of the cut values its graph was fed with."""
+    def on_backward(self, event: Backward, view: View) -> tuple[()]:
+        if view.census_until:
+            self._look(event.call, event.roots)
+        return ()
+
+    def _look(self, call: BackwardFact, roots: tuple[Any, ...]) -> None:
+        """Which of the cut values the call's graph was fed with."""
         journal = self._journal
         if journal.wanted:
             self._reach(call, roots)

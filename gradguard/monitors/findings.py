@@ -1,49 +1,46 @@
-"""What the ledger hands to the rules: a suspicion, and how a tensor's version is read."""
+"""Findings: what a monitor reports, one dataclass a kind. Each monitor's module defines its own; here is what they share."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-import torch
-
-from gradguard.core.foreign_exceptions import internal_error
-from gradguard.torch_compat.private_api import has_memory, own_part
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
+    from gradguard.core.diagnosis import Diagnosis
     from gradguard.monitors.optimizer_books import Book
 
 
-@dataclass
-class Suspicion:
-    """Something that does not look like a sound loop, for the rule whose business it is.
+@dataclass(frozen=True, eq=False)
+class Finding:
+    """Something that needs a rule's judgement; plain facts and weak references.
 
     Attributes:
-        code: the rule's.
-        book: the optimizer concerned.
-        data: what the rule needs beside; plain facts and weak references.
+        book: the optimizer concerned, if it is one's.
+        CODE: the rule's.
+        ROUTINE: whether it is a look that every healthy program gets, and nothing odd yet.
     """
 
-    code: str
-    book: Book | None = None
-    data: dict[str, Any] = field(default_factory=dict)
+    CODE: ClassVar[str] = ""
+    ROUTINE: ClassVar[bool] = False
+
+    book: Book | None
+
+    @property
+    def code(self) -> str:
+        """The rule to ask."""
+        return self.CODE
 
 
-def version_of(tensor: torch.Tensor) -> int:
-    """The version counter; -1 for tensors that have none."""
-    try:
-        return int(tensor._version)
-    except internal_error():
-        return -1
+class TraceNext(Finding):
+    """Nothing to judge yet: the next steps are to be traced."""
 
 
-def few_values(tensor: torch.Tensor) -> list[float]:
-    """Some of a tensor's values, to see whether it changes."""
-    try:
-        tensor = own_part(tensor)
-        if not has_memory(tensor):
-            return []
-        flat = tensor.detach().reshape(-1)
-        return [float(x) for x in flat[:: max(1, flat.numel() // 8)][:8].tolist()]
-    except internal_error():
-        return []
+@dataclass(frozen=True, eq=False)
+class Confirmed(Finding):
+    """A diagnosis made while names were at hand, which has held to the end of training."""
+
+    diagnosis: Diagnosis
+
+    @property
+    def code(self) -> str:
+        return self.diagnosis.code

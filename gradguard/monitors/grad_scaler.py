@@ -4,23 +4,57 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gradguard.core.callsite import CallSite
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.safe_read import UNKNOWN, peek
 from gradguard.instrumentation.fault_barrier import barred
-from gradguard.monitors.optimizer_books import Suspicion
+from gradguard.monitors.findings import Finding
+from gradguard.monitors.monitor import Backward, Clipping, Monitor, Step
 
 if TYPE_CHECKING:
-    from gradguard.instrumentation.facts import BackwardFact
-    from gradguard.monitors.gradient_ledger import Ledger
     from gradguard.monitors.optimizer_books import Book, Part
+    from gradguard.monitors.view import View
 
 _TIMES = 2  # one clipping at a line could be an accident of a first step
 
 
-class Scaling:
+@dataclass(frozen=True, eq=False)
+class ClippedScaled(Finding):
+    """Gradients are clipped that are scaled and not unscaled yet."""
+
+    CODE = "GG721"
+
+    site: CallSite | None
+    scaled: CallSite | None
+    scale: float
+    scaler: weakref.ref[Any] | None
+
+
+@dataclass(frozen=True, eq=False)
+class SteppedPastScaler(Finding):
+    """An optimizer steps directly, on gradients of a scaled loss."""
+
+    CODE = "GG722"
+
+    scaled: CallSite | None
+    scale: float
+
+
+@dataclass(frozen=True, eq=False)
+class NeverScaled(Finding):
+    """A scaler has divided gradients of a loss that it has not multiplied."""
+
+    CODE = "GG722"
+
+    backward: CallSite | None
+    scale: float
+
+
+class Scaling(Monitor):
     """Between `scale(loss)` and `update()`."""
 
     PART = "watch of gradient scalers"
@@ -45,16 +79,17 @@ class Scaling:
         self._outstanding += 1
         self._known.add(scaler)
 
-    @barred
-    def backward(self, call: BackwardFact, roots: tuple[Any, ...] = ()) -> None:
-        """backward() has returned: on a scaled loss, if one was scaled since the last."""
+    def on_backward(self, event: Backward, view: View) -> Sequence[Finding]:
+        """On a scaled loss, if one was scaled since the last."""
+        call = event.call
         outstanding = self._outstanding > 0
         self._outstanding -= outstanding and not call.nested
         if self._awaited:
             self._awaited = call.nested  # a reentrant checkpoint's own backward calls return before that on the loss
             self._calls.append(call.index)
-        elif self._known and not outstanding and not call.nested and call.kind == "backward" and not any(map(_may_be_scaled, roots)):
+        elif self._known and not outstanding and not call.nested and call.kind == "backward" and not any(map(_may_be_scaled, event.roots)):
             self._bare.append(call.index)
+        return ()
 
     @property
     def on(self) -> bool:
@@ -66,32 +101,30 @@ class Scaling:
         """Whether a scaler has scaled a loss at any time, and is alive."""
         return bool(self._known)
 
-    @barred
-    def stepped(self, ledger: Ledger, book: Book, optimizer: Any, written: bool) -> None:
-        """An optimizer has stepped: on gradients that are still scaled, or that never were?
+    def on_step(self, event: Step, view: View) -> Sequence[Finding]:
+        """On gradients that are still scaled, or that never were?"""
+        return list(self._stepped(view, event.book, event.optimizer, event.written)) if event.fresh else ()
 
-        Args:
-            written: whether the gradients were written after backward, by other means than a scaler's.
-        """
+    def _stepped(self, view: View, book: Book, optimizer: Any, written: bool) -> Iterator[Finding]:
         scaler = None if self._scaler is None else self._scaler()
         used = book.last_used
         if used is not None and used.call.index in self._bare:
-            self._never_scaled(ledger, book, optimizer, used, written)
+            yield from self._never_scaled(view, book, optimizer, used, written)
         if scaler is None or used is None or used.call.index not in self._calls or not peek(scaler, "_enabled", False):
             return
         states, scale = peek(scaler, "_per_optimizer_states", None), peek(scaler, "_scale", None)
         if states is None or scale is None or peek(optimizer, "grad_scale") is not UNKNOWN:
             return
         state = states.get(id(optimizer)) if id(optimizer) in states else None
-        by_hand = written or used.reads != ledger.journal.grad_reads  # divided by the scale, perhaps
+        by_hand = written or used.reads != view.journal.grad_reads  # divided by the scale, perhaps
         if by_hand or getattr(state.get("stage") if state else None, "name", "READY") != "READY":
             self._plain[book.key] = -1_000_000
             return
         count = self._plain[book.key] = self._plain.get(book.key, 0) + 1
         if count == _TIMES and float(scale) != 1.0:
-            ledger.found.append(Suspicion("GG722", book, {"scaled": self._site, "scale": float(scale)}))
+            yield SteppedPastScaler(book, self._site, float(scale))
 
-    def _never_scaled(self, ledger: Ledger, book: Book, optimizer: Any, used: Part, written: bool) -> None:
+    def _never_scaled(self, view: View, book: Book, optimizer: Any, used: Part, written: bool) -> Iterator[Finding]:
         """A scaler has divided gradients by its scale that come from a loss it has not multiplied."""
         for scaler in list(self._known):
             states, scale = peek(scaler, "_per_optimizer_states", None), peek(scaler, "_scale", None)
@@ -100,12 +133,12 @@ class Scaling:
             if getattr(states[id(optimizer)].get("stage"), "name", "READY") != "UNSCALED":
                 continue
             # Multiplied by hand, perhaps: who reads gradients is seen in traced steps alone. A scaler's own writes are not counted.
-            if used.reads != ledger.journal.grad_reads or (written and not used.call.traced):
+            if used.reads != view.journal.grad_reads or (written and not used.call.traced):
                 self._divided[book.key] = -1_000_000
                 return
             count = self._divided[book.key] = self._divided.get(book.key, 0) + 1
             if count == _TIMES and float(scale) != 1.0:
-                ledger.found.append(Suspicion("GG722", book, {"bare": used.call.site, "scale": float(scale)}))
+                yield NeverScaled(book, used.call.site, float(scale))
             return
 
     @barred
@@ -113,9 +146,11 @@ class Scaling:
         """`update()`: all optimizers are done with these gradients."""
         self._scaler, self._outstanding = None, 0
 
-    @barred
-    def clipping(self, ledger: Ledger, parameters: list[Any], limit: float, site: CallSite | None) -> None:
-        """Gradients are clipped: are they still scaled?"""
+    def on_clip(self, event: Clipping, view: View) -> list[Finding]:
+        """Are they still scaled?"""
+        return list(self._clipped(event.parameters, event.limit, event.site, view))
+
+    def _clipped(self, parameters: list[Any], limit: float, site: CallSite | None, view: View) -> Iterator[Finding]:
         scaler = None if self._scaler is None else self._scaler()
         if scaler is None or not parameters:
             return
@@ -124,7 +159,7 @@ class Scaling:
         if states is None or scale is None or not peek(scaler, "_enabled", False):
             return
         wanted = {id(parameter) for parameter in parameters}
-        for key, book in list(ledger.books.items()):
+        for key, book in list(view.books.items()):
             optimizer = book.ref()
             if optimizer is None or not any(id(p) in wanted for group in optimizer.param_groups for p in group["params"]):
                 continue
@@ -133,14 +168,13 @@ class Scaling:
             if stage != "READY" or touched(book) or limit >= 0.1 * float(scale):  # unscaled by hand, or a limit in scaled units
                 self._clips[site] = -1_000_000
                 return
-            if ledger.asleep:  # whether they were unscaled by hand is not known
+            if view.asleep:  # whether they were unscaled by hand is not known
                 return
             count = self._clips[site] = self._clips.get(site, 0) + 1
             if len(self._clips) > 64:
                 self._clips.clear()
             if count == _TIMES and float(scale) != 1.0:
-                data = {"site": site, "scaled": self._site, "scale": float(scale), "scaler": self._scaler}
-                ledger.found.append(Suspicion("GG721", ledger.books[key], data))
+                yield ClippedScaled(view.books[key], site, self._site, float(scale), self._scaler)
             return
 
 

@@ -19,82 +19,78 @@ from typing import Any
 import torch
 
 from gradguard.core.callsite import CallSite, user_frame
-from gradguard.core.foreign_exceptions import internal_error
-from gradguard.instrumentation.event_buffer import Coast
 from gradguard.instrumentation.facts import BackwardFact
 from gradguard.instrumentation.fault_barrier import mute
 from gradguard.instrumentation.journal import current_journal
-from gradguard.monitors import idle_ledger, ledger_verdicts, lightning_fits, moving_frozen
-from gradguard.monitors.accumulation import accumulated, scale_facts
+from gradguard.monitors import lightning_fits
+from gradguard.monitors.accumulation import Accumulation
 from gradguard.monitors.cross_network import Crossing
 from gradguard.monitors.cut_paths import Severed
-from gradguard.monitors.findings import Suspicion
 from gradguard.monitors.grad_scaler import Scaling, touched
-from gradguard.monitors.learning_rates import Schedules, rate_of
-from gradguard.monitors.optimizer_books import Book, Part, unchanged
+from gradguard.monitors.learning_rates import Schedules
+from gradguard.monitors.ledger_verdicts import Contributions, Sharing
+from gradguard.monitors.monitor import Backward, Clipping, Monitor, Step, Zeroing, listeners
+from gradguard.monitors.moving_frozen import FrozenMoves
+from gradguard.monitors.optimizer_books import Book, Part, rate_of, unchanged
 from gradguard.monitors.own_state import OwnStates
 from gradguard.monitors.retained_graphs import Retained, tag_due
 from gradguard.monitors.summary_records import Recorder
 from gradguard.monitors.surveys import SURVEYS, Survey
 from gradguard.monitors.train_modes import Modes
 from gradguard.monitors.undifferentiated import Undifferentiated
+from gradguard.monitors.view import AWAKE_FIRST, View
 from gradguard.probes import replicas
-from gradguard.torch_compat.private_api import quiet
 
 # Gradients are followed in the first steps, after an optimizer is made or something looks odd, and in one window of steps out
 # of 32 from then on, later out of 64: a loop that is wrong is wrong in each of its rounds.
-_AWAKE_FIRST = 64
-_AWAKE = 8
 _ASLEEP, _LONG, _LONG_ASLEEP = 248, 1_000, 504
 
 
-class Ledger:
+class Ledger(View):
     """See the module's docstring. One a run of a guard; every method is called by the session of the thread.
 
     Args:
         options: a rule's thresholds and windows (its `Options`), by its code.
+        summary: whether a closing summary is asked for.
     """
 
     PART = "ledger of the step protocol"
 
-    def __init__(self, options: Callable[[str], Any]) -> None:
+    def __init__(self, options: Callable[[str], Any], summary: bool = False) -> None:
+        self._began = current_journal().step
+        super().__init__(options)
         self.failed = False
-        self.options = options  # a rule's thresholds and windows, by its code
-        self.books: dict[int, Book] = {}
-        self.journal = current_journal()
-        self._began = self.journal.step
-        self.began_at = self.journal.tick()  # what the thread did before is another training's
-        self.backwards = 0
-        self.steps = 0
-        self.stepping: list[int] = []  # optimizers inside whose step() we are
-        self.last_zero: tuple[CallSite | None, int, int] | None = None  # site, backwards, steps
-        self.zeroed_by: weakref.ref[Any] | None = None  # whose zero_grad() that was
-        self.found: list[Suspicion] = []
-        self.ended: list[Book] = []  # optimizers that died since we looked last
         self.fits = False  # whether any optimizer belongs to a fit of Lightning's that optimizes by hand
-        self.asleep = False  # between two windows in which gradients are followed (`gradguard.monitors.idle_ledger`)
-        self.coast: Coast | None = None  # under way, with steps that are yet to be counted
-        self.turn_at = _AWAKE_FIRST  # steps at which it falls asleep, or wakes up
         self.opened_at = 0  # steps when the guard was entered
         self.opened_backwards = 0
-        self.wastes: dict[tuple[CallSite | None, CallSite | None], list[int]] = {}
-        self.clips: dict[CallSite | None, int] = {}
         self.assignments: list[tuple[weakref.ref[Any], CallSite | None, int]] = []
         self.loaded: list[weakref.ref[Any]] = []
         self.called: dict[int, tuple[weakref.ref[Any], CallSite | None, bool]] = {}  # modules seen running, in a census
         self.counted: dict[int, Counter[CallSite | None]] = {}  # and how often, by the calling line
-        self.census_until = 0  # steps
         self.casts: list[tuple[weakref.ref[Any], CallSite | None]] = []
-        self.recorder: Recorder | None = None  # where a closing summary was asked for
-        self.survey = Survey(self)
+        self.survey = Survey()
         self.severed = Severed(self.journal)
-        self.crossing = Crossing()
-        self.modes = Modes(self)
+        self.modes = Modes()
         self.retained = Retained()
-        self.schedules = Schedules(self)
+        self.schedules = Schedules()
         self.scaling = Scaling()
         self.own_states = OwnStates()
         self.derivatives = Undifferentiated(self.journal)
+        self.contributions = Contributions()
+        self.frozen_moves = FrozenMoves()
+        self.recorder = Recorder() if summary else None
+        monitors: tuple[Monitor, ...] = (
+            self.survey, self.retained, self.severed, self.scaling, Crossing(), self.contributions, Sharing(), Accumulation(),
+            *([] if self.recorder is None else [self.recorder]), self.schedules, self.frozen_moves, self.modes,
+        )  # fmt: skip
+        on_backward = listeners(monitors, "on_backward")
+        self._on_backward_first = tuple(each for each in on_backward if each.ASLEEP)
+        self._on_backward = tuple(each for each in on_backward if not each.ASLEEP)
+        self._on_zero_grad = listeners(monitors, "on_zero_grad")
+        self._before_use = listeners(monitors, "before_use")
+        self._on_step = listeners(monitors, "on_step")
+        self._on_clip = listeners(monitors, "on_clip")
+        self._on_close = listeners(monitors, "on_close")
 
     def unwritten(self) -> Ledger:
         """A ledger in place of this one, which knows nothing and takes note of nothing: it only numbers the steps."""
@@ -127,76 +123,29 @@ class Ledger:
         most = max(counts)
         return most if ended or most - 1 in counts else most + 1
 
-    def book_of(self, optimizer: Any) -> Book:
-        """The book of an optimizer, opened if need be."""
-        book = self.books.get(id(optimizer))
-        if book is None or book.ref() is not optimizer:
-            book = self.books[id(optimizer)] = Book(optimizer, self._died)
-            book.made_at = self.steps
-            self.survey.stale_ids = True
-            if len(self.books) > 64:
-                self._drop_dead()
-        return book
-
-    def _died(self, book: Book) -> None:
-        """An optimizer is being destroyed: the last moment at which its parameters can be looked at."""
-        try:
-            if self.coast is not None:
-                idle_ledger.gone(book, self.coast.rates_of(book.key))
-                self.coast.stop()
-            if book.steps or book.filled or book.fit is not None:
-                with quiet():  # it may die anywhere, such as under a mode of the user's
-                    for prepared in book.prepared:
-                        verdict = prepared.holds()
-                        prepared.holds = (lambda: True) if verdict else (lambda: False)
-                    book.gathered["unchanged"] = unchanged(book)
-                    book.gathered["idle fit"] = book.fit is not None and book.fit.idle(self)
-                self.ended.append(book)
-            if self.books.get(book.key) is book:
-                del self.books[book.key]
-        except internal_error():  # inside a weak reference's callback nothing may be raised
-            pass
-
     def made(self, optimizer: Any, site: CallSite | None) -> None:
         """An optimizer was constructed."""
         if self.ended:
             self.finish_ended()
-        self.wake(_AWAKE_FIRST)
-        self.survey.often(self.backwards)
+        self.wake(AWAKE_FIRST)
+        self.survey.often(self)
         book = self.book_of(optimizer)
         book.made = site
         book.rates.given = rate_of(optimizer)
         book.fit = lightning_fits.begun(self)
         self.fits = self.fits or book.fit is not None
 
-    def _drop_dead(self) -> None:
-        for key in [key for key, book in self.books.items() if book.ref() is None]:
-            del self.books[key]
-
-    # -- sleeping and waking ------------------------------------------------------------------------------------------
-
-    def wake(self, steps: int = _AWAKE) -> None:
-        """Follows gradients for some steps from here on."""
-        if self.asleep:
-            self.asleep = False
-            for book in self.books.values():
-                book.backwards_at_step = self.backwards
-                book.filled_since_step = book.same_line = 0
-                for slot in book.slots:
-                    slot.forget()
-        self.turn_at = max(self.turn_at, self.steps + steps)
-
     def backward_asleep(self) -> bool:
         """Counts a backward call; whether it has to be looked at all the same."""
         now = self.backwards + 1
-        if tag_due(now) or now >= self.survey.next_at:
+        if tag_due(now) or now >= self.next_survey:
             return True
         self.backwards = now
         return False
 
-    def calls(self) -> list[BackwardFact]:
-        """The last backward calls of this run, oldest first."""
-        return [call for call in self.journal.backwards if call.clock > self.began_at]
+    def seek_cuts(self, parameters: list[weakref.ref[Any]]) -> None:
+        self.census_until = self.steps + 3
+        self.severed.arm(parameters)
 
     # -- moments ------------------------------------------------------------------------------------------------------
 
@@ -210,25 +159,18 @@ class Ledger:
     def after_backward(self, call: BackwardFact, roots: tuple[Any, ...] = ()) -> None:
         """Which followed parameters this backward gave gradient to."""
         self.backwards += 1
-        if self.backwards >= self.survey.next_at:
-            self.survey.walk(call, roots)
-        if tag_due(self.backwards):
-            self.retained.tag(self.steps, self.backwards, roots, self.found, self.options("GG608"))
+        event = Backward(call, roots, [])
+        for monitor in self._on_backward_first:
+            self.report(monitor.on_backward(event, self))
         if self.asleep:
             return
-        if self.census_until:
-            self.severed.look(call, roots)
-        self.scaling.backward(call, roots)
-        self.crossing.look(call, roots)
         part: Part | None = None
         for book in self.books.values():
             part = book.fill(part, call, self.journal)
-            if part is None or book.last_part is not part:
-                continue
-            if book.filled_since_step > 1:
-                scale_facts(book, part, roots)
-            if not book.steps and book.filled in (10, 40, 160):
-                self.found.append(Suspicion("GG607", book, {"gather": True}))
+            if part is not None and book.last_part is part:
+                event.filled.append(book)
+        for monitor in self._on_backward:
+            self.report(monitor.on_backward(event, self))
 
     def zeroed(self, owner: Any, site: CallSite | None) -> None:
         """zero_grad() of an optimizer or a module has returned."""
@@ -239,7 +181,9 @@ class Ledger:
             wasted: dict[Part, None] = {}
             cleared = each.clear(wasted) or cleared
             if wasted:
-                ledger_verdicts.wasted(self, each, wasted, site, owner)
+                event = Zeroing(each, wasted, site, weakref.ref(owner))
+                for monitor in self._on_zero_grad:
+                    self.report(monitor.on_zero_grad(event, self))
             each.zero_site = site
             each.zeros += 1
             each.zeroed_at_step = each.steps
@@ -276,52 +220,27 @@ class Ledger:
         book = self.book_of(optimizer)
         book.steps += 1
         book.step_site = site
-        if len(self.books) > 1:
-            self.crossing.before_use(self, book)
+        for monitor in self._before_use:
+            self.report(monitor.before_use(book, self))
         written = self.scaling.used and touched(book)
-        fresh, same, none, stale = book.use()
-        if stale and not book.by_hand:
-            book.stale += 1
-            if book.stale in (2, 24, 100):
-                self.found.append(Suspicion("GG601", book))
-            book.look_closely()
-        if not fresh:
-            ledger_verdicts.nothing_new(self, book, same, none)
-        else:
-            book.empty = 0
-            ledger_verdicts.rounds(self, book)
-        book.wasted.clear()
-        book.clipped_late = None
-        if fresh:
-            self.scaling.stepped(self, book, optimizer, written)
-        if book.sharing and fresh:
-            ledger_verdicts.shared(self, book)
-        if book.filled_since_step > 1:
-            accumulated(self, book)
+        event = Step(book, optimizer, *book.use(), written, self.survey_due(book))
+        for monitor in self._on_step:
+            self.report(monitor.on_step(event, self))
         book.same_line = 0
         book.filled_since_step = 0
         book.backwards_at_step = self.backwards
         book.nested = bool(self.stepping)
-        if self.recorder is not None:
-            self.recorder.after_step(book)
-        book.rates.look(self, book, optimizer)
-        if book.frozen:
-            moving_frozen.look(self, book)
-        if book.steps in SURVEYS or self.steps == self.survey.again:
-            self.survey.after_step(book)
-            if len(self.books) > 1:
-                ledger_verdicts.find_sharing(self, book)
-        elif book.steps == book.idle_at:
-            self.survey.look_for_idle(book)
-        if self.modes.watching:
-            self.modes.after_step(book)
-        if self.found and any(each.book is not None and "survey" not in each.data for each in self.found):
-            self.turn_at = max(self.turn_at, self.steps + _AWAKE_FIRST)
+        if self.found and any(each.book is not None and not each.ROUTINE for each in self.found):
+            self.turn_at = max(self.turn_at, self.steps + AWAKE_FIRST)
         elif self.steps >= self.turn_at and not self.census_until:
             self.asleep = True
             self.turn_at = self.steps + (_ASLEEP if self.steps < _LONG else _LONG_ASLEEP)
         if book.steps == book.close_until or len(optimizer.param_groups) != 1 or book.size != len(optimizer.param_groups[0]["params"]):
             book.follow()
+
+    def survey_due(self, book: Book) -> bool:
+        """Whether everything of an optimizer is looked at after this step."""
+        return book.steps in SURVEYS or self.steps == self.survey_again
 
     def loaded_optimizer(self, optimizer: Any, site: CallSite | None) -> None:
         """An optimizer's load_state_dict() has returned: its groups have the saved rates."""
@@ -331,19 +250,19 @@ class Ledger:
 
     def scheduler_made(self, scheduler: Any, site: CallSite | None) -> None:
         """A learning-rate scheduler was constructed."""
-        self.schedules.made(scheduler, site)
+        self.schedules.made(scheduler, self, site)
 
     def scheduler_stepped(self, scheduler: Any, site: CallSite | None) -> None:
         """A learning-rate scheduler was stepped."""
-        self.schedules.stepped(scheduler, site)
+        self.report(self.schedules.stepped(scheduler, self, site))
 
     def switched(self, module: Any, mode: bool, was: bool, site: CallSite | None) -> None:
         """A module was put into train or eval mode."""
-        self.modes.switched(module, mode, was, site)
+        self.modes.switched(module, mode, was, self, site)
 
     def forward(self, module: Any, arguments: Any, frame: Any, site: CallSite | None) -> None:
         """A module runs with grad mode off."""
-        self.modes.forward_without_grad(module, arguments, frame)
+        self.report(self.modes.forward_without_grad(module, arguments, frame, self))
 
     def loaded_state(self, module: Any, assign: bool, state: Any, site: CallSite | None) -> None:
         """load_state_dict() was called; with assign=True it has replaced the module's parameters."""
@@ -351,7 +270,17 @@ class Ledger:
         if assign:
             self.assignments = [*self.assignments[-15:], (weakref.ref(module), site, self.steps)]
         else:
-            self.own_states.loaded(self, module, state, site)
+            self.report(self.own_states.loaded(module, state, self, site))
+
+    def differentiated(self, call: BackwardFact, roots: tuple[Any, ...], end: int) -> None:
+        """A backward call or an autograd.grad of a traced step has returned.
+
+        Args:
+            end: the number that the next graph node will have.
+        """
+        self.derivatives.went_through(call, roots)
+        if call.kind == "grad" and call.create_graph:
+            self.report(self.derivatives.taken(call, end))
 
     def census(self, module: Any, frame: Any) -> None:
         """A module is called, in the steps in which that is looked at: where, and with grad mode on or off."""
@@ -396,7 +325,9 @@ class Ledger:
 
     def clipping(self, parameters: list[Any], limit: float, site: CallSite | None) -> None:
         """Gradients are about to be clipped: what if a step has used them already, or they are still scaled?"""
-        ledger_verdicts.clipping(self, parameters, limit, site)
+        event = Clipping(parameters, limit, site)
+        for monitor in self._on_clip:
+            self.report(monitor.on_clip(event, self))
 
     def opened(self) -> None:
         """The guard is entered."""
@@ -411,10 +342,25 @@ class Ledger:
 
     def closing(self) -> None:
         """The guard is left: what can only be said at the end is said, if this was more than a single step."""
-        ledger_verdicts.closing(self)
+        self.finish_ended()
+        books = list(self.books.values())
+        for book in books:
+            if book.fit is not None and book.fit.idle(self):
+                self.found.append(lightning_fits.idle_fit(self, book))
+        steps = self.steps - self.opened_at
+        if (steps < 10 and self.backwards < 10) or (steps < 10 and self.steps > 10 and self.steps < 300):
+            return
+        for book in books:
+            if book.ref() is not None:
+                book.gathered["unchanged"] = unchanged(book)
+                self._close(book)
 
     def finish_ended(self) -> None:
         """What is to be said of optimizers that are gone."""
         ended, self.ended = self.ended, []
         for book in ended:
-            ledger_verdicts.finish(self, book)
+            self._close(book)
+
+    def _close(self, book: Book) -> None:
+        for monitor in self._on_close:
+            self.report(monitor.on_close(book, self))

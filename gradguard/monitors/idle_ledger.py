@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from gradguard.core.callsite import CallSite
 from gradguard.instrumentation.event_buffer import Where
-from gradguard.monitors import moving_frozen
+from gradguard.monitors.optimizer_books import LOOK_EVERY
 from gradguard.monitors.retained_graphs import RAREST, tag_due
 from gradguard.monitors.surveys import SURVEYS
 
 if TYPE_CHECKING:
     from gradguard.monitors.gradient_ledger import Ledger
-    from gradguard.monitors.optimizer_books import Book
 
 _FAR = 1_000_000
-_RATES = 8  # steps between two looks at a learning rate
 
 
 def ahead(ledger: Ledger) -> tuple[int, int]:
@@ -26,12 +23,12 @@ def ahead(ledger: Ledger) -> tuple[int, int]:
     if ledger.modes.watching is not None or any(book.frozen for book in ledger.books.values()):
         return 0, 0
     steps = ledger.turn_at - ledger.steps
-    if ledger.survey.again > ledger.steps:
-        steps = min(steps, ledger.survey.again - ledger.steps)
+    if ledger.survey_again > ledger.steps:
+        steps = min(steps, ledger.survey_again - ledger.steps)
     for book in ledger.books.values():
         steps = min(steps, min((survey - book.steps for survey in SURVEYS if survey > book.steps), default=_FAR))
     tag = next((count for count in range(1, RAREST + 1) if tag_due(ledger.backwards + count)), _FAR)
-    return steps - 1, min(ledger.survey.next_at - ledger.backwards, tag) - 1
+    return steps - 1, min(ledger.next_survey - ledger.backwards, tag) - 1
 
 
 def step(ledger: Ledger, optimizer: Any, site: CallSite | None) -> bool:
@@ -39,17 +36,18 @@ def step(ledger: Ledger, optimizer: Any, site: CallSite | None) -> bool:
     ledger.steps += 1
     book = ledger.books.get(id(optimizer)) or ledger.book_of(optimizer)
     book.steps += 1
-    if not book.steps % _RATES:
+    if not book.steps % LOOK_EVERY:
         book.step_site = site
-        book.rates.look(ledger, book, optimizer, _RATES)
+        ledger.report(ledger.schedules.look(book, optimizer, ledger, LOOK_EVERY))
     if book.frozen:
-        moving_frozen.look(ledger, book)
-    if book.steps in SURVEYS or ledger.steps == ledger.survey.again:
-        ledger.survey.after_step(book)
+        ledger.report(ledger.frozen_moves.look(book))
+    if ledger.survey_due(book):
+        ledger.report(ledger.survey.look(book, ledger))
+        ledger.report(ledger.schedules.swings(book, ledger))
     if ledger.modes.watching is not None:
-        ledger.modes.after_step(book)
+        ledger.report(ledger.modes.look(book))
     if ledger.recorder is not None:
-        ledger.recorder.after_step(book)
+        ledger.recorder.look(book)
     if ledger.steps >= ledger.turn_at:
         ledger.wake()
         book.step_site = site
@@ -69,18 +67,6 @@ def coasted(ledger: Ledger, key: int, optimizer: Any, where: Where, rate: Any) -
     if book is None or optimizer is None or book.ref() is not optimizer:
         return
     book.steps += 1
-    if not book.steps % _RATES:
+    if not book.steps % LOOK_EVERY:
         book.step_site = None if where[0] is None else CallSite(where[0], where[1])
-        book.rates.look(ledger, book, optimizer, _RATES, rate)
-
-
-def gone(book: Book, rates: Iterable[Any]) -> None:
-    """The optimizer dies with steps that went by unseen.
-
-    Args:
-        rates: its learning rate at each of them.
-    """
-    for rate in rates:
-        book.steps += 1
-        if not book.steps % _RATES:
-            book.rates.passed(rate, _RATES)
+        ledger.report(ledger.schedules.look(book, optimizer, ledger, LOOK_EVERY, rate))

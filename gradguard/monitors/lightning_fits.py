@@ -5,16 +5,20 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass
+from types import CodeType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from gradguard.core.safe_read import follow, peek, variables_of
-from gradguard.monitors.surveys import Stranger, leaves
+from gradguard.monitors.findings import Finding
+from gradguard.monitors.untrained_leaves import Stranger, leaves
 from gradguard.torch_compat.private_api import quiet
 
 if TYPE_CHECKING:
-    from gradguard.monitors.gradient_ledger import Ledger
+    from gradguard.monitors.optimizer_books import Book
+    from gradguard.monitors.view import View
 
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
@@ -29,22 +33,42 @@ _BATCHES = 10  # of the whole fit, without a backward and without a step, before
 _DEEP = 60  # frames between an optimizer's construction and the trainer that asked for it
 
 
+@dataclass(frozen=True, eq=False)
+class IdleFit(Finding):
+    """A fit under manual optimization has run, and nothing has applied what it computes."""
+
+    CODE = "GG741"
+
+    fit: Fit
+
+
+@dataclass(frozen=True, eq=False)
+class NoLossReturned(Finding):
+    """Automatic optimization, and training_step has returned no loss in any batch so far."""
+
+    CODE = "GG741"
+
+    owner: str
+    function: CodeType
+    batches: int | None
+
+
 class Fit:
     """One fit under manual optimization: does anything apply the losses that its training_step returns?
 
     Args:
         module: the LightningModule.
-        ledger: counts backward calls and steps.
+        view: counts backward calls and steps.
 
     Raises:
         AttributeError: this Lightning keeps its count of batches elsewhere.
     """
 
-    def __init__(self, module: Any, ledger: Ledger) -> None:
+    def __init__(self, module: Any, view: View) -> None:
         self.module: weakref.ref[Any] = weakref.ref(module)
         self.kind: type = type(module)
         self.progress = peek(module, "_trainer").fit_loop.epoch_loop.batch_progress  # numbers, and nothing else
-        self._before = (ledger.backwards, ledger.steps)
+        self._before = (view.backwards, view.steps)
         self._looks = 0
         self._trained: list[Stranger] = []  # what the losses returned lead to
 
@@ -60,18 +84,18 @@ class Fit:
             self._trained = []
         return self._looks >= _LOOKS
 
-    def idle(self, ledger: Ledger) -> bool:
+    def idle(self, view: View) -> bool:
         """Whether no backward and no step came of all the batches, and nothing else has changed what the losses lead to."""
         return (
             self._looks >= _LOOKS
             and bool(self._trained)
-            and (ledger.backwards, ledger.steps) == self._before
+            and (view.backwards, view.steps) == self._before
             and self.progress.total.completed >= _BATCHES
             and all(each.same() for each in self._trained)
         )
 
 
-def begun(ledger: Ledger) -> Fit | None:
+def begun(view: View) -> Fit | None:
     """The fit for which an optimizer has just been made, if one is and its optimization is manual."""
     if not any(name in sys.modules for name in _PACKAGES):
         return None
@@ -85,12 +109,12 @@ def begun(ledger: Ledger) -> Fit | None:
     module = variables_of(frame).get("model")
     if module is None or automatic(module):
         return None
-    known = next((book.fit for book in ledger.books.values() if book.fit is not None and book.fit.module() is module), None)
+    known = next((book.fit for book in view.books.values() if book.fit is not None and book.fit.module() is module), None)
     try:
         strategy = follow(peek(module, "_trainer"), "_accelerator_connector.strategy")
         if known is not None or "training_step" in vars(strategy):
             return known
-        fit = Fit(module, ledger)
+        fit = Fit(module, view)
         vars(strategy)["training_step"] = _looked_at(weakref.ref(strategy), fit)
     except (AttributeError, TypeError):
         return None
@@ -114,3 +138,12 @@ def _looked_at(owner: weakref.ref[Any], fit: Fit) -> Any:
 def automatic(module: Any) -> bool:
     """Whether a LightningModule is under automatic optimization."""
     return peek(module, "automatic_optimization", True) is not False
+
+
+def idle_fit(view: View, book: Book) -> Finding:
+    """A fit has run, and nothing has applied what it computes; said once for all optimizers of the fit."""
+    fit = book.fit
+    for each in (book, *view.books.values(), *view.ended):
+        if each.fit is fit:
+            each.fit = None
+    return IdleFit(book, fit)

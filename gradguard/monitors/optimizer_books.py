@@ -1,9 +1,9 @@
-"""What the ledger writes into: suspicions, parts, followed parameters, and one book an optimizer."""
+"""What the ledger writes into: parts, followed parameters, and one book an optimizer."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +14,10 @@ from gradguard.core.safe_read import elements, peek
 from gradguard.instrumentation.facts import BackwardFact
 from gradguard.instrumentation.journal import Journal
 from gradguard.instrumentation.tensor_refs import TensorRef
-from gradguard.monitors.findings import Suspicion, few_values, version_of
-from gradguard.monitors.learning_rates import Rates
+from gradguard.monitors.tensor_state import few_values, version_of
 
-__all__ = ["Book", "Part", "Prepared", "Slot", "Suspicion", "unchanged", "version_of"]
-
+LOOK_EVERY = 8  # steps between two looks at a learning rate while no gradients are followed
+_A_LOT = 0.2  # of the rate at the look before
 _CLOSE_STEPS = 5  # of a book, in which every parameter is followed
 _FOLLOWED = 3  # parameters of an optimizer followed after that
 _MOST_FOLLOWED = 512
@@ -109,6 +108,39 @@ class Slot:
         self.forget()
 
 
+class Rates:
+    """The learning rate of one optimizer over its steps, and a sample of low-precision parameters' values."""
+
+    __slots__ = (
+        "brought", "cuts", "falling", "falls", "given", "highest", "last", "outrun", "said", "said_beside", "sample", "swung", "tiny",
+        "zero",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.highest = 0.0
+        self.zero = 0
+        self.tiny = 0
+        self.last: float = 0.0  # at the look before
+        self.cuts = 0  # looks at which it had fallen a lot
+        self.falling = self.falls = 0  # looks in a row at which it had fallen a lot: now, and at most
+        self.said = self.said_beside = self.swung = self.outrun = False
+        self.given: Any = None  # the rate that the optimizer was made with
+        self.brought: tuple[CallSite | None, int] | None = None  # where a state with a rate of zero was loaded, and after how many steps
+        self.sample: list[tuple[weakref.ref[Any], list[float], list[float]]] = []
+
+    def note(self, rate: float) -> None:
+        """The rate at a look."""
+        if rate > self.highest:
+            self.highest = rate
+        if rate < _A_LOT * self.last:
+            self.cuts += 1
+            self.falling += 1
+            self.falls = max(self.falls, self.falling)
+        else:
+            self.falling = 0
+        self.last = rate
+
+
 class Book:
     """What is known of one optimizer."""
 
@@ -165,6 +197,18 @@ class Book:
         if optimizer is None:
             return []
         return [p for group in optimizer.param_groups for p in group["params"] if isinstance(p, torch.Tensor)]
+
+    def passed(self, rates: Iterable[Any]) -> None:
+        """The optimizer is about to be gone, with steps that went by unseen: there is nothing to judge.
+
+        Args:
+            rates: its learning rate at each of them.
+        """
+        for rate in rates:
+            self.steps += 1
+            if not self.steps % LOOK_EVERY and type(rate) in (float, int):
+                self.rates.highest = max(self.rates.highest, rate)
+                self.rates.zero = 0 if rate else self.rates.zero + LOOK_EVERY
 
     def switched_off(self) -> list[weakref.ref[Any]]:
         """Some of the parameters, where these required grad when they were first seen and are frozen now, without a gradient."""
@@ -356,3 +400,12 @@ def unchanged(book: Book) -> bool:
     """Whether no parameter of the optimizer was written since it was first seen."""
     known = [(p, version) for ref, version in book.first_versions if (p := ref()) is not None]
     return bool(known) and all(version_of(p) == version for p, version in known)
+
+
+def rate_of(optimizer: Any) -> Any:
+    """The learning rate of an optimizer's first group, None where it has neither; where that is zero, the highest of all groups."""
+    groups = optimizer.param_groups
+    rate = groups[0].get("lr") if groups else None
+    if type(rate) in (int, float) and rate == 0 and len(groups) > 1:
+        return max((other for group in groups if type(other := group.get("lr")) in (int, float)), default=rate)
+    return rate

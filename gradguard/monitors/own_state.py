@@ -4,46 +4,63 @@ from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from gradguard.core.callsite import CallSite
-from gradguard.monitors.findings import Suspicion, version_of
+from gradguard.instrumentation.fault_barrier import barred
+from gradguard.monitors.findings import Finding
+from gradguard.monitors.monitor import Monitor
+from gradguard.monitors.tensor_state import version_of
 
 if TYPE_CHECKING:
-    from gradguard.monitors.gradient_ledger import Ledger
+    from gradguard.monitors.view import View
 from gradguard.core.safe_read import named_parameters
 
 _TENSORS = (torch.Tensor, nn.Parameter)
 _MOST = 64
 
 
-class OwnStates:
+@dataclass(frozen=True, eq=False)
+class OwnState(Finding):
+    """A module was loaded with its own state."""
+
+    CODE = "GG611"
+
+    module: weakref.ref[Any]
+    site: CallSite | None
+
+
+class OwnStates(Monitor):
     """Modules that were given their own state by `load_state_dict`, and the versions of their parameters after it."""
+
+    PART = "watch of loaded states"
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[Any], list[int]]] = {}
 
-    def loaded(self, ledger: Ledger, module: nn.Module, state: Any, site: CallSite | None) -> None:
+    @barred
+    def loaded(self, module: nn.Module, state: Any, view: View, site: CallSite | None) -> list[Finding]:
         """`load_state_dict` has returned.
 
         A state dict that was changed in place before it is loaded is its module's own, too. So it counts only where nobody has
         written the parameters since they were loaded the last time, with their own values then as well.
         """
-        if type(state) not in (dict, OrderedDict) or not ledger.backwards:
-            return
+        if type(state) not in (dict, OrderedDict) or not view.backwards:
+            return []
         parameters = dict(named_parameters(module))
         if not parameters or not all(_is_alias(state.get(name), parameter) for name, parameter in parameters.items()):
-            return
+            return []
         versions = [version_of(parameter) for parameter in parameters.values()]
         known = self._known.pop(id(module), None)
         while len(self._known) >= _MOST:
             self._known.pop(next(iter(self._known)))
         self._known[id(module)] = weakref.ref(module), versions
-        if known is not None and known[0]() is module and versions == [version + 1 for version in known[1]]:
-            ledger.found.append(Suspicion("GG611", None, {"kind": "own state", "module": weakref.ref(module), "site": site}))
+        again = known is not None and known[0]() is module and versions == [version + 1 for version in known[1]]
+        return [OwnState(None, weakref.ref(module), site)] if again else []
 
 
 def _is_alias(given: Any, parameter: torch.Tensor) -> bool:

@@ -10,7 +10,7 @@ from gradguard.probes import replicas
 
 
 def screen(memory: dict[str, Any], moment: Moment, facts: dict[str, Any], traced: bool) -> bool:
-    """Whether the ranks have drifted apart; what was found goes to the incident as its `suspicion`."""
+    """Whether the ranks have drifted apart; what was found goes to the incident as its `finding`."""
     if not replicas.known:
         return False
     if moment == "before_backward":
@@ -19,9 +19,9 @@ def screen(memory: dict[str, Any], moment: Moment, facts: dict[str, Any], traced
     if moment == "after_backward":
         unaveraged_gradients.after_backward()
         return False
-    if "suspicion" not in facts:
-        facts["suspicion"] = _drift(memory, facts.get("optimizer"))
-    return isinstance(facts["suspicion"], replicas.Drift)
+    if "finding" not in facts:
+        facts["finding"] = _drift(memory, facts.get("optimizer"))
+    return isinstance(facts["finding"], replicas.Drift)
 
 
 def idle(memory: dict[str, Any]) -> bool:

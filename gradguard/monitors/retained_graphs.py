@@ -8,10 +8,15 @@ until old graphs are seen to pile up.
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from gradguard.instrumentation.fault_barrier import barred
-from gradguard.monitors.findings import Suspicion
+from gradguard.monitors.findings import Finding
+from gradguard.monitors.monitor import Backward, Monitor
+
+if TYPE_CHECKING:
+    from gradguard.monitors.view import View
 
 MOST_TAGS = 48
 RAREST = 128  # backward calls from one tag to the next
@@ -25,6 +30,17 @@ def tag_due(backward: int) -> bool:
     return not backward & (7 if backward < 128 else 15 if backward < 320 else 63 if backward < 1_024 else RAREST - 1)
 
 
+@dataclass(frozen=True, eq=False)
+class GraphsRetained(Finding):
+    """The graphs of old steps live on."""
+
+    CODE = "GG608"
+
+    count: int
+    since: int
+    step: int
+
+
 class Tag:
     """Dies with the last node it hangs on."""
 
@@ -35,10 +51,11 @@ class Tag:
         self.backward = backward
 
 
-class Retained:
+class Retained(Monitor):
     """The tags of a run."""
 
     PART = "watch of graphs kept alive"
+    ASLEEP = True
 
     def __init__(self) -> None:
         self.tags: list[weakref.ref[Tag]] = []
@@ -50,20 +67,27 @@ class Retained:
         """The tags whose graphs live, oldest first."""
         return [tag for ref in self.tags if (tag := ref()) is not None]
 
-    @barred
-    def tag(self, step: int, backward: int, roots: tuple[Any, ...], found: list[Suspicion], options: Any) -> None:
-        """Tags a graph that backward has just gone through, and counts the older ones.
+    def on_backward(self, event: Backward, view: View) -> Sequence[Finding]:
+        if not tag_due(view.backwards):
+            return ()
+        found = self._count(view.steps, view.options("GG608"))
+        self._tag(view.steps, view.backwards, event.roots)
+        return found
 
-        Args:
-            options: GG608's: at which age and from how many on.
-        """
+    def _count(self, step: int, options: Any) -> Sequence[Finding]:
+        """Counts the older graphs that live; `options` say at which age, and from how many on, that is odd."""
+        found: Sequence[Finding] = ()
         old = [tag for tag in self.alive() if step - tag.step >= options.age]
         if len(old) >= options.graphs and len(old) > self._last and self.said < 3:
             spread = old[-1].step - old[0].step
             if spread >= 3 * options.age:
                 self.said += 1
-                found.append(Suspicion("GG608", None, {"old": len(old), "since": old[0].step, "step": step}))
+                found = (GraphsRetained(None, len(old), old[0].step, step),)
         self._last = len(old)
+        return found
+
+    def _tag(self, step: int, backward: int, roots: tuple[Any, ...]) -> None:
+        """Tags a graph that backward has just gone through."""
         self.tags = [ref for ref in self.tags if ref() is not None][-MOST_TAGS:]
         node = roots[0].grad_fn if roots and getattr(roots[0], "grad_fn", None) is not None else None
         if node is None:

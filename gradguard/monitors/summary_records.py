@@ -12,11 +12,13 @@ import torch
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.instrumentation.fault_barrier import barred
 from gradguard.instrumentation.tensor_refs import TensorRef
-from gradguard.monitors.findings import version_of
+from gradguard.monitors.monitor import Monitor, Step
+from gradguard.monitors.tensor_state import version_of
 from gradguard.torch_compat.private_api import own_part
 
 if TYPE_CHECKING:
     from gradguard.monitors.optimizer_books import Book
+    from gradguard.monitors.view import View
 
 _EVERY_STEP = 16  # of an optimizer's first steps, then one in sixteen
 _MOST = 512  # norms kept of one layer; then every other one is dropped
@@ -37,7 +39,7 @@ class OptimizerRecord:
     nonfinite: int = 0  # recorded steps with a gradient that is not finite
 
 
-class Recorder:
+class Recorder(Monitor):
     """The records of a run's optimizers, in the order of their first steps."""
 
     PART = "record for the summary"
@@ -45,8 +47,12 @@ class Recorder:
     def __init__(self) -> None:
         self.records: dict[int, OptimizerRecord] = {}
 
+    def on_step(self, event: Step, view: View) -> tuple[()]:
+        self.look(event.book)
+        return ()
+
     @barred
-    def after_step(self, book: Book) -> None:
+    def look(self, book: Book) -> None:
         """Takes the norms of one step, before its gradients are cleared."""
         record = self.records.get(id(book))
         if record is None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +17,12 @@ from gradguard.core.callsite import USER_FILES, CallSite
 from gradguard.core.safe_read import elements, function_code, in_class, modules_in, parameters_in, variables_of
 from gradguard.instrumentation.fault_barrier import barred
 from gradguard.instrumentation.fingerprints import fingerprint
-from gradguard.monitors.findings import Suspicion
+from gradguard.monitors.findings import Finding
+from gradguard.monitors.monitor import Monitor, Step
 
 if TYPE_CHECKING:
-    from gradguard.monitors.gradient_ledger import Ledger
     from gradguard.monitors.optimizer_books import Book
+    from gradguard.monitors.view import View
 
 ACTING = (_BatchNorm, _DropoutNd)
 ENOUGH = 3  # forwards of one module without grad and without a backward between
@@ -40,13 +43,55 @@ class Switch:
         self.kept: CallSite | None = None  # where the module was last given the mode that it had from here
 
 
-class Modes:
+@dataclass(frozen=True, eq=False)
+class LeftInEval(Finding):
+    """Steps go on while what they train is in eval mode."""
+
+    CODE = "GG609"
+
+    switch: Switch
+
+
+@dataclass(frozen=True, eq=False)
+class EvalOfOwnForward(Finding):
+    """A trained module whose forward is the user's runs in eval mode for the first time."""
+
+    CODE = "GG609"
+    ROUTINE = True
+
+    module: weakref.ref[nn.Module]
+
+
+@dataclass(frozen=True, eq=False)
+class OutOfReach(Finding):
+    """A part acts as in training inside a module in eval mode that does not hold it."""
+
+    CODE = "GG609"
+
+    root: weakref.ref[nn.Module]
+    part: weakref.ref[nn.Module]
+    type_name: str
+    site: CallSite
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardsWithoutGrad(Finding):
+    """Forwards with grad mode off, on different inputs, of a trained module that acts as in training."""
+
+    CODE = "GG609"
+
+    root: weakref.ref[nn.Module]
+    part: weakref.ref[nn.Module]
+    site: CallSite
+    bare: bool
+
+
+class Modes(Monitor):
     """What is known of the modes of a run's modules."""
 
     PART = "watch of train and eval modes"
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = weakref.ref(ledger)
+    def __init__(self) -> None:
         self.switches: list[Switch] = []
         self.watching: Switch | None = None  # a trained module was put into eval mode: do steps follow?
         self.steps_in_eval = 0
@@ -59,14 +104,11 @@ class Modes:
         self.looks = 0  # at single module calls, in all
 
     @barred
-    def switched(self, module: nn.Module, mode: bool, was: bool, site: CallSite | None) -> None:
+    def switched(self, module: nn.Module, mode: bool, was: bool, view: View, site: CallSite | None) -> None:
         """train(mode) was called."""
-        ledger = self._ledger()
-        if ledger is None:
-            return
-        switch = Switch(module, mode, was, ledger.steps, site)
+        switch = Switch(module, mode, was, view.steps, site)
         self.switches = [*self.switches[-31:], switch]
-        if not mode and was and ledger.steps and any(isinstance(m, ACTING) for m in modules_in(module)):
+        if not mode and was and view.steps and any(isinstance(m, ACTING) for m in modules_in(module)):
             self.watching, self.steps_in_eval, self.evaluated = switch, 0, False
         elif self.watching is not None and self.watching.ref() is module:
             if mode:
@@ -74,98 +116,96 @@ class Modes:
             else:
                 self.watching.kept = site
 
+    def on_step(self, event: Step, view: View) -> Sequence[Finding]:
+        return self.look(event.book) if self.watching is not None else ()
+
     @barred
-    def after_step(self, book: Book) -> None:
+    def look(self, book: Book) -> list[Finding]:
         """A step was taken while a trained module stands in eval mode."""
-        switch, ledger = self.watching, self._ledger()
+        switch, found = self.watching, list[Finding]()
         module = None if switch is None else switch.ref()
-        if switch is None or module is None or module.training or ledger is None:
+        if switch is None or module is None or module.training:
             self.watching = None
-            return
+            return found
         self.steps_in_eval += 1
         if self.steps_in_eval < _EVAL_STEPS:
-            return
+            return found
         if self.steps_in_eval == _EVAL_STEPS and self.evaluated:
             mine = {id(p) for p in book.parameters()}
             if any(id(p) in mine for p in parameters_in(module)) and book.steps > _EVAL_STEPS:
-                ledger.found.append(Suspicion("GG609", book, {"kind": "left in eval", "switch": switch}))
+                found.append(LeftInEval(book, switch))
         if self.steps_in_eval > 2 * _EVAL_STEPS:
             self.watching = None
+        return found
 
     @barred
-    def wants_forwards(self) -> bool:
+    def wants_forwards(self, view: View) -> bool:
         """Whether forwards without grad are worth looking at."""
-        ledger = self._ledger()
-        return not self.off and ledger is not None and ledger.steps > 0
+        return not self.off and view.steps > 0
 
     @barred
-    def forward_without_grad(self, module: nn.Module, arguments: Any, frame: FrameType | None) -> None:
+    def forward_without_grad(self, module: nn.Module, arguments: Any, frame: FrameType | None, view: View) -> list[Finding]:
         """A module runs with grad mode off; called for every module while forwards are watched."""
+        found: list[Finding] = []
         if not module.training and type(module) not in self._kinds:
-            self._evaluated(module)
+            found += self._evaluated(module, view)
         known = self._counts.get(id(module))
         if known is not None and known.ref() is module:
             if module.training or known.bare:
-                self._again(known, arguments, frame)
+                found += self._again(known, arguments, frame, view)
         elif module.training and isinstance(module, ACTING):
-            self._first(module, frame)
+            found += self._first(module, frame, view)
         self.evaluated = True
+        return found
 
-    def _evaluated(self, module: nn.Module) -> None:
+    def _evaluated(self, module: nn.Module, view: View) -> Iterator[Finding]:
         """A kind of module runs in eval mode for the first time: what its forward calls may not know of the mode."""
-        ledger = self._ledger()
         code = function_code(in_class(type(module), "forward"))
-        if ledger is None or len(self._kinds) > 256:
+        if len(self._kinds) > 256:
             return
         self._kinds.add(type(module))
         if code is not None and USER_FILES[code.co_filename]:
-            ids = ledger.survey.known()
+            ids = view.trained_ids()
             if any(id(p) in ids for p in parameters_in(module)):
-                ledger.found.append(Suspicion("GG609", None, {"kind": "functional dropout", "module": weakref.ref(module), "survey": True}))
+                yield EvalOfOwnForward(None, weakref.ref(module))
 
-    def _first(self, module: nn.Module, frame: FrameType | None) -> None:
+    def _first(self, module: nn.Module, frame: FrameType | None, view: View) -> Iterator[Finding]:
         """A dropout or batch norm acts in train mode: in which root module's forward?"""
         self.looks += 1
         if self.looks > 2000:
             self.off = True
-        ledger = self._ledger()
         root, argument, caller = outermost(frame)
         root, argument, caller = (module, None, frame) if root is None else (root, argument, caller)
-        if ledger is None or caller is None:
+        if caller is None:
             return
         mixed = not root.training  # the whole is in eval mode, and this part of it is not
         if mixed:
-            self._stray(root, module, frame)
+            yield from self._stray(root, module, frame, view)
         if id(root) in self._counts:
             return
         if len(self._counts) > 64:
             self._counts.clear()
-        known = self._counts[id(root)] = Forwards(root, module, ledger.backwards, _mark(argument))
+        known = self._counts[id(root)] = Forwards(root, module, view.backwards, _mark(argument))
         known.bare = mixed and not any(not switch.mode and _holds(switch.ref(), root) for switch in self.switches)
 
-    def _stray(self, root: nn.Module, module: nn.Module, frame: FrameType | None) -> None:
+    def _stray(self, root: nn.Module, module: nn.Module, frame: FrameType | None, view: View) -> Iterator[Finding]:
         """A dropout or batch norm acts in train mode inside a module in eval mode: does eval() reach it?"""
         while frame is not None and not USER_FILES[frame.f_code.co_filename]:
             frame = frame.f_back
-        ledger = self._ledger()
-        if frame is None or ledger is None or (place := CallSite(frame.f_code, frame.f_lasti)) in self._strays or len(self._strays) > 256:
+        if frame is None or (place := CallSite(frame.f_code, frame.f_lasti)) in self._strays or len(self._strays) > 256:
             return
         self._strays.add(place)
-        ids = ledger.survey.known()
+        ids = view.trained_ids()
         if not _holds(root, module) and any(id(p) in ids for p in parameters_in(root)):
-            data = {"root": weakref.ref(root), "module": weakref.ref(module), "type": type(module).__name__, "site": place}
-            ledger.found.append(Suspicion("GG609", None, {"kind": "out of reach", **data}))
+            yield OutOfReach(None, weakref.ref(root), weakref.ref(module), type(module).__name__, place)
 
-    def _again(self, known: Forwards, arguments: Any, frame: FrameType | None) -> None:
-        ledger = self._ledger()
-        if ledger is None:
-            return
-        begun = known.backwards != ledger.backwards
+    def _again(self, known: Forwards, arguments: Any, frame: FrameType | None, view: View) -> Iterator[Finding]:
+        begun = known.backwards != view.backwards
         if not begun and (known.said or not 0 < known.number < ENOUGH):
             return
         argument = _mark(arguments[0]) if arguments else None
         if begun:
-            known.backwards, known.number, known.argument = ledger.backwards, 1, argument
+            known.backwards, known.number, known.argument = view.backwards, 1, argument
             return
         if known.argument == argument:
             known.number = -1_000_000  # the same input again and again: Monte Carlo dropout
@@ -177,21 +217,11 @@ class Modes:
         root, _, caller = outermost(frame)
         if root is None or root is not known.ref() or caller is None or not USER_FILES[caller.f_code.co_filename]:
             return
-        ids = ledger.survey.known()
+        ids = view.trained_ids()
         if any(id(p) in ids for p in parameters_in(root)):
             known.said = True
-            ledger.found.append(
-                Suspicion(
-                    "GG609",
-                    None,
-                    {
-                        "kind": "train mode without grad" if root.training else "bare flag",
-                        "root": known.ref,
-                        "module": known.module,
-                        "site": CallSite(caller.f_code, caller.f_lasti),
-                    },
-                )
-            )
+            site = CallSite(caller.f_code, caller.f_lasti)
+            yield ForwardsWithoutGrad(None, known.ref, known.module, site, bare=not root.training)
 
 
 class Forwards:

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gradguard.analysis.graph.walk import root_nodes, walk
 from gradguard.core.callsite import CallSite
 from gradguard.instrumentation.facts import BackwardFact
-from gradguard.monitors.findings import Suspicion
+from gradguard.instrumentation.fault_barrier import barred
+from gradguard.monitors.findings import Finding, TraceNext
+from gradguard.monitors.monitor import Monitor
 from gradguard.torch_compat.private_api import node_sequence
 
 if TYPE_CHECKING:
     from gradguard.instrumentation.journal import Journal
-    from gradguard.monitors.gradient_ledger import Ledger
 
 _ENOUGH = 3  # calls of one line in a row
 _MOST_NODES = 20_000
 _MOST = 64
+
+
+@dataclass(frozen=True, eq=False)
+class UnusedGradients(Finding):
+    """Gradients were taken with a graph, and no later graph has any of their nodes."""
+
+    CODE = "GG308"
+
+    taken: BackwardFact
+    backward: BackwardFact
 
 
 class _Taken:
@@ -30,8 +42,10 @@ class _Taken:
         self.used = False
 
 
-class Undifferentiated:
+class Undifferentiated(Monitor):
     """Which gradients with a graph of their own a backward call has gone through, in traced steps."""
+
+    PART = "watch of gradients with graphs of their own"
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -39,22 +53,26 @@ class Undifferentiated:
         self._unused: dict[tuple[CallSite, ...], int] = {}
         self._last: BackwardFact | None = None
 
-    def taken(self, ledger: Ledger, call: BackwardFact, end: int) -> None:
+    @barred
+    def taken(self, call: BackwardFact, end: int) -> list[Finding]:
         """A gradient was taken; what became of the one that the same line took before is known by now."""
         if not call.stack or end == call.seq:
-            return
+            return []
+        found: list[Finding] = []
         before = self._taken.pop(call.stack, None)
         if before is not None and before.call.step < call.step and self._last is not None and self._last.clock > before.call.clock:
             seen = -1_000 if before.used or self._watched(before) else self._unused.get(call.stack, 0) + 1
             self._unused[call.stack] = seen
             if seen == 1:
-                ledger.found.append(Suspicion(""))  # the next steps are traced
+                found.append(TraceNext(None))  # the next steps are traced
             elif seen == _ENOUGH:
-                ledger.found.append(Suspicion("GG308", None, {"taken": before.call, "backward": self._last}))
+                found.append(UnusedGradients(None, before.call, self._last))
         while len(self._taken) >= _MOST:
             self._taken.pop(next(iter(self._taken)))
         self._taken[call.stack] = _Taken(call, end)
+        return found
 
+    @barred
     def went_through(self, call: BackwardFact, roots: tuple[Any, ...]) -> None:
         """A call has gone through the graph of these roots."""
         open_ones = [each for each in self._taken.values() if not each.used and each.call is not call]

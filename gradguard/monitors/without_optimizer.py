@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from gradguard.instrumentation.tensor_refs import TensorRef
-from gradguard.monitors.findings import Suspicion, few_values, version_of
-
-if TYPE_CHECKING:
-    from gradguard.monitors.gradient_ledger import Ledger
-
+from gradguard.monitors.findings import Finding
+from gradguard.monitors.tensor_state import few_values, version_of
 
 _BACKWARDS = 12  # without any optimizer, after which nothing has changed
 
 
 _MOST = 256
+
+
+@dataclass(frozen=True, eq=False)
+class NeverUpdated(Finding):
+    """Parameters have got gradients in a run without any optimizer, and were never written."""
+
+    CODE = "GG611"
+
+    parameters: list[weakref.ref[Any]]
+    backwards: int
 
 
 class Unheld:
@@ -28,17 +36,18 @@ class Unheld:
         self.began = 0
         self.over = False
 
-    def look(self, ledger: Ledger, leaves: list[torch.Tensor]) -> None:
+    def look(self, backwards: int, leaves: list[torch.Tensor]) -> list[Finding]:
         """At a survey of a run in which no optimizer was made so far."""
         if self.over or not leaves:
-            return
+            return []
         parameters = [leaf for leaf in leaves if isinstance(leaf, torch.nn.Parameter)][:_MOST]
         if not self.first:
             self.first = [(TensorRef(p), version_of(p), few_values(p)) for p in parameters]
-            self.began = ledger.backwards
-            return
+            self.began = backwards
+            return []
         if any((p := ref()) is None or version_of(p) != version or few_values(p) != values for ref, version, values in self.first):
             self.over = True
-        elif parameters and (now := ledger.backwards - self.began) >= _BACKWARDS:
+        elif parameters and (now := backwards - self.began) >= _BACKWARDS:
             self.over = True
-            ledger.found.append(Suspicion("GG611", None, {"kind": "rebound", "of": [ref for ref, *_ in self.first], "backwards": now}))
+            return [NeverUpdated(None, [ref for ref, *_ in self.first], now)]
+        return []

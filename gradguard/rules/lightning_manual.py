@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -13,9 +13,6 @@ from gradguard.analysis.places.source import ResolvedSite, dotted, function_def,
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import UNKNOWN, follow, function_code, in_class, peek, unwrapped
 from gradguard.monitors.lightning_fits import Fit
-
-if TYPE_CHECKING:
-    pass
 
 
 def idle_fit(fit: Fit, code: str, name: str) -> Diagnosis:

@@ -21,13 +21,13 @@ from gradguard.runtime import step_events
 from gradguard.torch_compat.private_api import grad_fn_of, is_a, node_sequence, others_watch, quiet, sequence_number
 
 if TYPE_CHECKING:
-    from gradguard.runtime.session import Session
+    from gradguard.runtime.incident_routing import Incidents
 
 _BACKWARDS_PER_STEP = 64
 _HANDED_ON = OpProbe.__torch_function__.__code__
 
 
-def coasted_failed(session: Session, error: BaseException, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def coasted_failed(session: Incidents, error: BaseException, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """A backward call that was only written down (`gradguard.instrumentation.event_buffer`) has raised."""
     __tracebackhide__ = True
     session.catch_up()
@@ -36,7 +36,7 @@ def coasted_failed(session: Session, error: BaseException, frame: FrameType, arg
         _backward_failed(session, error, "backward", frame, args, kwargs, args[:1], _outermost(session))
 
 
-def coasted_returned(session: Session, frame: FrameType, args: tuple[Any, ...]) -> None:
+def coasted_returned(session: Incidents, frame: FrameType, args: tuple[Any, ...]) -> None:
     """A backward call in whose course something out of the ordinary came: in a hook, or in a Function's backward."""
     session.depth = 0
     session._backwards += 1
@@ -44,13 +44,13 @@ def coasted_returned(session: Session, frame: FrameType, args: tuple[Any, ...]) 
         step_events.tell(session, "after_backward", frame, _outermost(session), args[:1])
 
 
-def _outermost(session: Session) -> BackwardFact | None:
+def _outermost(session: Incidents) -> BackwardFact | None:
     """The newest backward call that was not made by another."""
     return next((fact for fact in reversed(session.journal.backwards) if not fact.nested), None)
 
 
 def _backward_failed(
-    session: Session,
+    session: Incidents,
     error: BaseException,
     kind: str,
     frame: FrameType,
@@ -68,7 +68,7 @@ def _backward_failed(
 
 
 def run_backward(
-    session: Session, kind: str, original: Callable[..., Any], frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]
+    session: Incidents, kind: str, original: Callable[..., Any], frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Runs a backward call of the user's, at which the rules look before and after; `Session.run_backward`.
 
@@ -145,7 +145,7 @@ def _is_same_call(call: BackwardFact, other: BackwardFact | None) -> bool:
     return other is not None and (call.kind, call.root_seqs, call.stack) == (other.kind, other.root_seqs, other.stack)
 
 
-def _gradients(session: Session, call: BackwardFact, result: Any) -> None:
+def _gradients(session: Incidents, call: BackwardFact, result: Any) -> None:
     """Gradients taken without create_graph have no graph of their own: what is made of them remembers that."""
     cut = Cut("detach", session.journal.tick(), call.site, "autograd.grad", call.seq, call.root_seqs)
     for gradient in result if isinstance(result, (tuple, list)) else (result,):
@@ -154,7 +154,7 @@ def _gradients(session: Session, call: BackwardFact, result: Any) -> None:
 
 
 def backward_fact(
-    session: Session, kind: str, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any], roots: tuple[Any, ...]
+    session: Incidents, kind: str, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any], roots: tuple[Any, ...]
 ) -> BackwardFact:
     """The journal's entry of a backward call, with its place, its roots and whether it keeps the graph."""
     journal = session.journal

@@ -8,8 +8,8 @@ journal, the ledger and the rules when the stretch ends: `catch_up`, before anyt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from gradguard.core.callsite import CallSite
 from gradguard.instrumentation.event_buffer import Coast, Event, Place, Where
@@ -17,44 +17,13 @@ from gradguard.instrumentation.facts import BackwardFact, StepFact
 from gradguard.monitors import idle_ledger
 
 if TYPE_CHECKING:
-    from gradguard.instrumentation.event_buffer import Ahead
-    from gradguard.rules.base import Rule
-    from gradguard.runtime.session import Session
+    from gradguard.runtime.incident_routing import Incidents
 
 _STEPS = 128  # the longest stretch: what could give a rule business from elsewhere (a replica made) can wait that long
 _STACK = 12  # frames a fact keeps
 
-Idle = Callable[[dict[str, Any]], bool]
 
-
-class Calm:
-    """What has to be asked of the rules before a stretch of calm steps; made once a run.
-
-    Args:
-        rules: all that look at untraced steps.
-    """
-
-    PART = "fast path"
-
-    def __init__(self, rules: tuple[Rule, ...]) -> None:
-        self.possible = all(rule.idle is not None or rule.ahead is not None for rule in rules)
-        self._idle: tuple[Idle, ...] = tuple(dict.fromkeys(rule.idle for rule in rules if rule.idle is not None))
-        self.ahead: tuple[Ahead, ...] = tuple(dict.fromkeys(rule.ahead for rule in rules if rule.ahead is not None))
-
-    def begins(self, memory: dict[str, Any]) -> bool:
-        """Whether no rule has any business in the step that begins, as far as that can be known now."""
-        return self.possible and all(idle(memory) for idle in self._idle)
-
-    def calls(self, memory: dict[str, Any]) -> dict[Place, int]:
-        """How many backward calls at each place may go by with no more than a look at their loss."""
-        found: dict[Place, int] | None = None
-        for each in self.ahead:
-            calls = each.calls(memory)
-            found = calls if found is None else {place: min(count, calls[place]) for place, count in found.items() if place in calls}
-        return found or {}
-
-
-def set_off(session: Session) -> Coast | None:
+def set_off(session: Incidents) -> Coast | None:
     """A calm step begins: how far it may be coasted from here; None where that is not worth a list."""
     run = session.run
     depth = run.depth.ahead()
@@ -69,7 +38,7 @@ def set_off(session: Session) -> Coast | None:
     return coast
 
 
-def catch_up(session: Session, coast: Coast) -> None:
+def catch_up(session: Incidents, coast: Coast) -> None:
     """Tells the journal, the ledger and the rules what has been written down; the session is as if it had been told at once."""
     run, journal, log = coast.run, session.journal, coast.log
     ledger, depth = run.ledger, run.depth

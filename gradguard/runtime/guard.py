@@ -38,7 +38,7 @@ from gradguard.runtime.rerun.guarded_step import run_step
 from gradguard.runtime.rerun.reachable_state import aloud
 from gradguard.runtime.run import Run
 from gradguard.runtime.session import Session, current_session
-from gradguard.runtime.summary import RunSummary, summary_of
+from gradguard.runtime.summary import RunSummary
 from gradguard.torch_compat import saved_tensors
 from gradguard.torch_compat.private_api import OtherRanksNeeded, this_rank_only
 
@@ -130,11 +130,11 @@ class Guard:
 
     def _run_in(self, session: Session) -> Run:
         if self.made_at is not None:
-            return session.run_of(self.made_at, self.settings)
+            return session.run_of(self.made_at, self.settings, _close)
         # made by an adapter, not in a line of the user's: nothing to share it by
         run = self._private.get(session)
         if run is None:
-            run = self._private[session] = Run(self.settings)
+            run = self._private[session] = Run(self.settings, _close)
         return run
 
     @property
@@ -148,7 +148,7 @@ class Guard:
         Norms and parameters' names are recorded where `summary=True` was set when the guard was made.
         """
         current_session().catch_up()
-        return summary_of(self.run)
+        return self.run.summary()
 
     def watch(self, *objects: Any) -> Guard:
         """Names models and optimizers (schedulers and scalers are welcome too); returns the guard.
@@ -485,6 +485,11 @@ class Guard:
     def report_to(self, path: str | os.PathLike[str]) -> None:
         """Writes diagnoses to this file from now on."""
         self.report = JsonlReport(path)
+
+
+def _close(run: Run) -> None:
+    """The process ends, and no guard of the run was closed."""
+    Guard.of_run(run).close()
 
 
 gradguard = Guard

@@ -23,7 +23,7 @@ from gradguard.rules.base import Rule
 from gradguard.torch_compat.private_api import quiet
 
 if TYPE_CHECKING:
-    from gradguard.runtime.guard import Guard
+    from gradguard.runtime.open_guard import OpenGuard
     from gradguard.runtime.run import Run
 
 
@@ -31,9 +31,17 @@ class Incidents:
     """The part of a thread's session that has rules asked; `gradguard.runtime.session.Session` is the whole."""
 
     journal: Journal
-    guards: list[Guard]
+    guards: list[OpenGuard]
     tracing: bool
     step: int
+    depth: int  # nested backward calls
+    under_way: Any  # the fact of the newest of those that are not
+    census: Any
+    forwards: Any
+    registrations: Any
+    _backwards: int
+    _calm: bool
+    _on: bool
     ended: bool
     shield: Shield
     lookout: Shield
@@ -44,12 +52,20 @@ class Incidents:
         raise NotImplementedError
 
     @property
-    def guard(self) -> Guard:
+    def guard(self) -> OpenGuard:
         """The guard that speaks."""
         raise NotImplementedError
 
     def catch_up(self) -> None:
         """What was only written down is told."""
+        raise NotImplementedError
+
+    def trace(self, on: bool) -> None:
+        """Switches the op probe of this thread."""
+        raise NotImplementedError
+
+    def begin_step(self, entered: bool = False) -> None:
+        """Decides whether the step that begins is traced."""
         raise NotImplementedError
 
     def fault(self, error: BaseException, rules: tuple[Rule, ...] = (), lasting: bool = True) -> None:
@@ -87,7 +103,7 @@ class Incidents:
         facts = {"error": error, "roots": roots, "inputs": inputs, "call": call, "func": func, "args": args, "kwargs": kwargs or {}}
         self.explain(self.guard, where, frames, **facts)
 
-    def explain(self, guard: Guard, where: str, frames: Callable[[], list[FrameView]], **facts: Any) -> None:
+    def explain(self, guard: OpenGuard, where: str, frames: Callable[[], list[FrameView]], **facts: Any) -> None:
         """Has an exception diagnosed; a fault on the way leaves the exception as it is.
 
         Raises:

@@ -51,7 +51,8 @@ def received_worker(function: Callable[..., Any], *arguments: Any) -> Any:
     """A spawned process's worker under a guard. Its modules are not there yet, and the parent's script's folder is on the path."""
     if not (getattr(sys.flags, "safe_path", False) or sys.flags.isolated):
         load_apart(sys.path[0])
-    worker: Any = import_module("gradguard.runtime.workers").GuardedWorker(function, *arguments)
+    guard = import_module("gradguard.runtime.guard").Guard
+    worker: Any = import_module("gradguard.runtime.workers").GuardedWorker(guard, function, *arguments)
     return worker
 
 

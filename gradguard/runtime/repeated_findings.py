@@ -1,7 +1,7 @@
 """Causes that were told already: met again on the same evidence, they are counted, and no rule is asked what they are.
 
 Finding out what a cause is (whose tensor, which line, what to write instead) goes through the objects of the process and through
-source. The evidence is cheap beside it: where the program stands, what the suspicion is about, what graph there is, and which lines
+source. The evidence is cheap beside it: where the program stands, what the finding is about, what graph there is, and which lines
 have done what since the last turn of the loop. Equal evidence need not mean an equal cause, since rules look at values too: the rule
 is asked in full again at the second, fourth, eighth ... meeting, and what it no longer finds is unlearnt.
 """
@@ -70,9 +70,10 @@ class Repeats:
 def evidence(incident: Incident) -> Hashable | None:
     """What tells one cause from another, as far as that is cheap to know; None where it is not known."""
     subject: Hashable = None
-    if incident.suspicion is not None:
+    if incident.finding is not None:
         try:
-            subject = frozenset((name, _plain(value)) for name, value in incident.suspicion.data.items())
+            facts = ((name, value) for name, value in vars(incident.finding).items() if name != "book")
+            subject = type(incident.finding).__name__, frozenset((name, _plain(value)) for name, value in facts)
         except TypeError:
             return None
     # code objects of two files can be equal
@@ -95,7 +96,7 @@ def _lines(incident: Incident) -> frozenset[Hashable]:
 
 
 def _plain(value: Any) -> Hashable:
-    """A value of a suspicion, as something to compare.
+    """A value of a finding, as something to compare.
 
     Raises:
         TypeError: what it is cannot be told without asking it.

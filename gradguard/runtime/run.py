@@ -24,18 +24,20 @@ from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.moments import Moment
 from gradguard.instrumentation.fault_barrier import mute, say, unmute
 from gradguard.monitors.gradient_ledger import Ledger
-from gradguard.monitors.summary_records import Recorder
 from gradguard.reporting.terminal.layout import clean, one_line
 from gradguard.reporting.user_warnings import Speaker
 from gradguard.rules.base import Rule, Screen
 from gradguard.rules.registry import get_rule, rules_for
-from gradguard.runtime.fast_path import Calm
+from gradguard.runtime.calm_steps import Calm
 from gradguard.runtime.repeated_findings import Repeats
 from gradguard.runtime.trace_schedule import Depth
 
 _OPS_READ = 4096  # of the journal, for the lines that have run
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gradguard.instrumentation.journal import Journal
+    from gradguard.runtime.summary import RunSummary
 
 logger = logging.getLogger("gradguard")
 
@@ -45,19 +47,19 @@ class Run:
 
     Args:
         settings: the guard's.
+        close: closes a guard of this run, where the process ends and none has been.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, close: Callable[[Run], None]) -> None:
         self.settings = settings
+        self._close = close
         self.policy = Policy(settings)
         self.depth = Depth(settings)
         self.speaker = Speaker(wanted_color(settings))
         self.suppressions = Suppressions()
         self.repeats = Repeats()
         policy = self.policy
-        self.ledger = Ledger(cache(lambda code: policy.options(get_rule(code))))
-        if settings.summary:
-            self.ledger.recorder = Recorder()
+        self.ledger = Ledger(cache(lambda code: policy.options(get_rule(code))), settings.summary)
         self.memory: dict[str, Any] = {"ledger": self.ledger, "options": self.policy.options}
         self._told = 0  # repeats that were summed up already
         self._finished = False
@@ -152,8 +154,6 @@ class Run:
 
     def end(self) -> None:
         """The process ends: a run that was guarded step by step has had no other end."""
-        from gradguard.runtime.guard import Guard
-
         if self._finished or not self.depth.steps:
             return
         if getattr(sys, "last_type", None) is not None:
@@ -161,7 +161,7 @@ class Run:
             # note that it was interrupted, and with it the exit status of a SIGINT.
             return
         try:
-            Guard.of_run(self).close()
+            self._close(self)
         except (GradGuardError, GradGuardWarning) as error:  # at the end of the process there is nobody left to raise to
             logger.error("%s", error)
         except internal_error() as fault:
@@ -187,12 +187,19 @@ class Run:
         self.interrupted()
         self._finished = True
 
+    def summary(self) -> RunSummary:
+        """The run so far. Norms and names are there when `summary: true` was set from the start."""
+        from gradguard.runtime.summary import summary_of
+
+        found = dict(self.raised)
+        found |= {diagnosis.title(): diagnosis.repeats + 1 for diagnosis in self.speaker.said()}
+        ignored = {f"{comment.file}:{comment.line} {comment.text}": comment.used for comment in self.suppressions.used()}
+        return summary_of(self.ledger, self.skipped, found, ignored)
+
     def _tell_summary(self) -> None:
         if self.settings.summary and self._summed != self.entries:
             self._summed = self.entries
-            from gradguard.runtime.summary import summary_of
-
-            print(clean(summary_of(self).text()), file=sys.stderr)
+            print(clean(self.summary().text()), file=sys.stderr)
 
     def finish(self) -> None:
         """The end of the run: repeats, and (where the settings ask for it) comments that silenced nothing."""

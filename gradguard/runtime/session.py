@@ -21,6 +21,7 @@ from gradguard.core.foreign_exceptions import internal_error
 from gradguard.instrumentation.facts import CallableRef, StepFact
 from gradguard.instrumentation.fault_barrier import Shield, failed_part, in_thread, mute, say
 from gradguard.instrumentation.journal import current_journal
+from gradguard.monitors import checkpoints
 from gradguard.probes import warning_attribution
 from gradguard.probes.compilers import unseen
 from gradguard.probes.finite_results import note_nonfinite
@@ -28,7 +29,7 @@ from gradguard.probes.listeners import local, set_coast, set_listener
 from gradguard.probes.operators import OpProbe
 from gradguard.probes.step_protocol import forget_forwards
 from gradguard.rules.base import SKIP, Rule
-from gradguard.runtime import checkpoints, fast_path, step_events
+from gradguard.runtime import fast_path, step_events
 from gradguard.runtime.backward_calls import coasted_failed, coasted_returned, run_backward
 from gradguard.runtime.incident_routing import Incidents
 from gradguard.runtime.run import Run
@@ -46,7 +47,7 @@ from gradguard.torch_compat.private_api import (
 if TYPE_CHECKING:
     from gradguard.config.settings import Settings
     from gradguard.instrumentation.event_buffer import Coast
-    from gradguard.runtime.guard import Guard
+    from gradguard.runtime.open_guard import OpenGuard
 
 
 class Session(Incidents):
@@ -54,7 +55,7 @@ class Session(Incidents):
 
     def __init__(self) -> None:
         self.journal = current_journal()
-        self.guards: list[Guard] = []
+        self.guards: list[OpenGuard] = []
         self._runs: dict[tuple[CallSite | None, int], Run] = {}
         self.tracing = False
         self.step = 0
@@ -106,20 +107,20 @@ class Session(Incidents):
         self.__dict__.pop("run", None)
 
     @property
-    def guard(self) -> Guard:
+    def guard(self) -> OpenGuard:
         return self.guards[-1]
 
-    def run_of(self, made_at: CallSite | None, settings: Settings) -> Run:
-        """The run of the guards made at one line with the same settings."""
+    def run_of(self, made_at: CallSite | None, settings: Settings, close: Callable[[Run], None]) -> Run:
+        """The run of the guards made at one line with the same settings; `close` is for the end of the process."""
         key = (made_at, id(settings))  # the run keeps its settings, and with them their identity
         run = self._runs.get(key)
         if run is None:
             if len(self._runs) >= 64:
                 self._runs.pop(next(iter(self._runs)))
-            run = self._runs[key] = Run(settings)
+            run = self._runs[key] = Run(settings, close)
         return run
 
-    def open(self, guard: Guard) -> None:
+    def open(self, guard: OpenGuard) -> None:
         """A guard is entered in this thread: a step boundary."""
         coast = self._coast
         if coast is not None:
@@ -156,7 +157,7 @@ class Session(Incidents):
                 run.depth.resume()
                 self.begin_step(entered=True)
 
-    def close(self, guard: Guard) -> None:
+    def close(self, guard: OpenGuard) -> None:
         """A guard is left."""
         if guard not in self.guards:
             return
@@ -196,7 +197,7 @@ class Session(Incidents):
                 self.forget_run()
                 break
 
-    def _close_from_afar(self, guard: Guard) -> None:
+    def _close_from_afar(self, guard: OpenGuard) -> None:
         """A guard is left in another thread than it was entered in: that thread's function modes are out of reach."""
         if self._coast is not None:
             self._coast.stop()
@@ -393,7 +394,7 @@ class Session(Incidents):
         """Function.apply makes its node outside any torch call: the op probe does not see it."""
         if cls.__name__ == "CheckpointFunction":
             with self.lookout:
-                checkpoints.reentrant(self, args, frame)
+                step_events.judge_all(self, checkpoints.reentrant(self.run.memory, args, step_events.site_of(frame)), frame)
         before = sequence_number()
         result = original(cls, *args, **kwargs)
         with self.lookout:
@@ -445,7 +446,9 @@ class Session(Incidents):
     def run_checkpoint(self, function: Any, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Non-reentrant checkpointing begins: what the function reads beside its arguments must stay as it is."""
         with self.lookout:
-            checkpoints.begins(self, function, args[0] if args else kwargs.get("preserve_rng_state"), frame)
+            preserve = args[0] if args else kwargs.get("preserve_rng_state")
+            found = checkpoints.begins(self.run.memory, self.journal, function, preserve, step_events.site_of(frame))
+            step_events.judge_all(self, found, frame)
 
     def protocol(self, happening: str, frame: FrameType, *facts: Any) -> None:
         """Something that the ledger of the step protocol keeps account of."""
@@ -459,7 +462,7 @@ class Session(Incidents):
     def wants_forwards(self) -> bool:
         """Whether forwards without grad shall be reported."""
         with self.shield:
-            return bool(self.run.ledger.modes.wants_forwards())
+            return bool(self.run.ledger.modes.wants_forwards(self.run.ledger))
         return False
 
 

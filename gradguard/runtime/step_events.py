@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from gradguard.analysis.live.frames import live_frames
 from gradguard.core.callsite import CallSite, user_frame
 from gradguard.monitors import idle_ledger, unaveraged_gradients
-from gradguard.monitors.findings import Suspicion
+from gradguard.monitors.findings import Finding
 from gradguard.probes import replicas
 from gradguard.probes.step_protocol import take_census, watch_registrations
 from gradguard.torch_compat.private_api import dynamo_in_use, quiet, sequence_number
@@ -16,7 +17,7 @@ from gradguard.torch_compat.private_api import dynamo_in_use, quiet, sequence_nu
 if TYPE_CHECKING:
     from gradguard.instrumentation.facts import BackwardFact
     from gradguard.monitors.gradient_ledger import Ledger
-    from gradguard.runtime.session import Session
+    from gradguard.runtime.incident_routing import Incidents
 
 
 def site_of(frame: FrameType | None) -> CallSite | None:
@@ -25,7 +26,7 @@ def site_of(frame: FrameType | None) -> CallSite | None:
     return None if caller is None else CallSite(caller.f_code, caller.f_lasti)
 
 
-def tell(session: Session, happening: str, frame: FrameType | None, *facts: Any) -> None:
+def tell(session: Incidents, happening: str, frame: FrameType | None, *facts: Any) -> None:
     """Tells the ledger what happened (a method's name of `Ledger` and its arguments). The caller holds up the session's shield.
 
     Raises:
@@ -42,35 +43,32 @@ def tell(session: Session, happening: str, frame: FrameType | None, *facts: Any)
         _forwards(session)
     if ledger.found:
         found, ledger.found = ledger.found, []
-        for suspicion in found:
+        for finding in found:
             with session.lookout:
-                suspect(session, suspicion, frame)
+                judge(session, finding, frame)
 
 
-def before_backward(session: Session, frame: FrameType) -> None:
+def before_backward(session: Incidents, frame: FrameType) -> None:
     """The user's code calls backward()."""
     ledger = session.run.ledger
     if not ledger.asleep or ledger.ended:
         tell(session, "before_backward", frame)
 
 
-def after_backward(session: Session, frame: FrameType, call: BackwardFact, roots: tuple[Any, ...]) -> None:
+def after_backward(session: Incidents, frame: FrameType, call: BackwardFact, roots: tuple[Any, ...]) -> None:
     """backward() has returned."""
     ledger = session.run.ledger
     if not ledger.asleep or ledger.backward_asleep():
         tell(session, "after_backward", frame, call, roots)
 
 
-def differentiated(session: Session, call: BackwardFact, roots: tuple[Any, ...]) -> None:
+def differentiated(session: Incidents, call: BackwardFact, roots: tuple[Any, ...]) -> None:
     """A backward call or an autograd.grad of a traced step has returned."""
-    derivatives = session.run.ledger.derivatives
     with quiet():
-        derivatives.went_through(call, roots)
-    if call.kind == "grad" and call.create_graph:
-        derivatives.taken(session.run.ledger, call, sequence_number())
+        session.run.ledger.differentiated(call, roots, sequence_number())
 
 
-def after_step(session: Session, frame: FrameType, optimizer: Any, site: CallSite | None) -> None:
+def after_step(session: Incidents, frame: FrameType, optimizer: Any, site: CallSite | None) -> None:
     """An optimizer has stepped."""
     ledger = session.run.ledger
     if not ledger.asleep:
@@ -84,7 +82,7 @@ def after_step(session: Session, frame: FrameType, optimizer: Any, site: CallSit
             tell(session, "nothing", frame)
 
 
-def _census(session: Session, ledger: Ledger) -> None:
+def _census(session: Incidents, ledger: Ledger) -> None:
     """Puts the hook that sees module calls in place, and takes it away some steps later."""
     if session.census is None and ledger.steps < ledger.census_until and not dynamo_in_use():
         shield = session.shield
@@ -101,7 +99,7 @@ def _census(session: Session, ledger: Ledger) -> None:
         end_census(session, ledger)
 
 
-def _registrations(session: Session, ledger: Ledger) -> None:
+def _registrations(session: Incidents, ledger: Ledger) -> None:
     """Puts the hook that sees modules get parameters in place, or takes it away."""
     if session.registrations is not None:
         session.registrations.remove()
@@ -110,7 +108,7 @@ def _registrations(session: Session, ledger: Ledger) -> None:
         session.registrations = watch_registrations(ledger.survey.registered)
 
 
-def _forwards(session: Session) -> None:
+def _forwards(session: Incidents) -> None:
     """Puts the hook that sees forwards past DistributedDataParallel in place, or takes it away."""
     wanted = unaveraged_gradients.watching()
     if session.forwards is not None and not wanted:
@@ -126,7 +124,7 @@ def _forwards(session: Session) -> None:
         session.forwards = take_census(called)
 
 
-def pause_census(session: Session) -> None:
+def pause_census(session: Incidents) -> None:
     """The guard is left, or is about to be: hooks see nothing until it is entered again."""
     for handle in (session.census, session.registrations, session.forwards):
         if handle is not None:
@@ -134,7 +132,7 @@ def pause_census(session: Session) -> None:
     session.census = session.registrations = session.forwards = None
 
 
-def resume_census(session: Session) -> None:
+def resume_census(session: Incidents) -> None:
     """The guard is entered again: a census that was under way goes on."""
     ledger = session.run.ledger
     if ledger.census_until:
@@ -145,7 +143,7 @@ def resume_census(session: Session) -> None:
         _forwards(session)
 
 
-def end_census(session: Session, ledger: Ledger) -> None:
+def end_census(session: Incidents, ledger: Ledger) -> None:
     """No longer looks at module calls."""
     if ledger.census_until:
         ledger.severed.disarm()
@@ -155,14 +153,20 @@ def end_census(session: Session, ledger: Ledger) -> None:
         session.census = None
 
 
-def suspect(session: Session, suspicion: Suspicion, frame: FrameType | None) -> None:
-    """Asks the one rule whose business this is."""
+def judge_all(session: Incidents, findings: Iterable[Finding], frame: FrameType | None) -> None:
+    """`judge` for each; what fails on the way costs that one."""
+    for finding in findings:
+        judge(session, finding, frame)
+
+
+def judge(session: Incidents, finding: Finding, frame: FrameType | None) -> None:
+    """Asks the one rule that a finding is for."""
     run = session.run
-    if not suspicion.data.get("survey"):  # a look that every healthy program gets
+    if not finding.ROUTINE:  # a look that every healthy program gets
         run.depth.incident()  # the next steps are traced
-    rules = tuple(rule for rule in run.silent_rules("suspicion", True) if rule.code == suspicion.code)
+    rules = tuple(rule for rule in run.silent_rules("finding", True) if rule.code == finding.code)
     if rules:
-        optimizer = None if suspicion.book is None else suspicion.book.ref()
-        incident = session.incident("suspicion", "protocol", lambda: live_frames(frame), suspicion=suspicion, optimizer=optimizer)
+        optimizer = None if finding.book is None else finding.book.ref()
+        incident = session.incident("finding", "protocol", lambda: live_frames(frame), finding=finding, optimizer=optimizer)
         with session.disposing(incident), quiet():
             session.guard.check(rules, incident)

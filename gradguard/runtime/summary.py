@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, Field
 
 if TYPE_CHECKING:
+    from gradguard.monitors.gradient_ledger import Ledger
     from gradguard.monitors.summary_records import OptimizerRecord
-    from gradguard.runtime.run import Run
 
 _LISTED = 8
 
@@ -68,17 +68,19 @@ class RunSummary(_Model):
         return "\n".join(lines)
 
 
-def summary_of(run: Run) -> RunSummary:
-    """The summary of a run so far. Norms and names are there when `summary: true` was set from the start."""
-    ledger = run.ledger
+def summary_of(ledger: Ledger, skipped: int, found: dict[str, int], ignored: dict[str, int]) -> RunSummary:
+    """The summary of a run so far.
+
+    Args:
+        skipped: steps that were left out.
+        found: how often each diagnosis was made.
+        ignored: how often each `gradguard: ignore` comment has silenced one.
+    """
     records = [] if ledger.recorder is None else list(ledger.recorder.records.values())
-    found = dict(run.raised)
-    found |= {diagnosis.title(): diagnosis.repeats + 1 for diagnosis in run.speaker.said()}
-    ignored = {f"{comment.file}:{comment.line} {comment.text}": comment.used for comment in run.suppressions.used()}
     return RunSummary(
         steps=ledger.steps,
         backwards=ledger.backwards,
-        skipped=run.skipped,
+        skipped=skipped,
         optimizers=[_optimizer(record) for record in records],
         found=found,
         ignored=ignored,

@@ -26,13 +26,15 @@ class GuardedWorker:
     """A worker function and the settings to guard it with; can be pickled if the function can.
 
     Args:
+        guard: the type of the guard.
         function: called as `function(index, *args)`.
         settings: the settings as JSON.
         report: the report file, None for no report.
         folder: a folder that the workers of one launch share.
     """
 
-    def __init__(self, function: Callable[..., Any], settings: str, report: str | None, folder: str) -> None:
+    def __init__(self, guard: type[Any], function: Callable[..., Any], settings: str, report: str | None, folder: str) -> None:
+        self.guard = guard
         self.function = function
         self.settings = settings
         self.report = report
@@ -60,13 +62,11 @@ class GuardedWorker:
 
     def _run(self, index: int, args: tuple[Any, ...]) -> Any:
         from gradguard.config.settings import Settings
-        from gradguard.runtime.guard import Guard
-        from gradguard.runtime.session import current_session
 
-        session = current_session()
-        if session.guards:  # forked: the parent's guard came along
-            return session.guard.explaining(self.function, index, *args)
-        guard = Guard(settings=Settings.model_validate_json(self.settings))
+        session = listener()
+        if session is not None and session.guards:  # forked: the parent's guard came along
+            return session.guards[-1].explaining(self.function, index, *args)
+        guard = self.guard(settings=Settings.model_validate_json(self.settings))
         if self.report is not None:
             guard.report_to(self.report)
         try:
@@ -95,7 +95,7 @@ def _start(original: Callable[..., Any]) -> Callable[..., Any]:
             folder = tempfile.mkdtemp(prefix="gradguard-")
             atexit.register(shutil.rmtree, folder, ignore_errors=True)
             report = None if guard.report is None else str(guard.report.path)
-            worker = GuardedWorker(fn, guard.settings.model_dump_json(), report, folder)
+            worker = GuardedWorker(type(guard), fn, guard.settings.model_dump_json(), report, folder)
         return original(worker, *args, **kwargs)
 
     return guarded

@@ -26,7 +26,7 @@ from gradguard.probes.lost_paths import LostPaths
 from gradguard.probes.operators import OpProbe
 from gradguard.runtime import backward_calls, fast_path
 from gradguard.runtime import session as session_module
-from gradguard.runtime.fast_path import Calm
+from gradguard.runtime.calm_steps import Calm
 from gradguard.runtime.run import Run
 from gradguard.runtime.session import Session, current_session
 from gradguard.runtime.trace_schedule import Depth

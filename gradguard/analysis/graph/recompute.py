@@ -7,7 +7,7 @@ autograd did not need and so did not keep make the value unknown, which is no fa
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +15,13 @@ import torch.nn.functional as F
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.torch_compat.private_api import has_memory, has_own_dispatch
 
-if TYPE_CHECKING:
-    from gradguard.analysis.graph.node_values import GraphValues
+
+class Values(Protocol):
+    """The values of a graph, as far as they are known (`gradguard.analysis.graph.node_values.GraphValues`)."""
+
+    inputs: dict[Any, list[Any]]
+
+    def input(self, node: Any, index: int) -> torch.Tensor | None: ...
 
 
 class Unknown(Exception):
@@ -26,7 +31,7 @@ class Unknown(Exception):
 class Operands:
     """What a formula reads of one node."""
 
-    def __init__(self, values: GraphValues, node: Any, output: int) -> None:
+    def __init__(self, values: Values, node: Any, output: int) -> None:
         self.values = values
         self.node = node
         self.output = output
@@ -97,7 +102,7 @@ def signed(value: Any) -> Any:
 Formula = Callable[[Operands], torch.Tensor]
 
 
-def recompute(values: GraphValues, node: Any, output: int) -> torch.Tensor | None:
+def recompute(values: Values, node: Any, output: int) -> torch.Tensor | None:
     """The node's output again, of the dtype it had; None where no formula is known.
 
     Raises:

@@ -51,7 +51,7 @@ CODE, NAME = "GG703", "ddp-no-sync"
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """Gradients differ between ranks, because of `no_sync` or a forward past DDP."""
-    drift = incident.suspicion
+    drift = incident.finding
     if not isinstance(drift, Drift) or not drift.gradients or averaging.averaged_by_hand(incident):
         return None
     name = shared.name_of(incident, drift.ddp)

@@ -39,17 +39,16 @@ _CUT = ("does not require grad and does not have a grad_fn",)
 def recognise(incident: Incident) -> Diagnosis | None:
     """The checkpoint call; also behind the error it causes when nothing else requires grad."""
     if incident.error is not None:
-        data = incident.memory.get(CODE)
-        if not data or data["step"] != incident.journal.step:
+        finding, step = incident.memory.get(CODE, (None, 0))
+        if finding is None or step != incident.journal.step:
             return None
-    elif incident.suspicion is not None and incident.suspicion.code == CODE:
-        data = incident.memory[CODE] = dict(incident.suspicion.data, step=incident.journal.step)
     else:
-        return None
-    place = resolve(data["site"])
+        finding = incident.finding
+        incident.memory[CODE] = finding, incident.journal.step
+    place = resolve(finding.site)
     if place is None:
         return None
-    what = data["module"] or "the module"
+    what = finding.module or "the module"
     loops = place.enclosing_loops
     target: SourceSpan = place.span("no input of this call requires grad", "culprit")
     inner = f" (`{_iterated(loops, what)}`)" if loops and _iterated(loops, what) else ""
@@ -76,7 +75,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
         culprit=target,
         explanation="Reentrant checkpointing runs the module inside a custom autograd Function, "
         "whose output requires grad only if an input does. "
-        f"The {data['parameters']} parameters inside ({data['names']}) do not count, so they are cut off.",
+        f"The {finding.parameters} parameters inside ({finding.names}) do not count, so they are cut off.",
         related=[] if setting is None else [setting],
         fixes=[fix],
         avoid=["setting `requires_grad_()` on the input data: it works, at the price of a gradient for the data that nobody uses"],
@@ -119,7 +118,7 @@ RULE = Rule(
     name=NAME,
     summary="reentrant checkpointing of a module whose inputs do not require grad",
     recognise=recognise,
-    moments=frozenset({"error", "suspicion"}),
+    moments=frozenset({"error", "finding"}),
     messages=_CUT,
     priority=60,
 )

@@ -37,6 +37,8 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import function_def, span_of
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.core.safe_read import peek
+from gradguard.monitors.findings import Confirmed
+from gradguard.monitors.lightning_fits import IdleFit
 from gradguard.rules import lightning_manual
 from gradguard.rules.base import Rule
 from gradguard.rules.lightning_manual import idle_fit, step_code
@@ -46,15 +48,12 @@ CODE, NAME = "GG741", "lightning-no-loss-returned"
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """The training_step that the callback has watched."""
-    suspicion = incident.suspicion
-    if suspicion is None or suspicion.code != CODE:
-        return None
-    if "prepared" in suspicion.data:
-        return suspicion.data["prepared"]  # type: ignore[no-any-return]
-    if "fit" in suspicion.data:
-        return idle_fit(suspicion.data["fit"], CODE, NAME)
-    owner, code, batches = (suspicion.data[key] for key in ("owner", "function", "batches"))
-    return told(owner, code, batches)
+    finding = incident.finding
+    if isinstance(finding, Confirmed):
+        return finding.diagnosis
+    if isinstance(finding, IdleFit):
+        return idle_fit(finding.fit, CODE, NAME)
+    return told(finding.owner, finding.function, finding.batches)
 
 
 def told(owner: str, code: CodeType, batches: int | None = None) -> Diagnosis:
@@ -108,6 +107,6 @@ RULE = Rule(
     name=NAME,
     summary="training_step returns None for every batch",
     recognise=recognise,
-    moments=frozenset({"suspicion"}),
+    moments=frozenset({"finding"}),
     severity="warning",
 )

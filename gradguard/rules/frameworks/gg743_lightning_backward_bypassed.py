@@ -55,7 +55,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     """The newest backward call, where it is the user's own and Lightning waits for one through `manual_backward`."""
     if incident.moment == "error":
         return _unscaled(incident)
-    drift = incident.suspicion
+    drift = incident.finding
     if not isinstance(drift, Drift) or drift.told or not drift.gradients or not _by_hand(drift.ddp.module):
         return None
     place = _direct(incident)

@@ -8,6 +8,7 @@ from typing import Any
 
 from gradguard.analysis.graph.older_releases import output_shape
 from gradguard.analysis.graph.walk import is_accumulate
+from gradguard.analysis.incident import Incident
 from gradguard.torch_compat.private_api import node_sequence
 
 SUMS = frozenset({"AddBackward0", "SubBackward0", "RsubBackward1", "RsubBackward0", "StackBackward0", "CatBackward0", "AddcmulBackward0"})
@@ -87,3 +88,13 @@ def constant_leaves(found: Region, roots: Iterable[Any]) -> list[Any]:
         if node not in found.members:
             outside.update(edge.source for edge in edges)
     return [node.variable for node in inside if node not in outside and getattr(node, "variable", None) is not None]
+
+
+def pathless_side(incident: Incident, node: Any) -> int | None:
+    """Which operand of a sum of two has no graph, as written: 0 is the left one."""
+    edges = [source for source, _ in node.next_functions]
+    fact = incident.journal.op_at(node_sequence(node))
+    if len(edges) != 2 or edges.count(None) != 1 or fact is None:
+        return None
+    side = edges.index(None)
+    return 1 - side if getattr(fact.func, "__name__", "").startswith("__r") else side

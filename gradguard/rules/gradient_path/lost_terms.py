@@ -230,7 +230,7 @@ def _tell_term(incident: Incident, found: list[Origin], place: ResolvedSite | No
     incident.memory.setdefault("GG308 told", set()).add(origin.key)
     root = incident.roots[0]
     name = lost_path.root_name(incident, root)
-    term = _term_name(origin, place, pathless_side(incident, node))
+    term = _term_name(origin, place, additive.pathless_side(incident, node))
     culprit, related = lost_path.story(origin)
     outer = origin.outer
     if outer is not None and not same_place(outer, origin.place) and not same_place(outer, place):
@@ -249,16 +249,6 @@ def _tell_term(incident: Incident, found: list[Origin], place: ResolvedSite | No
         fixes=[*regraphed.anew(incident, origin), patching.with_patch(wording.fix(origin, name), origin, found)],
         notes=["If the term is only meant to be reported, keep it out of what backward() is called on."], confidence="likely",
     )  # fmt: skip
-
-
-def pathless_side(incident: Incident, node: Any) -> int | None:
-    """Which operand of a sum of two has no graph, as written: 0 is the left one."""
-    edges = [source for source, _ in node.next_functions]
-    fact = incident.journal.op_at(node_sequence(node))
-    if len(edges) != 2 or edges.count(None) != 1 or fact is None:
-        return None
-    side = edges.index(None)
-    return 1 - side if getattr(fact.func, "__name__", "").startswith("__r") else side
 
 
 def _term_name(origin: Origin, place: ResolvedSite | None, pathless: int | None) -> str | None:

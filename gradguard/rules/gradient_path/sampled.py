@@ -15,7 +15,7 @@ from gradguard.analysis.places.source import ResolvedSite
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.instrumentation.facts import Cut
 from gradguard.rules.gradient_path import lost_path, patching, wording
-from gradguard.rules.gradient_path.additive import Region
+from gradguard.rules.gradient_path.additive import Region, pathless_side
 from gradguard.torch_compat.private_api import node_sequence
 
 # what a network gives, and the smaller of two such values: summed into a loss as they are, not compared with a target
@@ -65,8 +65,6 @@ def _is_a_term(incident: Incident, region: Region, use: Any) -> bool:
 
 def _is_value(incident: Incident, node: Any) -> bool:
     """Whether the side of a sum without a graph is something else than the sample's log-probability under another distribution."""
-    from gradguard.rules.gradient_path.lost_terms import pathless_side
-
     side, place = pathless_side(incident, node), incident.place_of_node(node_sequence(node))
     operation = None if place is None else place.node
     if side is None or place is None or place.source is None or not isinstance(operation, ast.BinOp):

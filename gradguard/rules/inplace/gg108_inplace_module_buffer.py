@@ -40,7 +40,8 @@ from gradguard.rules.inplace import spans
 from gradguard.rules.inplace.aliases import aliases
 from gradguard.rules.inplace.classify import kind_of
 from gradguard.rules.inplace.repairs import out_of_place
-from gradguard.rules.inplace.write_history import MODIFIED, Story, Write, story_of
+from gradguard.rules.inplace.stories import story_of
+from gradguard.rules.inplace.write_history import MODIFIED, Story, Write
 
 CODE, NAME = "GG108", "inplace-module-buffer"
 

@@ -101,36 +101,6 @@ def saving_op(node: Any, op: OpFact | None) -> str:
     return name.rstrip("_") or own
 
 
-def story_of(incident: Incident) -> Story | None:
-    """The story of the saved value that this incident's error is about; None when the graph does not show it."""
-    cached = incident.__dict__.get("_inplace_story")
-    if cached is not None:
-        return cached if isinstance(cached, Story) else None
-    found = _story(incident)
-    incident.__dict__["_inplace_story"] = found if found is not None else False
-    return found
-
-
-def _story(incident: Incident) -> Story | None:
-    candidates = incident.mismatches
-    if not candidates:
-        return None
-    # backward met one of them first; the order of a walk is nearly the engine's, its very words decide
-    mismatch = next((item for item in candidates if item.message == incident.message), candidates[0])
-    return build(incident, mismatch)
-
-
-def build(incident: Incident, mismatch: Mismatch) -> Story:
-    """The story of one saved value."""
-    op = incident.journal.op_at(mismatch.seq)
-    story = Story(incident, mismatch, op, writes_since(incident, mismatch, op))
-    if not story.writes and mismatch.found > mismatch.expected:
-        from gradguard.rules.inplace.suspects import guesses_for  # reads the source: only where nothing was recorded
-
-        story.guesses = guesses_for(story)
-    return story
-
-
 def writes_since(incident: Incident, mismatch: Mismatch, op: OpFact | None) -> list[Write]:
     """The recorded writes that lie between the save and now, oldest first; optimizer steps among them where versions leave room."""
     storage = mismatch.storage

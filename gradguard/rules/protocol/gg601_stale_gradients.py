@@ -42,6 +42,8 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import resolve
 from gradguard.core.callsite import CallSite
 from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.monitors.cross_network import LeftByAnother
+from gradguard.monitors.findings import Finding
 from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.monitors.optimizer_books import Book, Part
 from gradguard.rules import wording
@@ -63,10 +65,11 @@ class Options(BaseModel):
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """The step, the backward that piled up, and whose gradients were not cleared."""
-    book = incident.suspicion.book
-    if isinstance(book, Book) and "across" in incident.suspicion.data:
-        return _across(incident, book, incident.suspicion.data["part"], incident.suspicion.data["across"]())
-    if not isinstance(book, Book) or book.last_part is None or book.stale < incident.options(RULE).after:
+    finding: Finding = incident.finding
+    book = finding.book
+    if book is not None and isinstance(finding, LeftByAnother):
+        return _across(incident, book, finding.part, finding.other())
+    if book is None or book.last_part is None or book.stale < incident.options(RULE).after:
         return None
     name = wording.optimizer_name(book, incident)
     parameters = [p for p in book.parameters() if p.grad is not None]
@@ -191,6 +194,6 @@ RULE = Rule(
     name=NAME,
     summary="a step applies gradients that an earlier step has applied already: zero_grad() is missing",
     recognise=recognise,
-    moments=frozenset({"suspicion"}),
+    moments=frozenset({"finding"}),
     severity="warning",
 )

@@ -30,6 +30,7 @@ import ast
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import resolve
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.monitors.ledger_verdicts import AnotherStepped, NoStepYet
 from gradguard.monitors.optimizer_books import Book
 from gradguard.rules import wording
 from gradguard.rules.base import Rule
@@ -40,16 +41,17 @@ CODE, NAME = "GG607", "backward-without-step"
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """The optimizer that waits, and the line that steps another one or the condition that never holds."""
-    book, data = incident.suspicion.book, incident.suspicion.data
-    if book is None or book.last_part is None:
+    finding = incident.finding
+    book: Book = finding.book
+    if book.last_part is None:
         return None
-    if data.get("gather"):
+    if isinstance(finding, NoStepYet):
         _gather(incident, book)
         return None
-    if "instead" in data:
+    if isinstance(finding, AnotherStepped):
         _gather(incident, book)
         book.gathered["told"] = True
-        return _instead(incident, book, data["instead"])
+        return _instead(incident, book, finding.other)
     return None if "told" in book.gathered else _never(book)
 
 
@@ -169,6 +171,6 @@ RULE = Rule(
     name=NAME,
     summary="gradients are made for an optimizer that never steps",
     recognise=recognise,
-    moments=frozenset({"suspicion"}),
+    moments=frozenset({"finding"}),
     severity="warning",
 )

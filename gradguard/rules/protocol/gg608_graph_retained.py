@@ -42,7 +42,7 @@ from gradguard.analysis.places.source import ResolvedSite, assignments_to, at_li
 from gradguard.analysis.program.syntax import Source, load
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.foreign_exceptions import internal_error
-from gradguard.monitors.retained_graphs import KEY, Tag
+from gradguard.monitors.retained_graphs import KEY, GraphsRetained, Tag
 from gradguard.rules import wording
 from gradguard.rules.base import Rule
 from gradguard.rules.spans import attribute_sets, class_node
@@ -75,8 +75,8 @@ class Keeper:
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """What holds the old graphs, and the line that puts it there."""
-    data = incident.suspicion.data
-    keepers = _keepers(incident, data["step"])
+    finding: GraphsRetained = incident.finding
+    keepers = _keepers(incident, finding.step)
     if not keepers:
         return None
     most = max(len(each.tags) for each in keepers)
@@ -101,7 +101,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
         culprit=culprit,
         related=wording.spans(*related),
         explanation=(
-            f"Graphs of steps back to step {data['since']} are still alive at step {data['step']}, {data['old']} of those that "
+            f"Graphs of steps back to step {finding.since} are still alive at step {finding.step}, {finding.count} of those that "
             "were marked, and more at every look. "
             f"They hang on {subject}: a tensor with a grad_fn holds everything it was computed from."
         ),
@@ -286,6 +286,6 @@ RULE = Rule(
     name=NAME,
     summary="graphs of old steps are kept alive and pile up",
     recognise=recognise,
-    moments=frozenset({"suspicion"}),
+    moments=frozenset({"finding"}),
     severity="warning",
 )

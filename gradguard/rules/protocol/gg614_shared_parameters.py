@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from gradguard.analysis.incident import Incident
 from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.monitors.ledger_verdicts import SharedParameters
 from gradguard.rules import wording
 from gradguard.rules.base import Rule
 
@@ -35,10 +36,10 @@ CODE, NAME = "GG614", "shared-parameters"
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """Both optimizers, and what they share."""
-    book, data = incident.suspicion.book, incident.suspicion.data
-    if book is None or "other" not in data:
+    finding: SharedParameters = incident.finding
+    book, other, later = finding.book, finding.other, finding.later
+    if book is None:
         return None
-    other, later = data["other"], data["later"]
     mine = {id(p) for p in book.parameters()}
     shared = [p for p in other.parameters() if id(p) in mine]
     first, second = wording.optimizer_name(book if later is other else other, incident), wording.optimizer_name(later, incident)
@@ -75,6 +76,6 @@ RULE = Rule(
     name=NAME,
     summary="two optimizers update the same parameter from the same gradient",
     recognise=recognise,
-    moments=frozenset({"suspicion"}),
+    moments=frozenset({"finding"}),
     severity="warning",
 )

@@ -34,6 +34,7 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import resolve
 from gradguard.analysis.program.syntax import Source
 from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.monitors.optimizer_books import Book
 from gradguard.rules import wording
 from gradguard.rules.base import Rule
 from gradguard.rules.spans import gate_of
@@ -44,8 +45,9 @@ _SCALES = ("div", "div_", "mul", "mul_", "true_divide")
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """The unscaled backward, and the count."""
-    book, times = incident.suspicion.book, incident.suspicion.data.get("times")
-    if book is None or book.last_part is None:
+    book: Book = incident.finding.book
+    times: int = incident.finding.times
+    if book.last_part is None:
         return None
     backward, step = resolve(book.last_part.call.site), resolve(book.step_site)
     if backward is None or step is None or step.source is None or step.node is None:
@@ -113,6 +115,6 @@ RULE = Rule(
     name=NAME,
     summary="accumulated mean losses that are not divided by their number",
     recognise=recognise,
-    moments=frozenset({"suspicion"}),
+    moments=frozenset({"finding"}),
     severity="warning",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -13,17 +13,14 @@ from gradguard.analysis.places.source import dotted
 from gradguard.analysis.program.syntax import Source
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.fixes.edits import replaced
+from gradguard.monitors.without_optimizer import NeverUpdated
 from gradguard.rules import wording
 from gradguard.rules.spans import function_around, the_one
 
-if TYPE_CHECKING:
-    pass
 
-
-def told(incident: Incident, code: str, name: str) -> Diagnosis | None:
+def told(incident: Incident, finding: NeverUpdated, code: str, name: str) -> Diagnosis | None:
     """The one statement of the user's files that computes an update and binds it to the loop's variable."""
-    data = incident.suspicion.data
-    parameters = [p for ref in data["of"] if (p := ref()) is not None]
+    parameters = [p for ref in finding.parameters if (p := ref()) is not None]
     place = the_one(incident, lambda sources: _rebinding(sources))
     statement, source = (None, None) if place is None else (place.statement, place.source)
     found = next((each for each in dropped(source) if each.statement is statement), None) if source is not None else None
@@ -52,7 +49,7 @@ def told(incident: Incident, code: str, name: str) -> Diagnosis | None:
         culprit=place.statement_span(label, "culprit"),
         tensors=wording.facts(parameters, incident.names),
         explanation=f"No optimizer has stepped in this run, and {wording.listed(names, len(parameters))} {have} "
-        f"not been written in {data['backwards']} backward calls. An assignment to a name does not change the tensor that the "
+        f"not been written in {finding.backwards} backward calls. An assignment to a name does not change the tensor that the "
         "name stood for.",
         fixes=[fix],
     )

@@ -7,25 +7,23 @@ raised.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from gradguard.core.diagnosis import Diagnosis
 from gradguard.core.errors import GradGuardError, error_type
 from gradguard.core.foreign_exceptions import internal_error, is_internal
 from gradguard.core.safe_read import message_of
 from gradguard.instrumentation.fault_barrier import say
+from gradguard.runtime.open_guard import OpenGuard
 from gradguard.runtime.rerun.random_state import RandomState
 from gradguard.runtime.rerun.reachable_state import Reach, UnrestorableError, silence
 from gradguard.runtime.rerun.replay import can_run_again, nothing_stays
 from gradguard.runtime.session import Session, current_session
 
-if TYPE_CHECKING:
-    from gradguard.runtime.guard import Guard
-
 R = TypeVar("R")
 
 
-def run_step(guard: Guard, run: Callable[[], R]) -> R:
+def run_step(guard: OpenGuard, run: Callable[[], R]) -> R:
     """Runs a step under a guard that is open.
 
     Raises:
@@ -53,7 +51,7 @@ def run_step(guard: Guard, run: Callable[[], R]) -> R:
 
 
 def _again(
-    guard: Guard,
+    guard: OpenGuard,
     session: Session,
     first: Exception,
     held: list[tuple[Diagnosis, Exception]],
@@ -99,7 +97,7 @@ def _again(
     _raise_held(guard, first, held, note)
 
 
-def _raise_held(guard: Guard, first: Exception, held: list[tuple[Diagnosis, Exception]], note: str | None) -> None:
+def _raise_held(guard: OpenGuard, first: Exception, held: list[tuple[Diagnosis, Exception]], note: str | None) -> None:
     """Raises the diagnosis that the untraced run had of its own failure, if it had one."""
     for diagnosis, error in held:
         if error is first:

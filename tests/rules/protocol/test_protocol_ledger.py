@@ -48,7 +48,7 @@ def test_ledger_stays_small_over_many_steps() -> None:
         assert len(ledger.retained.tags) <= 48
         (book,) = [book for book in ledger.books.values() if book.ref() is opt]
         assert sum(len(slot.parts) for slot in book.slots) <= 2
-        assert len(ledger.wastes) == 0
+        assert len(ledger.contributions.wastes) == 0
 
 
 def test_what_goes_wrong_late_is_found_in_a_later_window() -> None:

@@ -67,7 +67,7 @@ _CHANGES = (
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """What the replicas differ in, and what made them."""
-    drift = incident.suspicion
+    drift = incident.finding
     if not isinstance(drift, Drift) or drift.told or averaging.averaged_by_hand(incident):
         return None
     ddp, name = drift.ddp, shared.name_of(incident, drift.ddp)

@@ -38,6 +38,7 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.core.diagnosis import Diagnosis, Fix, TensorFacts
 from gradguard.fixes.edits import edit_of, patched
+from gradguard.monitors.checkpoints import AnotherMask
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks.gg712_checkpoint_mismatch import drawn_anew, remembered, rewritten_buffer
 
@@ -52,7 +53,7 @@ _SAYS = (
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """A closed-over tensor that was written between forward and recomputation, or PyTorch's own finding."""
-    if incident.moment == "suspicion":
+    if incident.moment == "finding":
         return _other_mask(incident)
     held = incident.memory.get("checkpoints") or []
     if incident.error is None and (incident.where != "backward" or not held):
@@ -72,16 +73,16 @@ def recognise(incident: Incident) -> Diagnosis | None:
 
 def _other_mask(incident: Incident) -> Diagnosis | None:
     """Dropout in a function whose random state is not restored for the second run."""
-    data = incident.suspicion.data
-    place, module = resolve(data["site"]), data["ref"]()
-    name = (incident.names.module_path(module) if module is not None else None) or data["module"]
-    dropout = f"{name}.{data['path']}" if data["path"] else name
+    finding: AnotherMask = incident.finding
+    place, module = resolve(finding.site), finding.module()
+    name = (incident.names.module_path(module) if module is not None else None) or finding.type_name
+    dropout = f"{name}.{finding.path}" if finding.path else name
     return Diagnosis(
         code=CODE, name=NAME, severity="warning",
-        headline=f"`{dropout}` will drop other values when backward runs the checkpointed `{data['module']}` again: "
+        headline=f"`{dropout}` will drop other values when backward runs the checkpointed `{finding.type_name}` again: "
                  "`preserve_rng_state=False`",
         culprit=None if place is None else place.span("the random state is not restored for the second run", "culprit"),
-        explanation=f"The function is run once more in backward. `{dropout}` (p={data['p']:g}) then draws a new mask, so the gradients "
+        explanation=f"The function is run once more in backward. `{dropout}` (p={finding.p:g}) then draws a new mask, so the gradients "
         "belong to another forward pass than the loss.",
         fixes=[Fix(title="Leave `preserve_rng_state` at True, or checkpoint a part without dropout", safety="unsafe",
                    patch=_without_flag(place))],
@@ -176,7 +177,7 @@ RULE = Rule(
     name=NAME,
     summary="a checkpointed function sees other values when backward runs it again",
     recognise=recognise,
-    moments=frozenset({"error", "before_backward", "suspicion"}),
+    moments=frozenset({"error", "before_backward", "finding"}),
     messages=_SAYS,
     traced_only=True,
     screen=lambda memory, moment, facts, traced: "checkpoints" in memory,

@@ -33,6 +33,7 @@ from __future__ import annotations
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import resolve
 from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.monitors.grad_scaler import ClippedScaled
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import missing_update
 from gradguard.rules.frameworks.gg721_amp_unscale import skipped_update
@@ -89,19 +90,17 @@ def _refused(incident: Incident) -> Diagnosis | None:
 
 
 def _clipped(incident: Incident) -> Diagnosis | None:
-    suspicion = incident.suspicion
-    if suspicion is None or suspicion.code != CODE:
-        return None
-    place, scaled = resolve(suspicion.data.get("site")), resolve(suspicion.data.get("scaled"))
+    finding: ClippedScaled = incident.finding
+    place, scaled = resolve(finding.site), resolve(finding.scaled)
     if place is None:
         return None
-    theirs, scaler = (scaled.callee or "").rpartition(".")[0] if scaled is not None else "", suspicion.data.get("scaler")
+    theirs, scaler = (scaled.callee or "").rpartition(".")[0] if scaled is not None else "", finding.scaler
     here = _named_here(incident, None if scaler is None else scaler())
-    optimizer = None if suspicion.book is None else _named_here(incident, suspicion.book.ref())
+    optimizer = None if finding.book is None else _named_here(incident, finding.book.ref())
     shown = f"`{here or theirs}`" if here or theirs else "the scaler"
     unscale = f"`{here}.unscale_({optimizer or 'optimizer'})`" if here else f"`unscale_` of {shown}, with the optimizer,"
     call = (place.callee or "clip_grad_norm_").rpartition(".")[2]
-    scale = suspicion.data.get("scale")
+    scale = finding.scale
     return Diagnosis(
         code=CODE,
         name=NAME,
@@ -136,6 +135,6 @@ RULE = Rule(
     name=NAME,
     summary="gradients of a GradScaler are unscaled twice, or clipped before they are unscaled",
     recognise=recognise,
-    moments=frozenset({"error", "suspicion"}),
+    moments=frozenset({"error", "finding"}),
     messages=(_TWICE.lower(), _LATE.lower()),
 )

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import ast
-from typing import Any
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.fixes.edits import replaced
+from gradguard.monitors.grad_scaler import NeverScaled
+from gradguard.monitors.optimizer_books import Book
 from gradguard.rules import wording
 from gradguard.rules.frameworks.scaler_names import scaler_in_words
 
 
-def diagnosis(incident: Incident, book: Any, data: dict[str, Any]) -> Diagnosis:
+def diagnosis(incident: Incident, finding: NeverScaled, book: Book) -> Diagnosis:
     """What is told of it: the backward call whose loss is not scaled, and the step that divides."""
-    name, scale = wording.optimizer_name(book, incident), data["scale"]
+    name, scale = wording.optimizer_name(book, incident), finding.scale
     scaler, bare = scaler_in_words(incident)
-    place = resolve(data["bare"])
+    place = resolve(finding.backward)
     loss = _receiver(place)
     what = f"`{wording.short(loss, 40)}`" if loss else "the loss"
     scaled = f"{bare}.scale({loss or 'loss'})"
@@ -26,7 +27,7 @@ def diagnosis(incident: Incident, book: Any, data: dict[str, Any]) -> Diagnosis:
         name="amp-scaler-misuse",
         severity="warning",
         headline=f"`{name}` steps with gradients {scale:g} times too small: {scaler} divides them, and {what} was never scaled",
-        culprit=wording.span(data["bare"], f"runs on a loss that {scaler} has not multiplied", "culprit"),
+        culprit=wording.span(finding.backward, f"runs on a loss that {scaler} has not multiplied", "culprit"),
         related=wording.spans(wording.span(book.step_site, f"divides the gradients by {scale:g}", "changed")),
         tensors=wording.facts(book.parameters(), incident.names),
         explanation=f"A GradScaler divides the gradients of an optimizer by its scale, {scale:g} here, in step() or unscale_(), as if the "

@@ -37,6 +37,8 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.optimizer_contents import parameters_of
 from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.monitors.grad_scaler import NeverScaled
+from gradguard.monitors.optimizer_books import Book
 from gradguard.rules import wording
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import missing_update
@@ -88,7 +90,7 @@ _UNSEEN = (
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """Which order was broken, at which call."""
-    if incident.moment == "suspicion":
+    if incident.moment == "finding":
         return _past_the_scaler(incident)
     place = incident.place
     text = incident.message.lower()
@@ -170,12 +172,11 @@ def _not_updated(incident: Incident, place: ResolvedSite | None) -> Diagnosis | 
 
 def _past_the_scaler(incident: Incident) -> Diagnosis | None:
     """An optimizer that is stepped directly, on gradients of a scaled loss."""
-    book, data = incident.suspicion.book, incident.suspicion.data
-    if book is None:
-        return None
-    if "bare" in data:
-        return never_scaled.diagnosis(incident, book, data)
-    name, scale = wording.optimizer_name(book, incident), data["scale"]
+    finding = incident.finding
+    book: Book = finding.book
+    if isinstance(finding, NeverScaled):
+        return never_scaled.diagnosis(incident, finding, book)
+    name, scale = wording.optimizer_name(book, incident), finding.scale
     scaler, bare = scaler_in_words(incident)
     return Diagnosis(
         code=CODE,
@@ -183,7 +184,7 @@ def _past_the_scaler(incident: Incident) -> Diagnosis | None:
         severity="warning",
         headline=f"`{name}.step()` applies gradients that are still {scale:g} times too large: it goes past {scaler}",
         culprit=wording.span(book.step_site, f"steps without {scaler}, on scaled gradients", "culprit"),
-        related=wording.spans(wording.span(data["scaled"], f"scales the loss by {scale:g}", "backward")),
+        related=wording.spans(wording.span(finding.scaled, f"scales the loss by {scale:g}", "backward")),
         tensors=wording.facts(book.parameters(), incident.names),
         explanation=f"The loss was scaled by {scale:g} before backward(), and so were all gradients. A GradScaler divides them by the "
         "scale again in its step() or unscale_(), and neither was called for this optimizer.",
@@ -203,7 +204,7 @@ RULE = Rule(
     name=NAME,
     summary="the calls on a GradScaler come in an order it does not allow",
     recognise=recognise,
-    moments=frozenset({"error", "suspicion"}),
+    moments=frozenset({"error", "finding"}),
     messages=(*_CASES, _LATE),
     priority=-5,
 )

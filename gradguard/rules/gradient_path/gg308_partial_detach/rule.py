@@ -48,13 +48,13 @@ from gradguard.rules.gradient_path.gg308_partial_detach import unused_gradients
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """A term without a path, a sample in the way, a weight that only its regularizer trains, or a term of derivatives that is left out."""
-    if incident.moment == "suspicion":
-        return unused_gradients.told(incident)
+    if incident.moment == "finding":
+        return unused_gradients.told(incident.finding)
     return lost_terms.recognise(incident)
 
 
 RULE = Rule(
     code="GG308", name="partial-detach", summary="a part of the loss does not reach the parameters it was "
                                                  "computed from", recognise=recognise,
-    moments=frozenset({"before_backward", "suspicion"}), severity="warning", traced_only=True, screen=lost_terms.screen,
+    moments=frozenset({"before_backward", "finding"}), severity="warning", traced_only=True, screen=lost_terms.screen,
 )  # fmt: skip

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
 
-from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.sites import short
 from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.core.diagnosis import Diagnosis, Fix
-
-if TYPE_CHECKING:
-    pass
+from gradguard.monitors.undifferentiated import UnusedGradients
 
 
-def told(incident: Incident) -> Diagnosis | None:
+def told(finding: UnusedGradients) -> Diagnosis | None:
     """The statement whose value nothing reads; silent where something does, which may use it in other steps."""
-    taken, backward = incident.suspicion.data["taken"], incident.suspicion.data["backward"]
+    taken, backward = finding.taken, finding.backward
     codes = {site.code for site in backward.stack}
     site = next((site for site in taken.stack if site.code in codes), None)
     place = resolve(site)

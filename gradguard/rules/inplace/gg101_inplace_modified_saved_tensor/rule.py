@@ -56,8 +56,9 @@ from gradguard.rules.inplace.numpy_write import numpy_written, told
 from gradguard.rules.inplace.renormed import renormed
 from gradguard.rules.inplace.repairs import drawn, drop_argument, out_of_place
 from gradguard.rules.inplace.spans import Target, short
+from gradguard.rules.inplace.stories import story_of
 from gradguard.rules.inplace.unseen import screen
-from gradguard.rules.inplace.write_history import DETACHED, MODIFIED, Story, Write, story_of
+from gradguard.rules.inplace.write_history import DETACHED, MODIFIED, Story, Write
 
 CODE, NAME = "GG101", "inplace-modified-saved-tensor"
 

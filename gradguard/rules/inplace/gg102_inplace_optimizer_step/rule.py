@@ -45,7 +45,8 @@ from gradguard.rules.inplace.gg102_inplace_optimizer_step.recomputed import (
     update_moved,
 )
 from gradguard.rules.inplace.gg102_inplace_optimizer_step.wrong_network import wrong_network
-from gradguard.rules.inplace.write_history import MODIFIED, Story, Write, story_of
+from gradguard.rules.inplace.stories import story_of
+from gradguard.rules.inplace.write_history import MODIFIED, Story, Write
 
 CODE, NAME = "GG102", "inplace-optimizer-step"
 

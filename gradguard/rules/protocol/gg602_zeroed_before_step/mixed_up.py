@@ -12,15 +12,17 @@ from gradguard.analysis.program.syntax import Source
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.core.safe_read import peek
 from gradguard.instrumentation.facts import BackwardFact
+from gradguard.monitors.ledger_verdicts import ZeroedBeforeStep
 from gradguard.monitors.optimizer_books import Book
 from gradguard.rules import wording
 from gradguard.rules.spans import the_one
 
 
-def told(incident: Incident, code: str, name: str, book: Book, backward: ResolvedSite | None) -> Diagnosis | None:
+def told(
+    incident: Incident, finding: ZeroedBeforeStep, code: str, name: str, book: Book, backward: ResolvedSite | None
+) -> Diagnosis | None:
     """The diagnosis, where another optimizer stepped right after the backward, and the one it fills steps after another backward."""
-    data = incident.suspicion.data
-    call: BackwardFact = data["part"].call
+    call = finding.part.call
     after = next((fact for fact in incident.journal.steps if fact.clock > call.clock), None)
     other = None if after is None else after.optimizer()
     mine = book.ref()
@@ -50,10 +52,10 @@ def told(incident: Incident, code: str, name: str, book: Book, backward: Resolve
         related=wording.spans(
             backward.span(f"fills the gradients of `{first}`", "backward"),
             None if step is None else step.span(f"steps the optimizer of `{second}`", "context"),
-            wording.span(data["zero"], f"clears the gradients of `{first}`", "context"),
+            wording.span(finding.zero, f"clears the gradients of `{first}`", "context"),
         ),
         tensors=wording.facts(book.parameters(), incident.names),
-        explanation=f"{data['count']} times what `{text}` added to the gradients of `{first}` was cleared before their optimizer "
+        explanation=f"{finding.count} times what `{text}` added to the gradients of `{first}` was cleared before their optimizer "
         f"stepped. The one that steps right after this backward holds `{second}`; that of `{first}` steps after another backward, and "
         "finds no gradient.",
         fixes=[

@@ -29,15 +29,15 @@ gradients are read (adversarial examples, Fisher information, gradient surgery),
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import BaseModel, ConfigDict, Field
 
 from gradguard.analysis.history.loss_expressions import root_expression
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.monitors.ledger_verdicts import ZeroedBeforeStep
 from gradguard.monitors.optimizer_books import Book
+from gradguard.monitors.tensor_state import version_of
 from gradguard.rules import accelerated, wording
 from gradguard.rules.base import Rule
 from gradguard.rules.protocol.gg602_zeroed_before_step import mixed_up
@@ -55,17 +55,17 @@ class Options(BaseModel):
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """The zero_grad() that clears too early, the backward whose work is lost, and what only that backward trains."""
-    data, book = incident.suspicion.data, incident.suspicion.book
-    part = data.get("part")
-    if part is None or any("Scaler" in type(value).__name__ for _, value in incident.names.bindings):
+    finding: ZeroedBeforeStep = incident.finding
+    book, part = finding.book, finding.part
+    if any("Scaler" in type(value).__name__ for _, value in incident.names.bindings):
         return None
-    zero, backward = resolve(data["zero"]), resolve(part.call.site)
-    if book is not None and book.empty >= 2 and _stands_first(book, data):
-        return _step_first(incident, book, data)
-    mixed = None if book is None else mixed_up.told(incident, CODE, NAME, book, backward)
+    zero, backward = resolve(finding.zero), resolve(part.call.site)
+    if book is not None and book.empty >= 2 and _stands_first(book, finding):
+        return _step_first(incident, book, finding)
+    mixed = None if book is None else mixed_up.told(incident, finding, CODE, NAME, book, backward)
     if mixed is not None:
         return mixed
-    owner = data["owner"]() if data["owner"] is not None else None
+    owner = finding.owner() if finding.owner is not None else None
     wrapper = None if book is None else accelerated.wrapper_of(incident, book.ref())
     who = incident.names.optimizer_variable(owner) or (zero.receiver if zero is not None else None) or type(owner).__name__
     loss = _loss(backward)
@@ -100,11 +100,11 @@ def recognise(incident: Incident) -> Diagnosis | None:
                 "only its last gradients before a step are used" if used else "all the gradients of this backward are lost", "backward"
             ),
             None if other is None else other.span("only this backward's gradients reach the step", "backward"),
-            *[wording.span(each, "clears a part of them", "context") for each in data.get("zeros", ())],
+            *[wording.span(each, "clears a part of them", "context") for each in finding.zeros],
         ),
         tensors=wording.facts(only if untrained else parameters, incident.names),
         explanation=(
-            f"{data['count']} times all that this backward added to `.grad` was cleared before any optimizer had stepped on it: "
+            f"{finding.count} times all that this backward added to `.grad` was cleared before any optimizer had stepped on it: "
             f"{'of what is to be accumulated only the last part counts.' if used else 'this backward trains nothing.'}{untrained}"
         ),
         fixes=[
@@ -130,20 +130,19 @@ def _loss(backward: ResolvedSite | None) -> str:
     return (backward.source.flat(root) if backward is not None and backward.source is not None and root is not None else None) or "the loss"
 
 
-def _stands_first(book: Book, data: dict[str, Any]) -> bool:
+def _stands_first(book: Book, finding: ZeroedBeforeStep) -> bool:
     """Whether the step stands between the zero_grad() and the backward: in that order within one function."""
-    zero, step, backward = resolve(data["zero"]), resolve(book.step_site), resolve(data["part"].call.site)
+    zero, step, backward = resolve(finding.zero), resolve(book.step_site), resolve(finding.part.call.site)
     if zero is None or step is None or backward is None:
         return False
     same = zero.enclosing_function is step.enclosing_function is backward.enclosing_function and zero.file == step.file == backward.file
     return same and step.line < backward.line
 
 
-def _step_first(incident: Incident, book: Book, data: dict[str, Any]) -> Diagnosis | None:
+def _step_first(incident: Incident, book: Book, finding: ZeroedBeforeStep) -> Diagnosis | None:
     """The optimizer steps between the zero_grad() and the backward, and finds no gradient each time."""
-    part = data["part"]
     name = wording.optimizer_name(book, incident)
-    step, backward = resolve(book.step_site), resolve(part.call.site)
+    step, backward = resolve(book.step_site), resolve(finding.part.call.site)
     if step is None:
         return None
     call = wording.short(backward.text if backward is not None else "backward()", 32)
@@ -155,7 +154,7 @@ def _step_first(incident: Incident, book: Book, data: dict[str, Any]) -> Diagnos
         culprit=step.span("no parameter has a gradient here", "culprit"),
         related=wording.spans(
             None if backward is None else backward.span("makes the gradients, after the step", "backward"),
-            wording.span(data["zero"], "clears them before the next step", "context"),
+            wording.span(finding.zero, "clears them before the next step", "context"),
         ),
         tensors=wording.facts(book.parameters(), incident.names),
         explanation=f"In {book.empty} steps in a row `{name}` found no gradient at all; the backward that makes them comes behind it.",
@@ -165,8 +164,6 @@ def _step_first(incident: Incident, book: Book, data: dict[str, Any]) -> Diagnos
 
 
 def _moved(book: object, parameter: object) -> bool:
-    from gradguard.monitors.findings import version_of
-
     return any(ref() is parameter and version_of(parameter) != version for ref, version in getattr(book, "first_versions", ()))
 
 
@@ -175,6 +172,6 @@ RULE = Rule(
     name=NAME,
     summary="gradients are cleared after backward and before any step has used them",
     recognise=recognise,
-    moments=frozenset({"suspicion"}),
+    moments=frozenset({"finding"}),
     severity="warning",
 )

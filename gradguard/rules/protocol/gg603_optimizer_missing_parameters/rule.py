@@ -38,8 +38,10 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import modules_in, parameters_in, peek
+from gradguard.monitors.findings import Confirmed
 from gradguard.monitors.optimizer_books import Book, Prepared
-from gradguard.monitors.surveys import Stranger
+from gradguard.monitors.surveys import MadeAnew
+from gradguard.monitors.untrained_leaves import Stranger
 from gradguard.rules import wording
 from gradguard.rules.base import Rule
 from gradguard.rules.protocol import orphans
@@ -54,14 +56,13 @@ Found = list[tuple[torch.Tensor, Owner]]
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """Which parameters were left out, and the line that made them unknown."""
-    data, book = incident.suspicion.data, incident.suspicion.book
-    if "prepared" in data:
-        return data["prepared"]  # type: ignore[no-any-return]
-    if book is None:
-        return None
-    if "anew" in data:
-        return made_anew(incident, book, data["anew"], data["makings"], CODE, NAME)
-    strangers: list[Stranger] = data["prepare"]
+    finding = incident.finding
+    if isinstance(finding, Confirmed):
+        return finding.diagnosis
+    book: Book = finding.book
+    if isinstance(finding, MadeAnew):
+        return made_anew(incident, book, finding.shapes, finding.makings, CODE, NAME)
+    strangers: list[Stranger] = finding.strangers
     owners = Owners(incident.names)
     left = [(leaf, owner) for s in strangers if (leaf := s.ref()) is not None and (owner := owners.of(leaf)) is not None]
     trained = {id(p) for p in book.parameters()}
@@ -77,7 +78,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     last = {id(s): True for s in kept}
 
     def holds() -> bool:
-        known = ledger.survey.known()
+        known = ledger.trained_ids()
         for s in kept:
             leaf = s.ref()
             if leaf is not None:
@@ -215,6 +216,6 @@ RULE = Rule(
     name=NAME,
     summary="parameters get gradients but are in no optimizer",
     recognise=recognise,
-    moments=frozenset({"suspicion"}),
+    moments=frozenset({"finding"}),
     severity="warning",
 )

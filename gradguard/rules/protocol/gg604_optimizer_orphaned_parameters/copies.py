@@ -22,7 +22,7 @@ CODE, NAME = "GG604", "optimizer-orphaned-parameters"
 
 def told(incident: Incident, book: Book, strangers: list[torch.Tensor], mine: list[torch.Tensor]) -> Diagnosis | None:
     """The optimizer has the originals; the gradients go to what was made of them."""
-    known = incident.memory["ledger"].survey.known()
+    known = incident.memory["ledger"].trained_ids()
     strangers = [leaf for leaf in strangers if id(leaf) not in known]
     shapes = {tuple(leaf.shape) for leaf in strangers}
     ours = {tuple(p.shape) for p in mine}

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from gradguard.analysis.incident import Incident
 from gradguard.core.diagnosis import Diagnosis
+from gradguard.monitors.findings import Confirmed
 from gradguard.monitors.optimizer_books import Book
 from gradguard.rules.base import Rule
 from gradguard.rules.protocol import orphans
@@ -42,11 +43,10 @@ CODE, NAME = orphans.CODE, orphans.NAME
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """The line that replaced the parameters, and the optimizer that was not told."""
-    data, book = incident.suspicion.data, incident.suspicion.book
-    if "prepared" in data:
-        return data["prepared"]  # type: ignore[no-any-return]
-    if book is None:
-        return None
+    finding = incident.finding
+    if isinstance(finding, Confirmed):
+        return finding.diagnosis
+    book: Book = finding.book
     told = _told(incident, book)
     if told is not None:
         book.gathered["orphaned"] = True
@@ -54,15 +54,14 @@ def recognise(incident: Incident) -> Diagnosis | None:
 
 
 def _told(incident: Incident, book: Book) -> Diagnosis | None:
-    data = incident.suspicion.data
     mine = [p for p in book.parameters() if p.requires_grad]
     if not mine or any(p.grad is not None for p in mine):
         return None
     ledger = incident.memory["ledger"]
-    strangers = [s for s in data["strangers"].values() if s.last_backward > book.backwards_at_step - 3]
+    strangers = [s for s in incident.finding.strangers.values() if s.last_backward > book.backwards_at_step - 3]
     owners = Owners(incident.names)
     left = [(leaf, owner) for s in strangers if (leaf := s.ref()) is not None and (owner := owners.of(leaf)) is not None and s.same()]
-    left = [(leaf, owner) for leaf, owner in left if id(leaf) not in ledger.survey.known()]
+    left = [(leaf, owner) for leaf, owner in left if id(leaf) not in ledger.trained_ids()]
     if not left:
         return copies.told(incident, book, [leaf for s in strangers if (leaf := s.ref()) is not None and s.same()], mine)
     gone = [p for p in mine if incident.names.state(p) is None]
@@ -80,6 +79,6 @@ RULE = Rule(
     name=NAME,
     summary="the optimizer holds parameters that the model no longer has",
     recognise=recognise,
-    moments=frozenset({"suspicion"}),
+    moments=frozenset({"finding"}),
     severity="warning",
 )

@@ -44,8 +44,10 @@ from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import parameters_in, peek
 from gradguard.instrumentation.tensor_refs import TensorRef
 from gradguard.monitors.cut_paths import LoneLoss
-from gradguard.monitors.findings import version_of
+from gradguard.monitors.findings import Confirmed
 from gradguard.monitors.optimizer_books import Book, Prepared
+from gradguard.monitors.surveys import SwitchedOff
+from gradguard.monitors.tensor_state import version_of
 from gradguard.rules import wording
 from gradguard.rules.base import Rule
 from gradguard.rules.protocol import leaving
@@ -64,14 +66,13 @@ Idle = list[tuple[torch.Tensor, str, nn.Module, nn.Module | None, str]]  # param
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """The parameters, and the line that should have used them."""
-    data, book = incident.suspicion.data, incident.suspicion.book
-    if "prepared" in data:
-        return data["prepared"]  # type: ignore[no-any-return]
-    if book is None:
-        return None
-    if "off" in data:
-        return left_off.told(incident, book, [p for ref in data["off"] if (p := ref()) is not None], CODE, NAME)
-    refs: list[weakref.ref[Any]] = data["prepare"]
+    finding = incident.finding
+    if isinstance(finding, Confirmed):
+        return finding.diagnosis
+    book: Book = finding.book
+    if isinstance(finding, SwitchedOff):
+        return left_off.told(incident, book, [p for ref in finding.parameters if (p := ref()) is not None], CODE, NAME)
+    refs: list[weakref.ref[Any]] = finding.parameters
     told = incident.memory.get("cut off by checkpoints", {})  # by GG711
     ledger = incident.memory["ledger"]
     filled = ledger.severed.filled  # and cleared again: by other means than a step, or another rule has said so
@@ -397,6 +398,6 @@ RULE = Rule(
     name=NAME,
     summary="parameters in an optimizer that never get a gradient",
     recognise=recognise,
-    moments=frozenset({"suspicion"}),
+    moments=frozenset({"finding"}),
     severity="warning",
 )

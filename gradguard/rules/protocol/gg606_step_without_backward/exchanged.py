@@ -27,7 +27,7 @@ def exchanged(incident: Incident, book: Book, parameters: list[torch.Tensor]) ->
     mine = [p for p in parameters if isinstance(p, nn.Parameter)]
     if not mine or len(mine) < len(parameters) or any(incident.names.is_a_modules(p) or alive_owner(p) is not None for p in mine):
         return None
-    known = incident.memory["ledger"].survey.known()
+    known = incident.memory["ledger"].trained_ids()
     shapes = Counter(tuple(p.shape) for p in mine)
     for variable, root in incident.names.modules:
         theirs = [p for p in parameters_in(root) if p.requires_grad]

@@ -42,6 +42,7 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, dotted, resolve
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import elements
+from gradguard.monitors.ledger_verdicts import GradientsKept, NoBackward, NoPath
 from gradguard.monitors.optimizer_books import Book, Prepared
 from gradguard.rules import lightning_manual, wording
 from gradguard.rules.base import Rule
@@ -60,17 +61,18 @@ CODE, NAME = "GG606", "step-without-backward"
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """The superfluous step, and the one that had used the gradients."""
-    book, kind = incident.suspicion.book, incident.suspicion.data.get("kind")
-    if book is None or incident.args[1:]:
+    finding = incident.finding
+    book: Book = finding.book
+    if incident.args[1:]:
         return None
     parameters = [p for p in book.parameters() if p.requires_grad]
     if not parameters:
-        return _toggled(incident, book) if kind == "no path" else None
-    if kind == "kept":
+        return _toggled(incident, book) if isinstance(finding, NoPath) else None
+    if isinstance(finding, GradientsKept):
         return kept_by_hand.told(incident, book, CODE, NAME)
     name = wording.optimizer_name(book, incident)
     step = resolve(book.step_site)
-    if kind == "no backward":
+    if isinstance(finding, NoBackward):
         if any(p.grad is not None for p in parameters):
             return None
         skipped = gg741_lightning_no_loss_returned.automatic_step(incident)
@@ -104,8 +106,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
             "ran between them. Optimizers skip such parameters silently.",
             fixes=[fix],
         )
-    if kind == "no path":
-        return _no_path(incident, book, name, parameters)
+    if isinstance(finding, NoPath):
+        return _no_path(incident, book, finding.fresh, name, parameters)
     used = [p for p in parameters if p.grad is not None]
     if not used or not any(bool(p.grad.any()) for p in used[:8] if p.grad is not None):
         return None
@@ -118,7 +120,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     backward = None if book.last_part is None else wording.span(book.last_part.call.site, "made these gradients", "backward")
     culprit = None if step is None else step.span("applies gradients that the step before has applied", "culprit")
     fix = Fix(title="Remove this second `step()`", safety="unsafe", detail="One step for each set of gradients.")
-    clipped = wording.span(incident.suspicion.data.get("clipped"), "clips them in between", "context")
+    clipped = wording.span(finding.clipped, "clips them in between", "context")
     first = None if clipped is None or before is None else resolve(earlier.site if earlier is not None else None)
     if first is not None and culprit is not None:  # the one that is meant comes after the clipping
         before = culprit.model_copy(update={"role": "context", "label": "applies them a second time, clipped"})
@@ -224,7 +226,7 @@ def _bare_backward(step: ResolvedSite | None) -> SourceSpan | None:
     return named_not_called(step.source, scope, "backward")
 
 
-def _no_path(incident: Incident, book: Book, name: str, parameters: list[Any]) -> Diagnosis | None:
+def _no_path(incident: Incident, book: Book, fresh: bool, name: str, parameters: list[Any]) -> Diagnosis | None:
     """backward() runs, and nothing that it goes through leads to what this optimizer holds."""
     if any(p.grad is not None for p in parameters) or "orphaned" in book.gathered or "fresh leaf told" in incident.memory:
         return None
@@ -247,7 +249,7 @@ def _no_path(incident: Incident, book: Book, name: str, parameters: list[Any]) -
     if cut is not None:
         culprit, related, fix = cut.culprit, cut.related, cut.fix
         headline += f": {cut.clause}"
-    elif incident.suspicion.data["fresh"] and (made := new_leaf(incident)) is not None:
+    elif fresh and (made := new_leaf(incident)) is not None:
         culprit = made.statement_span("a new leaf in each step: no gradient leads from it back to what it is made of", "culprit")
         headline += ": what is trained are Parameters made anew in each step"
         fix = CALLED_WITH
@@ -271,6 +273,6 @@ RULE = Rule(
     name=NAME,
     summary="a step without new gradients: the same gradient twice, or none",
     recognise=recognise,
-    moments=frozenset({"suspicion"}),
+    moments=frozenset({"finding"}),
     severity="warning",
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from typing import Any
 
 from torch import nn
 
@@ -14,16 +13,17 @@ from gradguard.analysis.program.syntax import Source, range_of
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import attributes, elements, modules_in
 from gradguard.fixes.edits import replaced
+from gradguard.monitors.train_modes import OutOfReach
 from gradguard.rules.spans import attribute_set
 
 
-def out_of_reach(incident: Incident, data: dict[str, Any], code: str, name: str) -> Diagnosis | None:
+def out_of_reach(incident: Incident, finding: OutOfReach, code: str, name: str) -> Diagnosis | None:
     """It has just acted as in training inside a trained module in eval mode, and is no part of that module."""
-    root, part = data["root"](), data["module"]()
-    place = resolve(data["site"])
+    root, part = finding.root(), finding.part()
+    place = resolve(finding.site)
     if root is None or root.training or place is None:
         return None
-    kind: str = data["type"]
+    kind = finding.type_name
     whole = incident.names.of(root) or "self"
     if whole.partition(".")[0] == "self":
         whole = type(root).__name__

@@ -49,9 +49,10 @@ from gradguard.analysis.live.names import as_code
 from gradguard.analysis.places.source import resolve
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import modules_in, named_modules, parameters_in
-from gradguard.monitors.findings import few_values, version_of
 from gradguard.monitors.optimizer_books import Book
-from gradguard.monitors.train_modes import ACTING
+from gradguard.monitors.surveys import FrozenModesDue
+from gradguard.monitors.tensor_state import few_values, version_of
+from gradguard.monitors.train_modes import ACTING, EvalOfOwnForward, ForwardsWithoutGrad, LeftInEval, OutOfReach
 from gradguard.rules import wording
 from gradguard.rules.base import Rule
 from gradguard.rules.protocol.gg609_train_eval_mode.bare_flag import bare_flag
@@ -64,21 +65,18 @@ CODE, NAME = "GG609", "train-eval-mode"
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """The forward in the wrong mode, or the switch that put it there."""
-    data = incident.suspicion.data
-    if data.get("kind") == "functional dropout":
-        module = data["module"]()
-        return None if module is None else functional_dropout(incident, module, CODE, NAME)
-    if data.get("survey"):
+    finding = incident.finding
+    if isinstance(finding, FrozenModesDue):
         return _frozen(incident)
-    if data.get("kind") == "left in eval":
-        return _left(incident, data["switch"])
-    if data.get("kind") == "train mode without grad":
-        return _validating(incident, data)
-    if data.get("kind") == "bare flag":
-        root = data["root"]()
-        return None if root is None else bare_flag(incident, root, data["site"], _what(root), CODE, NAME)
-    if data.get("kind") == "out of reach":
-        return out_of_reach(incident, data, CODE, NAME)
+    if isinstance(finding, EvalOfOwnForward):
+        module = finding.module()
+        return None if module is None else functional_dropout(incident, module, CODE, NAME)
+    if isinstance(finding, LeftInEval):
+        return _left(incident, finding.switch)
+    if isinstance(finding, ForwardsWithoutGrad) and (root := finding.root()) is not None:
+        return bare_flag(incident, root, finding.site, _what(root), CODE, NAME) if finding.bare else _validating(incident, finding, root)
+    if isinstance(finding, OutOfReach):
+        return out_of_reach(incident, finding, CODE, NAME)
     return None
 
 
@@ -87,9 +85,9 @@ def _what(module: nn.Module) -> str:
     return " and ".join(sorted(kinds))
 
 
-def _validating(incident: Incident, data: dict[str, Any]) -> Diagnosis | None:
-    root, place = data["root"](), resolve(data["site"])
-    if root is None or place is None or (isinstance(place.statement, ast.Expr) and place.statement.value is place.node):
+def _validating(incident: Incident, finding: ForwardsWithoutGrad, root: nn.Module) -> Diagnosis | None:
+    place = resolve(finding.site)
+    if place is None or (isinstance(place.statement, ast.Expr) and place.statement.value is place.node):
         return None
     name = incident.names.of(root) or (place.callee if place.callee else None) or type(root).__name__
     what = _what(root)
@@ -98,7 +96,7 @@ def _validating(incident: Incident, data: dict[str, Any]) -> Diagnosis | None:
         effects.append("dropout is on")
     if "batch" in what:
         effects.append("batch norm uses the statistics of the batch and moves its running ones")
-    outer = [view for view in incident.user_frames if view.site != data["site"]]
+    outer = [view for view in incident.user_frames if view.site != finding.site]
     caller = wording.span(outer[0].site, "called from here", "context") if outer else None
     culprit: SourceSpan | None
     culprit = place.span(f"`{name}.training` is True: {what} act{'s' if ' and ' not in what else ''} as in training", "culprit")
@@ -161,8 +159,8 @@ def _left(incident: Incident, switch: Any) -> Diagnosis | None:
             told,
             back,
             None
-            if incident.suspicion.book is None
-            else wording.span(incident.suspicion.book.step_site, "these steps train it in eval mode", "context"),
+            if incident.finding.book is None
+            else wording.span(incident.finding.book.step_site, "these steps train it in eval mode", "context"),
         ),
         explanation=f"`{name}` was trained in train mode before, was put into eval mode for forwards without grad, and the optimizer has "
         "stepped several times since.",
@@ -172,7 +170,7 @@ def _left(incident: Incident, switch: Any) -> Diagnosis | None:
 
 def _frozen(incident: Incident) -> Diagnosis | None:
     """Batch norms of a frozen part in train mode."""
-    book = incident.suspicion.book
+    book = incident.finding.book
     if not isinstance(book, Book) or book.steps not in (12, 24, 60, 150):
         return None
     trained = {id(p) for p in book.parameters()}
@@ -268,6 +266,6 @@ RULE = Rule(
     name=NAME,
     summary="dropout or batch norm in the wrong mode: train and eval mixed up",
     recognise=recognise,
-    moments=frozenset({"suspicion"}),
+    moments=frozenset({"finding"}),
     severity="warning",
 )

@@ -34,6 +34,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import resolve
 from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.monitors.ledger_verdicts import LateClipping, NothingToClip, ParametersExhausted
 from gradguard.rules import wording
 from gradguard.rules.base import Rule
 from gradguard.rules.protocol.gg610_grad_overwritten import exhausted
@@ -51,16 +52,16 @@ class Options(BaseModel):
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """The late call and the step before it."""
-    book, site = incident.suspicion.book, incident.suspicion.data.get("site")
+    finding: LateClipping = incident.finding
+    book, site = finding.book, finding.site
     place = resolve(site)
-    if book is None or place is None:
+    if book is None or site is None or place is None:
         return None
-    if incident.suspicion.data.get("exhausted"):
+    if isinstance(finding, ParametersExhausted):
         return exhausted.told(incident, book, site, CODE, NAME)
     name = wording.optimizer_name(book, incident)
     call = (place.callee or "clip_grad_norm_").split(".")[-1]
-    calls = incident.suspicion.data.get("empty")
-    if calls is None:
+    if not isinstance(finding, NothingToClip):
         headline = f"`{call}` clips gradients that `{name}.step()` has already applied: the clipping has no effect"
         label = "comes after the step that used these gradients"
         explanation = (
@@ -71,8 +72,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
         headline = f"`{call}` runs before backward(), when no parameter has a gradient: the clipping has no effect"
         label = "no parameter has a gradient here"
         explanation = (
-            f"In {calls} calls none of the parameters had a gradient, and the steps in between all found some, which were made after "
-            "the clipping."
+            f"In {finding.calls} calls none of the parameters had a gradient, and the steps in between all found some, which were made "
+            "after the clipping."
         )
     return Diagnosis(
         code=CODE,
@@ -100,6 +101,6 @@ RULE = Rule(
     name=NAME,
     summary="gradients are clipped after the step that used them, or before backward has made any",
     recognise=recognise,
-    moments=frozenset({"suspicion"}),
+    moments=frozenset({"finding"}),
     severity="warning",
 )

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import nn
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import resolve
 from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.core.safe_read import named_parameters
+from gradguard.monitors.own_state import OwnState
 from gradguard.rules import wording
 
-if TYPE_CHECKING:
-    pass
-from gradguard.core.safe_read import named_parameters
 
-
-def told(incident: Incident, code: str, name: str) -> Diagnosis | None:
+def told(incident: Incident, finding: OwnState, code: str, name: str) -> Diagnosis | None:
     """The call, and the one network of the same shapes that an optimizer trains."""
-    module, place = incident.suspicion.data["module"](), resolve(incident.suspicion.data["site"])
+    module, place = finding.module(), resolve(finding.site)
     if module is None or place is None:
         return None
     receiver = place.receiver if (place.callee or "").endswith(".load_state_dict") else None
     shown = receiver or incident.names.module_path(module) or type(module).__name__
-    shapes, known = _shapes(module), incident.memory["ledger"].survey.known()
+    shapes, known = _shapes(module), incident.memory["ledger"].trained_ids()
     paths = [
         path
         for other in {id(m): m for _, root in incident.names.modules for m in root.modules()}.values()

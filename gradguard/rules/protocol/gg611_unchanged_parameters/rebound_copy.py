@@ -17,8 +17,8 @@ from gradguard.analysis.program.syntax import FUNCTIONS, Source
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.core.safe_read import named_modules, parameters_in
 from gradguard.fixes.edits import replaced
-from gradguard.monitors.findings import few_values, version_of
 from gradguard.monitors.optimizer_books import Book
+from gradguard.monitors.tensor_state import few_values, version_of
 from gradguard.rules import wording
 from gradguard.rules.protocol.rebound import Dropped, dropped
 from gradguard.rules.spans import in_tiers, written_in
@@ -29,7 +29,7 @@ _SEEN = "GG611 copies"  # what the parameters in question held at the survey bef
 
 def rebound_copy(incident: Incident, book: Book, code: str, name: str) -> Diagnosis | None:
     """The one such statement, once the parameters that it was to move have stayed the same while others were trained."""
-    known = incident.memory["ledger"].survey.known()
+    known = incident.memory["ledger"].trained_ids()
     if not any(_rebinding(written_in(incident, _OVER_PARAMETERS.search))):
         return None
     if all(id(p) in known for _, root in incident.names.modules for p in parameters_in(root)):

@@ -40,8 +40,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gradguard.analysis.incident import Incident
 from gradguard.core.diagnosis import Diagnosis, Fix
-from gradguard.monitors.learning_rates import Schedule
+from gradguard.monitors.learning_rates import RoundedAway, Schedule
 from gradguard.monitors.optimizer_books import Book
+from gradguard.monitors.own_state import OwnState
+from gradguard.monitors.surveys import CopiesDue
+from gradguard.monitors.without_optimizer import NeverUpdated
 from gradguard.rules import wording
 from gradguard.rules.base import Rule
 from gradguard.rules.protocol import rebound
@@ -61,26 +64,26 @@ class Options(BaseModel):
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """The cast, or the schedule that keeps the rate at zero."""
-    book, data = incident.suspicion.book, incident.suspicion.data
-    if data.get("kind") == "rebound":
-        return rebound.told(incident, CODE, NAME)
-    if data.get("kind") == "own state":
-        return loaded_itself.told(incident, CODE, NAME)
-    if book is None:
-        return None
-    if data["kind"] == "copy":
+    finding = incident.finding
+    if isinstance(finding, NeverUpdated):
+        return rebound.told(incident, finding, CODE, NAME)
+    if isinstance(finding, OwnState):
+        return loaded_itself.told(incident, finding, CODE, NAME)
+    book: Book = finding.book
+    if isinstance(finding, CopiesDue):
         return rebound_copy(incident, book, CODE, NAME)
     name = wording.optimizer_name(book, incident)
     step = wording.span(book.step_site, f"`{name}` steps here", "context")
-    if data["kind"] == "rounding":
-        return _rounding(incident, book, name, data)
+    if isinstance(finding, RoundedAway):
+        return _rounding(incident, book, name, finding)
+    beside: float | None = finding.beside
     brought = zero_rate.loaded(book, name, step, (CODE, NAME))
     if brought is not None:
         return brought
     schedule = incident.memory["ledger"].schedules.of_book(book)
     if schedule is not None and book.rates.highest == 0 and schedule.base:
         return _never_warm(book, name, schedule)
-    if schedule is not None and schedule.began and data.get("beside") is None:
+    if schedule is not None and schedule.began and beside is None:
         return zero_rate.run_out(book, name, schedule, step, (CODE, NAME))
     made = None if schedule is None else wording.span(schedule.made, "starts from the rate it finds, and that is zero", "culprit")
     scheduler = None if schedule is None else wording.made_name(schedule.made) or schedule.type_name
@@ -103,7 +106,6 @@ def recognise(incident: Incident) -> Diagnosis | None:
     else:
         title = f'Give `{name}` a rate above zero: `lr=...` where it is made, or `group["lr"]` in its `param_groups`'
     fix = Fix(title=title, safety="unsafe")
-    beside = data.get("beside")
     if beside is not None:
         why += f" `{name}.lr` is {beside:g}, and no step reads it: the rate of a step is `lr` in `{name}.param_groups`."
         found = rate_attribute.place(incident, name)
@@ -149,12 +151,12 @@ def _never_warm(book: Book, name: str, schedule: Schedule) -> Diagnosis:
     )
 
 
-def _rounding(incident: Incident, book: Book, name: str, data: dict[str, int]) -> Diagnosis:
+def _rounding(incident: Incident, book: Book, name: str, finding: RoundedAway) -> Diagnosis:
     parameters = [p for p in book.parameters() if p.dtype in (torch.bfloat16, torch.float16)]
     kind = str(parameters[0].dtype).removeprefix("torch.") if parameters else "a 16-bit type"
     roots = wording.roots_of(parameters, incident.names)
     whose = f"`{roots[0]}`" if roots else f"`{name}`"
-    share = round(100 * data["still"] / data["of"])
+    share = round(100 * finding.still / finding.of)
     return Diagnosis(
         code=CODE,
         name=NAME,
@@ -183,6 +185,6 @@ RULE = Rule(
     name=NAME,
     summary="steps that change nothing: learning rate zero, or updates that round away",
     recognise=recognise,
-    moments=frozenset({"suspicion"}),
+    moments=frozenset({"finding"}),
     severity="warning",
 )

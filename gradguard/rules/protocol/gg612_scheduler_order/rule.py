@@ -42,7 +42,15 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.fixes.edits import indent_of, replaced
-from gradguard.monitors.learning_rates import Schedule
+from gradguard.monitors.learning_rates import (
+    OtherSchedule,
+    RateByHand,
+    RateForFactor,
+    Schedule,
+    ScheduleAhead,
+    ScheduleSwings,
+    SteppedPerEpoch,
+)
 from gradguard.monitors.optimizer_books import Book
 from gradguard.rules import accelerated, wording
 from gradguard.rules.base import Rule
@@ -62,18 +70,17 @@ class Options(BaseModel):
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """The scheduler's step, and what became of the learning rate."""
-    book, data = incident.suspicion.book, incident.suspicion.data
-    schedule = data.get("schedule")
-    if book is not None and data["kind"] == "by hand":
-        return rate_by_hand.told(incident, book, data["rate"], CODE, NAME)
-    if book is None or schedule is None:
-        return None
+    finding = incident.finding
+    book: Book = finding.book
+    if isinstance(finding, RateByHand):
+        return rate_by_hand.told(incident, book, finding.rate, CODE, NAME)
+    schedule: Schedule = finding.schedule
     place = resolve(schedule.site)
     scheduler = (place.receiver if place is not None else None) or wording.made_name(schedule.made) or schedule.type_name
     name = wording.optimizer_name(book, incident)
     made = wording.span(schedule.made, "made here", "made")
-    if data["kind"] == "other optimizer":
-        other = wording.optimizer_name(data["other"], incident)
+    if isinstance(finding, OtherSchedule):
+        other = wording.optimizer_name(finding.other, incident)
         return Diagnosis(
             code=CODE,
             name=NAME,
@@ -83,21 +90,21 @@ def recognise(incident: Incident) -> Diagnosis | None:
             or (place.span("has no effect", "culprit") if place is not None else None),
             related=wording.spans(
                 place.span("changes the other optimizer's rate only", "context") if place is not None else None,
-                wording.span(data["other"].made, f"`{other}` was made here", "made"),
+                wording.span(finding.other.made, f"`{other}` was made here", "made"),
             ),
             explanation="The scheduler's own optimizer has not stepped since its last calls, while another optimizer over the same "
             "parameters has.",
             fixes=[Fix(title=f"Make the scheduler for `{other}`", safety="unsafe")],
         )
-    if data["kind"] == "per epoch":
+    if isinstance(finding, SteppedPerEpoch):
         return Diagnosis(
             code=CODE,
             name=NAME,
             severity="warning",
-            headline=f"`{scheduler}` was made for {data['span']} steps and stepped {schedule.calls} times, in a run of {book.steps} "
+            headline=f"`{scheduler}` was made for {finding.span} steps and stepped {schedule.calls} times, in a run of {book.steps} "
             "optimizer steps",
             culprit=None if place is None else place.span(f"called {schedule.calls} times in {book.steps} optimizer steps", "culprit"),
-            related=wording.spans(wording.span(schedule.made, f"made for {data['span']} calls of step()", "made")),
+            related=wording.spans(wording.span(schedule.made, f"made for {finding.span} calls of step()", "made")),
             explanation=f"`{schedule.type_name}` counts the calls of its step(). Made for as many as the optimizer took, it has come "
             f"{schedule.calls} calls far: the learning rate stayed at the beginning of its curve.",
             fixes=[
@@ -109,22 +116,22 @@ def recognise(incident: Incident) -> Diagnosis | None:
             ],
             confidence="likely",
         )
-    if data["kind"] == "rate for factor":
+    if isinstance(finding, RateForFactor):
         return Diagnosis(
             code=CODE,
             name=NAME,
             severity="warning",
-            headline=f"the rate of `{name}` was {data['rate']:g} at most: the function of `{scheduler}` returns a rate, not a factor",
+            headline=f"the rate of `{name}` was {finding.rate:g} at most: the function of `{scheduler}` returns a rate, not a factor",
             culprit=wording.span(schedule.made, "multiplies the initial rate by what its function returns", "culprit"),
-            related=wording.spans(wording.span(book.step_site, f"`{name}` steps at {data['rate']:g} at most", "context")),
+            related=wording.spans(wording.span(book.step_site, f"`{name}` steps at {finding.rate:g} at most", "context")),
             explanation=f"LambdaLR sets the rate to the initial one ({schedule.base:g}) times the function's value. The highest value was "
-            f"{data['rate'] / schedule.base:g}, which is the initial rate itself: it is squared.",
+            f"{finding.rate / schedule.base:g}, which is the initial rate itself: it is squared.",
             fixes=[Fix(title="Return a factor: 1.0 where the initial rate is meant", safety="unsafe")],
             confidence="likely",
         )
-    if data["kind"] == "ahead":
+    if isinstance(finding, ScheduleAhead):
         return _ahead(incident, book, name, scheduler, schedule)
-    if data["kind"] == "swings":
+    if isinstance(finding, ScheduleSwings):
         return _swings(book, name, scheduler, schedule)
     rates = book.rates
     return Diagnosis(
@@ -132,9 +139,9 @@ def recognise(incident: Incident) -> Diagnosis | None:
         name=NAME,
         severity="warning",
         headline=f"`{scheduler}.step()` runs with every optimizer step and has driven the learning rate (lr) from {rates.highest:g} to "
-        f"{data['rate']:.2g} in {book.steps} steps",
+        f"{finding.rate:.2g} in {book.steps} steps",
         culprit=None if place is None else place.span(_pace(schedule.calls, book.steps), "culprit"),
-        related=wording.spans(made, wording.span(book.step_site, f"`{name}` steps at a rate of {data['rate']:.2g}", "context")),
+        related=wording.spans(made, wording.span(book.step_site, f"`{name}` steps at a rate of {finding.rate:.2g}", "context")),
         explanation=(
             f"{rates.tiny} of {book.steps} steps ran at less than 1/10,000 of the starting rate: nothing is learnt there. "
             f"`{schedule.type_name}` counts calls; numbers that mean epochs need one call an epoch."
@@ -230,6 +237,6 @@ RULE = Rule(
     name=NAME,
     summary="a scheduler stepped at the wrong rhythm, or for another optimizer",
     recognise=recognise,
-    moments=frozenset({"suspicion"}),
+    moments=frozenset({"finding"}),
     severity="warning",
 )

@@ -46,8 +46,9 @@ from gradguard.analysis.places.source import at_line, dotted
 from gradguard.analysis.program.syntax import Source
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.core.safe_read import attributes, class_attributes, modules_in, named_modules, parameters_in
-from gradguard.monitors.findings import version_of
+from gradguard.monitors.moving_frozen import MovingFrozen
 from gradguard.monitors.optimizer_books import Book
+from gradguard.monitors.tensor_state import version_of
 from gradguard.rules import wording
 from gradguard.rules.base import Rule
 from gradguard.rules.protocol.gg613_unintended_training import still_moving
@@ -62,10 +63,11 @@ _STEPS = 12
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """The assignment that freezes nothing, or the place where the freeze should be called."""
-    book = incident.suspicion.book
-    if isinstance(book, Book) and "moved" in incident.suspicion.data:
-        return still_moving.told(incident, book, CODE, NAME)
-    if not isinstance(book, Book) or book.steps != _STEPS:
+    finding = incident.finding
+    book: Book = finding.book
+    if isinstance(finding, MovingFrozen):
+        return still_moving.told(incident, finding, book, CODE, NAME)
+    if book.steps != _STEPS:
         return None
     moved = {id(p) for ref, version in book.first_versions if (p := ref()) is not None and version_of(p) >= version + _STEPS - 1}
     again = unfrozen(incident, book, moved)
@@ -276,6 +278,6 @@ RULE = Rule(
     name=NAME,
     summary="a module that is meant to be frozen is trained",
     recognise=recognise,
-    moments=frozenset({"suspicion"}),
+    moments=frozenset({"finding"}),
     severity="warning",
 )

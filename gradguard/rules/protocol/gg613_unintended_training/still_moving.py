@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, dotted, resolve
 from gradguard.analysis.program.syntax import Source
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.fixes.edits import after, patched
+from gradguard.monitors.moving_frozen import MovingFrozen
 from gradguard.monitors.optimizer_books import Book
 from gradguard.rules import wording
 from gradguard.rules.spans import the_one
-
-if TYPE_CHECKING:
-    pass
 
 
 def _held(parameter: Any) -> bool:
     return parameter is not None and not parameter.requires_grad and parameter.grad is not None
 
 
-def told(incident: Incident, book: Book, code: str, name: str) -> Diagnosis | None:
+def told(incident: Incident, finding: MovingFrozen, book: Book, code: str, name: str) -> Diagnosis | None:
     """The freeze, and the step that does not heed it."""
-    parameters = [p for ref in incident.suspicion.data["moved"] if _held(p := ref())]
+    parameters: list[Any] = [p for ref in finding.moved if _held(p := ref())]
     if not parameters:
         return None
     zeros = all(not bool(p.grad.any()) for p in parameters[:8])

@@ -46,8 +46,8 @@ CODE, NAME = "GG615", "aliased-parameters"
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """The two parameters, and the assignment that put them on one memory."""
-    book = incident.suspicion.book
-    if not isinstance(book, Book) or book.steps != 3:
+    book: Book = incident.finding.book
+    if book.steps != 3:
         return None
     seen: dict[tuple[int, int], torch.Tensor] = {}
     for parameter in book.parameters():
@@ -115,5 +115,5 @@ def _tied_at(incident: Incident, names: list[str]) -> SourceSpan | None:
 
 
 RULE = Rule(
-    code=CODE, name=NAME, summary="two parameters in one memory", recognise=recognise, moments=frozenset({"suspicion"}), severity="warning"
+    code=CODE, name=NAME, summary="two parameters in one memory", recognise=recognise, moments=frozenset({"finding"}), severity="warning"
 )

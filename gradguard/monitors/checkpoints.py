@@ -1,11 +1,12 @@
-"""Between the session and activation checkpointing: what a checkpointed function reads must be the same when it runs again."""
+"""Activation checkpointing: what a checkpointed function reads must be the same when it runs again."""
 
 from __future__ import annotations
 
 import functools
 import weakref
 from collections.abc import Iterator
-from types import FrameType, FunctionType, MethodType
+from dataclasses import dataclass
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,20 +15,63 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from gradguard.core.safe_read import named_modules, named_parameters, pairs, unless_loud
 from gradguard.instrumentation.tensor_refs import TensorRef
-from gradguard.monitors.optimizer_books import Suspicion
-from gradguard.runtime import step_events
+from gradguard.monitors.findings import Finding
 from gradguard.torch_compat.private_api import quiet, storage_key, version_of
 
 if TYPE_CHECKING:
-    from gradguard.runtime.session import Session
+    from gradguard.core.callsite import CallSite
+    from gradguard.instrumentation.journal import Journal
 
 _MOST = 256  # checkpointed calls remembered; a deep model has dozens a step
 
 
-def reentrant(session: Session, args: tuple[Any, ...], frame: FrameType) -> None:
-    """`CheckpointFunction.apply` begins: parameters inside count for nothing if no input requires grad."""
+@dataclass(frozen=True, eq=False)
+class CutOff(Finding):
+    """Parameters inside a reentrant checkpoint get no gradient, since no input requires grad.
+
+    Attributes:
+        parameters: how many.
+        names: of some of them, in words.
+        module: the type of the first module.
+    """
+
+    CODE = "GG711"
+
+    site: CallSite | None
+    parameters: int
+    names: str
+    module: str
+
+
+@dataclass(frozen=True, eq=False)
+class AnotherMask(Finding):
+    """The random state is not restored for the second run, and a dropout in it draws.
+
+    Attributes:
+        path: of the dropout in the module.
+        p: its probability.
+    """
+
+    CODE = "GG712"
+    ROUTINE = True
+
+    site: CallSite | None
+    module: weakref.ref[nn.Module]
+    type_name: str
+    path: str
+    p: float
+
+
+def reentrant(memory: dict[str, Any], args: tuple[Any, ...], site: CallSite | None) -> Iterator[Finding]:
+    """`CheckpointFunction.apply` begins: parameters inside count for nothing if no input requires grad.
+
+    Args:
+        memory: the run's.
+        args: of `apply`.
+        site: the user's line.
+    """
     if len(args) > 1 and args[1] is False:
-        _random(session, args[0], frame)
+        yield from _random(memory, args[0], site)
     if not torch.is_grad_enabled() or any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args[1:]):
         return
     modules = [module for _, module in _reads(args[0]) if isinstance(module, nn.Module)]
@@ -35,13 +79,12 @@ def reentrant(session: Session, args: tuple[Any, ...], frame: FrameType) -> None
     if not trained:
         return
     names = ", ".join(f"`{name}`" for name, _ in trained[:3]) + (f" and {len(trained) - 3} more" if len(trained) > 3 else "")
-    data = {"site": step_events.site_of(frame), "parameters": len(trained), "names": names, "module": type(modules[0]).__name__}
     # the rule about parameters without a gradient need not tell of these again
-    session.run.memory.setdefault("cut off by checkpoints", {}).update((id(p), TensorRef(p)) for _, p in trained)
-    step_events.suspect(session, Suspicion("GG711", None, data), frame)
+    memory.setdefault("cut off by checkpoints", {}).update((id(p), TensorRef(p)) for _, p in trained)
+    yield CutOff(None, site, len(trained), names, type(modules[0]).__name__)
 
 
-def begins(session: Session, function: Any, preserve: Any, frame: FrameType) -> None:
+def begins(memory: dict[str, Any], journal: Journal, function: Any, preserve: Any, site: CallSite | None) -> Iterator[Finding]:
     """A non-reentrant checkpoint begins: notes the tensors its function reads from outside, with their versions.
 
     Args:
@@ -50,20 +93,20 @@ def begins(session: Session, function: Any, preserve: Any, frame: FrameType) -> 
     if not torch.is_grad_enabled():
         return
     if preserve is False:
-        _random(session, function, frame)
+        yield from _random(memory, function, site)
     with quiet():
         held = [
-            (name, TensorRef(value), value._version, storage_key(value), session.journal.tick())
+            (name, TensorRef(value), value._version, storage_key(value), journal.tick())
             for name, value in _reads(function)
             if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter) and version_of(value) is not None
         ]
     if held:
-        memory = session.run.memory.setdefault("checkpoints", [])
-        memory.append((step_events.site_of(frame), held))
-        del memory[:-_MOST]
+        kept = memory.setdefault("checkpoints", [])
+        kept.append((site, held))
+        del kept[:-_MOST]
 
 
-def _random(session: Session, function: Any, frame: FrameType) -> None:
+def _random(memory: dict[str, Any], function: Any, site: CallSite | None) -> Iterator[Finding]:
     """The random state is not restored: dropout will draw another mask in backward."""
     modules = [module for _, module in _reads(function) if isinstance(module, nn.Module)]
     drawing = [
@@ -72,21 +115,11 @@ def _random(session: Session, function: Any, frame: FrameType) -> None:
         for path, child in named_modules(module)
         if isinstance(child, _DropoutNd) and child.p > 0 and child.training
     ]
-    site = step_events.site_of(frame)
-    told = session.run.memory.setdefault("checkpoints at random", set())
+    told = memory.setdefault("checkpoints at random", set())
     if drawing and site not in told:
         told.add(site)
         module, path, p = drawing[0]
-        data = {
-            "kind": "random",
-            "survey": True,
-            "site": site,
-            "module": type(module).__name__,
-            "path": path,
-            "p": p,
-            "ref": weakref.ref(module),
-        }
-        step_events.suspect(session, Suspicion("GG712", None, data), frame)
+        yield AnotherMask(None, site, weakref.ref(module), type(module).__name__, path, p)
 
 
 def _reads(function: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
