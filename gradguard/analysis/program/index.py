@@ -54,6 +54,7 @@ _THROUGH = {
     "chain",
     "islice",
 }  # give items of arguments
+_OF_OBJECTS = ("__init__", "__call__", "forward")  # run by a call of a class or of an instance
 _ITEM_METHODS = {"values", "items", "pop", "popleft", "get", "popitem", "__getitem__"}
 
 
@@ -492,6 +493,75 @@ class Program:
         ]
         return sorted(found, key=_place)
 
+    def origins(self, statement: ast.stmt, name: str, depth: int = 3) -> set[ast.stmt]:
+        """The statements that bind the value which a statement gives a name: the statement itself, or, where the value is what a function
+        of the file returns, the statements of that function that bind what it returns.
+
+        Objects that are called (a module's forward) are not looked into; nor is a call that can run what is not in the file.
+        """
+        found: set[ast.stmt] = set()
+        pending = [(statement, name, depth)]
+        seen: set[tuple[ast.stmt, str]] = set()
+        while pending:
+            current, written, left = pending.pop()
+            if (current, written) in seen:
+                continue
+            seen.add((current, written))
+            inner = self._returned(current, written) if left else None
+            if inner is None:
+                found.add(current)
+            else:
+                pending += [(each, inside, left - 1) for each, inside in inner]
+        return found
+
+    def _returned(self, statement: ast.stmt, name: str) -> list[tuple[ast.stmt, str]] | None:
+        """The statements, with the names they bind, that give what a call returns for a name; None where it is not just such a call."""
+        if not isinstance(statement, (ast.Assign, ast.AnnAssign)) or not isinstance(statement.value, ast.Call):
+            return None
+        paths = [path for target in _targets(statement) for path in _paths(target, name)]
+        callees = self.callees(statement.value)
+        if len(paths) != 1 or not callees or any(not isinstance(each, ast.FunctionDef) or each.name in _OF_OBJECTS for each in callees):
+            return None
+        found: list[tuple[ast.stmt, str]] = []
+        for callee in callees:
+            assert isinstance(callee, ast.FunctionDef)
+            for value in self.returns(callee):
+                item: ast.expr | None = value
+                for index in paths[0]:
+                    item = item.elts[index] if isinstance(item, ast.Tuple) and index < len(item.elts) else None
+                bound = self._binding(item) if item is not None else None
+                returning = self.source.statement(value)
+                if bound is None or returning is None:
+                    return None
+                found += bound or [(returning, "")]
+        return found or None
+
+    def _binding(self, expr: ast.expr) -> list[tuple[ast.stmt, str]] | None:
+        """The statements that bind a name where it is read; none for what is no name, None where it may be bound by no statement."""
+        if not isinstance(expr, ast.Name):
+            return []
+        found: list[tuple[ast.stmt, str]] = []
+        for definition in self.reaching(expr):
+            statement = self.source.statement(definition.node)
+            if definition.kind not in ("assign", "augmented") or statement is None:
+                return None
+            found.append((statement, expr.id))
+        return found or None
+
+    def may_run(self, expr: ast.AST, depth: int = 4) -> set[Function | Definition]:
+        """The functions of the file that computing an expression can run, with `UNKNOWN` where it can run others."""
+        found: set[Function | Definition] = set()
+        pending = [(expr, depth)]
+        while pending:
+            current, left = pending.pop()
+            for node in ast.walk(current):
+                for callee in self.callees(node) if isinstance(node, ast.Call) else ():
+                    if callee not in found:
+                        found.add(callee)
+                        if isinstance(callee, FUNCTIONS) and left:
+                            pending.append((callee, left - 1))
+        return found
+
     # Attributes and containers
 
     def writes(self, attribute: str, value: object = UNKNOWN) -> list[Write]:
@@ -604,6 +674,19 @@ class Program:
         for growths in found.values():
             growths.sort(key=lambda growth: _place(growth.node))
         return found
+
+
+def _targets(statement: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
+    return statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+
+
+def _paths(target: ast.expr, name: str) -> Iterator[tuple[int, ...]]:
+    """Which items of a value a target gives to a name; none where a star makes that uncertain."""
+    if dotted(target) == name:
+        yield ()
+    elif isinstance(target, (ast.Tuple, ast.List)) and not any(isinstance(each, ast.Starred) for each in target.elts):
+        for i, each in enumerate(target.elts):
+            yield from ((i, *path) for path in _paths(each, name))
 
 
 def _rebuilt(node: ast.stmt) -> tuple[str | None, tuple[ast.expr, ...]]:

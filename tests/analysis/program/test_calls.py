@@ -155,3 +155,45 @@ def test_slice_stops_at_its_depth() -> None:
     assert not asked.slice(expr).complete
     whole = program("a = 1\nb = a\nb")
     assert whole.slice(node(whole, "a", 2)).complete
+
+
+ORIGINS: dict[str, tuple[str, str, set[int]]] = {
+    # program, the name that its last assignment binds, the lines that bind its value
+    "itself": ("x = f()", "x", {1}),
+    "returned by a function": ("def f():\n    y = g()\n    return y\nx = f()", "x", {2}),
+    "an item of what is returned": ("def f():\n    a = g()\n    b = h()\n    return a, b\nx, z = f()", "x", {2}),
+    "in either branch": ("def f(c):\n    if c:\n        y = 1\n    else:\n        y = 2\n    return y\nx = f(c)", "x", {3, 5}),
+    "by either return": ("def f(c):\n    y = 1\n    if c:\n        return y\n    return g()\nx = f(c)", "x", {2, 5}),
+    "an expression": ("def f():\n    return g()\nx = f()", "x", {2}),
+    "augmented": ("def f(t):\n    t += 1\n    return t\nx = f(x)", "x", {2}),
+    "two deep": ("def g():\n    z = 1\n    return z\ndef f():\n    y = g()\n    return y\nx = f()", "x", {2}),
+    "handed back": ("def f(y):\n    return y\nx = f(x)", "x", {3}),
+    "perhaps handed back": ("def f(y, c):\n    if c:\n        y = 1\n    return y\nx = f(x, c)", "x", {5}),
+    "a module": ("class A:\n    def forward(self):\n        y = 1\n        return y\na = A()\nx = a()", "x", {6}),
+    "a method": ("class A:\n    def f(self):\n        y = 1\n        return y\na = A()\nx = a.f()", "x", {3}),
+    "part of an expression": ("def f():\n    y = 1\n    return y\nx = f() + 1", "x", {4}),
+    "star": ("def f():\n    y = 1\n    return y, y\nx, *z = f()", "x", {4}),
+}
+
+
+@pytest.mark.parametrize(("text", "name", "wanted"), ORIGINS.values(), ids=ORIGINS)
+def test_origins(text: str, name: str, wanted: set[int]) -> None:
+    asked = program(text)
+    assert asked.source.tree is not None
+    assert {each.lineno for each in asked.origins(asked.source.tree.body[-1], name)} == wanted
+
+
+RUNS: dict[str, tuple[str, list[str]]] = {
+    "a function and what it calls": ("def g(): pass\ndef f():\n    g()\nf()", ["f", "g"]),
+    "a function that is not called": ("def g(): pass\ndef f(): pass\nf()", ["f"]),
+    "one handed over": ("def f(m):\n    m()\nf(1)", ["?", "f"]),
+    "a module": ("class A:\n    def forward(self):\n        g()\ndef g(): pass\na = A()\na()", ["forward", "g"]),
+    "recursion": ("def f():\n    f()\nf()", ["f"]),
+}
+
+
+@pytest.mark.parametrize(("text", "wanted"), RUNS.values(), ids=RUNS)
+def test_may_run(text: str, wanted: list[str]) -> None:
+    asked = program(text)
+    assert asked.source.tree is not None
+    assert sorted(getattr(each, "name", "") or "?" for each in asked.may_run(asked.source.tree.body[-1])) == wanted
