@@ -21,8 +21,10 @@ from gradguard.analysis.graph.walk import is_accumulate, leaves
 from gradguard.analysis.history.carried_graphs import Carrier, Carriers, called_in, previous_turn
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.optimizer_contents import trained_by
+from gradguard.analysis.live.stores import Store
 from gradguard.analysis.places.source import function_def, resolve
 from gradguard.analysis.program.defuse import contains
+from gradguard.analysis.program.index import only, program_of
 from gradguard.core.callsite import CallSite
 from gradguard.instrumentation.facts import BackwardFact
 from gradguard.torch_compat.private_api import grad_fn_of, node_sequence
@@ -156,6 +158,20 @@ def _entered(result: Study) -> None:
 def is_overwritten(carrier: Carrier) -> bool:
     """Whether what carries the old graph is a parameter: only a write in place gives a parameter a history."""
     return isinstance(carrier.tensor, torch.nn.Parameter) and not carrier.tensor.is_leaf
+
+
+def binding_store(result: Study, carrier: Carrier) -> Store | None:
+    """The statement that binds what a carrier holds: its store, or, where a function that makes this step's loss returns the value as
+    well, the statement of that function which binds it."""
+    store = carrier.store
+    program = None if store is None else program_of(store.source)
+    loss = result.finder.site(result.graph.roots[0])
+    if store is None or program is None or carrier.name is None or loss is None or loss.source is not store.source:
+        return store
+    origin = only(program.origins(store.statement, carrier.name))
+    if origin is None or loss.statement is None or program.function(origin) is not program.function(loss.statement):
+        return store
+    return Store(store.source, origin, store.relation)
 
 
 def _made_in_this_turn(result: Study, carrier: Carrier) -> bool:

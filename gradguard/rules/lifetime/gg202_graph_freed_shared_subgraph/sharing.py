@@ -14,8 +14,8 @@ from gradguard.analysis.live.alive_tensors import node_of
 from gradguard.analysis.live.optimizer_contents import trained_by
 from gradguard.analysis.places.instructions import scope_of
 from gradguard.analysis.places.source import ResolvedSite, function_def, resolve
-from gradguard.analysis.program.bindings import dotted, names_read, targets_of
 from gradguard.analysis.program.defuse import contains, follow, is_detached, reads_of
+from gradguard.analysis.program.index import program_of
 from gradguard.analysis.program.syntax import FUNCTIONS, Source
 from gradguard.core.callsite import CallSite
 from gradguard.core.safe_read import elements
@@ -89,7 +89,7 @@ def _entry(study: Study, carrier: Carrier, call: BackwardFact, behind: BackwardF
                     and not _is_cut_inside(entry)
                 ):
                     found.append(entry)
-        feeding = _feeding(source, scope, place)
+        feeding = _feeding(source, place)
         contributing = sorted((entry for entry in found if entry.statement in feeding), key=lambda entry: entry.statement.lineno)
         if contributing:
             traced = [entry for entry in contributing if behind is None and _ran(study, carrier, entry)]
@@ -119,21 +119,33 @@ def _is_cut_inside(entry: Entry) -> bool:
 
 def _uses_inside(entry: Entry) -> list[Entry]:
     """The reads of the shared tensor in the functions of the same file that the statement hands it to."""
+    program = program_of(entry.source)
     found = []
-    for call in ast.walk(entry.statement):
-        if not isinstance(call, ast.Call) or not any(
-            argument is entry.read for argument in (*call.args, *(item.value for item in call.keywords))
-        ):
+    for call in ast.walk(entry.statement) if program is not None else ():
+        if not isinstance(call, ast.Call) or entry.read not in (*call.args, *(item.value for item in call.keywords)):
             continue
-        called = call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else None
-        for function in ast.walk(entry.source.tree or entry.statement):
-            if isinstance(function, ast.FunctionDef) and function.name == called:
-                name = follow(call, function, entry.name)
-                for read in reads_of(function, name) if name is not None else ():
+        assert program is not None
+        for function in program.callees(call):
+            if not isinstance(function, FUNCTIONS):
+                continue
+            given = {name for name, value in program.bind(call, function).items() if value is entry.read}
+            for parameter in (each for name in given for each in program.definitions(name, function) if each.kind == "parameter"):
+                for read in program.uses(parameter):
                     statement = entry.source.statement(read)
-                    if statement is not None and name is not None:
-                        found.append(Entry(entry.source, statement, read, name))
+                    if statement is not None:
+                        found.append(Entry(entry.source, statement, read, parameter.name))
     return found
+
+
+def where_the_loss_is_made(study: Study, entry: Entry, root: Any) -> Entry:
+    """The use in the function that makes the loss of this graph node, where the shared tensor is handed to it as it is."""
+    place = study.finder.site(root)
+    program = program_of(entry.source)
+    if place is None or place.statement is None or place.source is not entry.source or program is None:
+        return entry
+    made_in = program.function(place.statement)
+    found = inner_use(entry)
+    return found if found is not None and program.function(found.statement) is made_in else entry
 
 
 def _overwrites(carrier: Carrier, statement: ast.stmt) -> bool:
@@ -221,39 +233,14 @@ def _own_function(source: Source, node: ast.AST) -> ast.AST | None:
     return next((above for above in source.ancestors(node) if isinstance(above, FUNCTIONS)), None)
 
 
-def _feeding(source: Source, scope: ast.AST, place: ResolvedSite) -> set[ast.stmt]:
-    """The statements of a function that what is executing there depends on, itself included, as the text tells."""
-    at = place.statement
+def _feeding(source: Source, place: ResolvedSite) -> set[ast.stmt]:
+    """The statements that what is executing in a function depends on, itself included."""
+    program, at = program_of(source), place.statement
     assert at is not None
-    found: set[ast.stmt] = {at}
-    wanted = set(names_read(source, [place.node or at]))
-    statements = [
-        node
-        for node in ast.walk(scope)
-        if isinstance(node, ast.stmt)
-        and node.lineno <= at.lineno
-        and node is not at
-        and _own_function(source, node) is _own_function(source, at)
-    ]
-    for _ in range(3):  # a loop's turn before may feed as well
-        before = len(wanted)
-        for statement in sorted(statements, key=lambda item: -item.lineno):
-            written = [name for target in targets_of(statement) if (name := dotted(target)) is not None]
-            written += [name.partition(".")[0] for name in written]
-            if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)) and any(name in wanted for name in written):
-                found.add(statement)
-                wanted.update(names_read(source, [statement.value] if statement.value is not None else []))
-            elif isinstance(statement, ast.Expr) and _acts_on(statement.value) in wanted:  # losses.append(x)
-                found.add(statement)
-                wanted.update(names_read(source, [statement.value]))
-        if len(wanted) == before:
-            break
-    return found
-
-
-def _acts_on(node: ast.expr) -> str | None:
-    """`losses` of the call `losses.append(x)`."""
-    return dotted(node.func.value) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
+    executing = place.node if isinstance(place.node, ast.expr) else getattr(at, "value", None)
+    if program is None or not isinstance(executing, ast.expr):
+        return {at}
+    return {at, *(found for expr in program.slice(executing, depth=0).expressions if (found := source.statement(expr)) is not None)}
 
 
 def _ran(study: Study, carrier: Carrier, entry: Entry) -> bool:

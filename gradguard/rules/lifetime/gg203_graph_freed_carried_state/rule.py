@@ -48,7 +48,7 @@ from gradguard.rules.lifetime import kept_by_retain_graph, wording
 from gradguard.rules.lifetime.gg203_graph_freed_carried_state import overwritten
 from gradguard.rules.lifetime.gg203_graph_freed_carried_state.collecting import emptying
 from gradguard.rules.lifetime.resetting import learning_kept, state_fixes
-from gradguard.rules.lifetime.second_backward import MESSAGES, Study, is_overwritten, study
+from gradguard.rules.lifetime.second_backward import MESSAGES, Study, binding_store, is_overwritten, study
 
 AVOID = (
     "retain_graph=True would not repair this: the old graph needs the "
@@ -96,9 +96,10 @@ def recognise(incident: Incident) -> Diagnosis | None:
 
 
 def _culprit(facts: Study, carrier: Carrier, name: str) -> SourceSpan | None:
-    if carrier.store is not None:
+    store = binding_store(facts, carrier)
+    if store is not None:
         what = "is stored here with its graph" if carrier.how == "container" else "keeps its graph from step to step"
-        return carrier.store.span(f"{name.replace('`', '')} {what}")
+        return store.span(f"{name.replace('`', '')} {what}")
     return None if carrier.made is None else carrier.made.statement_span("made here with its graph, used again in the next step", "culprit")
 
 

@@ -45,7 +45,7 @@ from gradguard.fixes.edits import after, edit_of, patched
 from gradguard.rules.base import Rule
 from gradguard.rules.lifetime import wording
 from gradguard.rules.lifetime.gg204_graph_freed_accumulated_loss.restarting import new_sum
-from gradguard.rules.lifetime.second_backward import MESSAGES, Study, study
+from gradguard.rules.lifetime.second_backward import MESSAGES, Study, binding_store, study
 
 AVOID = (
     "retain_graph=True would count the earlier losses again in every step and "
@@ -127,10 +127,9 @@ def _name(facts: Study, carrier: Carrier, added: ResolvedSite | None) -> str:
 
 def _culprit(facts: Study, carrier: Carrier, added: ResolvedSite | None) -> SourceSpan | None:
     label = "adds to a sum whose earlier part has been backpropagated"
-    if carrier.store is not None:
-        if carrier.how == "container":
-            return carrier.store.span("is kept with its graph, and summed again in the next step")
-        return carrier.store.span(label)
+    store = binding_store(facts, carrier)
+    if store is not None:
+        return store.span("is kept with its graph, and summed again in the next step" if carrier.how == "container" else label)
     return None if added is None else added.statement_span(label, "culprit")
 
 
