@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gradguard.monitors.view import View
 
 _MOST_NODES = 8_192
+Stack = tuple[CallSite, ...]
 _CALLS = 16  # backward calls of one step whose losses are looked at
 
 
@@ -65,8 +66,8 @@ class Severed(Monitor):
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        # cuts whose result went into a loss, ids of what is behind them, and the places of the backward calls of those losses
-        self._used: dict[int, tuple[Cut, frozenset[int], set[CallSite | None]]] = {}
+        # cuts whose result went into a loss, ids of what is behind them, and the user's frames around the backward calls of those losses
+        self._used: dict[int, tuple[Cut, frozenset[int], set[Stack]]] = {}
         self._met: dict[int, tuple[Cut, frozenset[int]]] = {}  # all cuts that were noted, whatever became of their results
         # losses of which only the number was taken, by where they were made: where it was, what is behind them
         self._lone: dict[CallSite, tuple[CallSite | None, frozenset[int]]] = {}
@@ -124,7 +125,7 @@ class Severed(Monitor):
                 fed_with = () if cut is None else cut.roots()
             for each in fed_with:
                 if id(each) in noted:
-                    self._use(id(each), noted, call.site)
+                    self._use(id(each), noted, call.stack)
 
     def _reach(self, call: BackwardFact, roots: tuple[Any, ...]) -> None:
         """Which of the parameters the graph leads to, though the call gave them nothing, and through which custom Functions."""
@@ -171,12 +172,12 @@ class Severed(Monitor):
                 found.setdefault((each.kind, each.applied, each.only), each)
         return list(found.values())
 
-    def _use(self, key: int, noted: dict[int, tuple[Cut, frozenset[int], tuple[Cut, ...]]], site: CallSite | None) -> None:
+    def _use(self, key: int, noted: dict[int, tuple[Cut, frozenset[int], tuple[Cut, ...]]], around: Stack) -> None:
         """This cut stands between parameters and the loss, and so do those behind it."""
         stack, seen = [key], {key}
         while stack:
             cut, behind, below = noted[stack.pop()]
-            self._used.setdefault(id(cut), (cut, behind, set()))[2].add(site)
+            self._used.setdefault(id(cut), (cut, behind, set()))[2].add(around)
             further = [id(each) for each in below if id(each) in noted and id(each) not in seen]
             seen.update(further)
             stack += further
@@ -189,10 +190,17 @@ class Severed(Monitor):
         """
         wanted = {id(parameter) for parameter in parameters}
         found = [
-            (cut, behind & wanted) for cut, behind, sites in self._used.values() if behind & wanted and (call is None or call.site in sites)
+            (cut, behind & wanted)
+            for cut, behind, stacks in self._used.values()
+            if behind & wanted and (call is None or call.stack in stacks)
         ]
         reached: set[int] = set().union(*(behind for _, behind in found))
         return [cut for cut, _ in found] if reached == wanted else []
+
+    def read_by(self, cuts: list[Cut]) -> set[Stack]:
+        """The frames around the backward calls that went through values cut off at the places of these."""
+        places = {cut.site for cut in cuts}
+        return set().union(*(stacks for cut, _, stacks in self._used.values() if cut.site in places))
 
     def met(self, parameters: list[Any]) -> list[Cut]:
         """The cuts that all of these parameters stand behind (of one line: together), and whose results may have gone anywhere."""

@@ -58,6 +58,8 @@ class Origin:
     into_leaf: bool = False
     sure: bool = True
     """Read in the source: whether what was cut off is known to have had a path."""
+    cut: Cut | None = None
+    """What the journal has of it."""
 
     @property
     def discrete(self) -> bool:
@@ -91,7 +93,7 @@ def of_cut(incident: Incident, cut: Cut) -> Origin:
     inner = receiver_text(place)
     if cut.into_leaf:
         inner = place.arguments[0] if place is not None and place.arguments else None
-    return Origin(kind, cut.func, place, switch, resolve(cut.outer), made, leaves, True, inner, cut.output, cut.into_leaf)
+    return Origin(kind, cut.func, place, switch, resolve(cut.outer), made, leaves, True, inner, cut.output, cut.into_leaf, cut=cut)
 
 
 def _in_body(place: ResolvedSite | None, cut: Cut) -> ResolvedSite | None:

@@ -22,7 +22,7 @@ from gradguard.core.diagnosis import Diagnosis, SourceSpan, TensorFacts
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.instrumentation.facts import Cut
 from gradguard.instrumentation.journal import current_journal
-from gradguard.rules.gradient_path import in_play, patching, wording
+from gradguard.rules.gradient_path import in_play, patching, read_twice, wording
 from gradguard.rules.gradient_path.called_by_autograd import called_by_autograd, computed_at, with_grad
 from gradguard.rules.gradient_path.still_off import still_off
 from gradguard.torch_compat.private_api import only_leaf
@@ -223,7 +223,14 @@ def tell(incident: Incident, lost: LostPath, code: str) -> Diagnosis:
         headline = f"backward() runs, but no gradient can reach any parameter: {in_words(root)} {what} a fresh leaf, since {clause}"
     else:
         headline = f"{in_words(root)} has no gradient path: {clause}"
+    twice = read_twice.of_cut(incident.journal, origin.cut, incident.call) if len(incident.names.optimizers()) > 1 else None
+    reads = None if twice is None else read_twice.told(origin, twice, in_words(root))
     fixes = [patching.with_patch(wording.fix(origin, root), origin)]
+    if reads is not None:
+        culprit, fixes = reads.culprit, [reads.fix]
+        related = [*reads.related, *related]
+    elif twice is not None:
+        fixes = [read_twice.without_cut(origin, in_words(root))]
     why = wording.explanation(origin, root)
     if inside is not None:
         why, fixes = inside.why, [with_grad(root, origin.place, incident.place)]

@@ -7,7 +7,8 @@ from typing import NamedTuple
 from gradguard.analysis.history.cut_origins import Origin
 from gradguard.analysis.places.sites import UNNAMED, short
 from gradguard.core.diagnosis import Fix, SourceSpan
-from gradguard.rules.gradient_path import lost_path, patching, wording
+from gradguard.rules.gradient_path import lost_path, patching, read_twice, wording
+from gradguard.rules.gradient_path.read_twice import Twice
 
 _SELECTING = ("topk", "sort", "argsort")
 
@@ -21,11 +22,21 @@ class CutOff(NamedTuple):
     fix: Fix
 
 
-def the_cut(found: list[Origin]) -> CutOff | None:
-    """Of several origins, none is known to be the one."""
+def the_cut(found: list[Origin], twice: Twice | None = None, whose: str = "the rest") -> CutOff | None:
+    """Of several origins, none is known to be the one.
+
+    Args:
+        twice: where the loss of another optimizer reads what was cut off, too.
+        whose: what is to be trained, in words.
+    """
     if len(found) != 1 or found[0].place is None:
         return None
+    reads = None if twice is None else read_twice.told(found[0], twice, whose)
+    if reads is not None:
+        return CutOff(*reads)
     culprit, related = lost_path.story(found[0])
+    if twice is not None:
+        return CutOff(culprit, related, wording.why(found[0], "what it computes"), read_twice.without_cut(found[0], whose))
     fix = _weighing(found[0]) or patching.with_patch(wording.fix(found[0], UNNAMED), found[0])
     return CutOff(culprit, related, wording.why(found[0], "what it computes"), fix)
 

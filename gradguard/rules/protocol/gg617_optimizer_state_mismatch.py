@@ -37,6 +37,7 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.rules.base import Rule
+from gradguard.rules.protocol.stepping import stepping
 from gradguard.torch_compat.private_api import storage_key
 
 CODE, NAME = "GG617", "optimizer-state-mismatch"
@@ -58,20 +59,9 @@ class Misfit(NamedTuple):
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """The optimizer whose step raised, where its state does not fit its parameters."""
-    optimizer = _stepping(incident)
+    optimizer = stepping(incident)
     misfits = [] if optimizer is None else _misfits(optimizer)
     return None if not misfits else _told(incident, optimizer, misfits)
-
-
-def _stepping(incident: Incident) -> Any:
-    """The optimizer in whose `step` (or a function of torch's that it called) the error came up."""
-    for view in incident.frames:
-        owner = view.locals.get("self")
-        if owner is not None and torch.optim.Optimizer in type.mro(type(owner)):
-            return owner
-        if view.is_user:
-            return None
-    return None
 
 
 def _misfits(optimizer: Any) -> list[Misfit]:

@@ -47,6 +47,7 @@ from gradguard.monitors.optimizer_books import Book, Prepared
 from gradguard.rules import lightning_manual, wording
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import gg741_lightning_no_loss_returned
+from gradguard.rules.gradient_path import read_twice
 from gradguard.rules.protocol import leaving
 from gradguard.rules.protocol.blocked import blocked
 from gradguard.rules.protocol.cut_off import the_cut
@@ -241,7 +242,8 @@ def _no_path(incident: Incident, book: Book, fresh: bool, name: str, parameters:
     found = cut_origins.merged(cut_origins.of_cut(incident, each) for each in cuts)
     active = [p for slot in book.active if (p := slot.ref()) is not None]
     between = ledger.severed.blocked(active)
-    cut = the_cut(found or leaving.left(incident, active)) if between is None else blocked(between)
+    twice = None if last is None or not cuts else read_twice.of_calls(incident.journal, ledger.severed.read_by(cuts), last, book.ref())
+    cut = the_cut(found or leaving.left(incident, active), twice, whose) if between is None else blocked(between)
     step = wording.span(book.step_site, f"no parameter of `{name}` has a gradient here", "context")
     headline = f"`{name}.step()` does nothing: no backward() has ever given {whose} a gradient"
     fix = Fix(title=f"Compute the loss that is to train {whose} from what it computes, with its graph", safety="manual")

@@ -1,0 +1,183 @@
+"""# GG412 vmap-randomness
+
+## What it is
+A random operation (dropout, `torch.rand`, noise) runs under `torch.func.vmap`, which was not told what the examples are to share.
+
+## Why it is wrong
+`vmap` runs its function once for all examples. Whether each of them gets a random draw of its own, or all of them the same one, is not
+to be guessed, so that the default `randomness="error"` refuses.
+
+## Example
+    per_sample = vmap(grad(loss_of_one), in_dims=(None, 0, 0))     # the model has dropout
+    grads = per_sample(params, x, y)
+
+## Use instead
+    per_sample = vmap(grad(loss_of_one), in_dims=(None, 0, 0), randomness="different")
+
+## Fix safety
+Unsafe: each example has a draw of its own, as in a loop over examples.
+
+## When it speaks, what silences it
+When PyTorch refuses the operation. The culprit is the call of `vmap` (or `jacfwd`).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from torch import nn
+
+from gradguard.analysis.incident import Incident
+from gradguard.analysis.live.frames import FrameView
+from gradguard.analysis.places.sites import short, site_at
+from gradguard.analysis.places.source import ResolvedSite, dotted, resolve
+from gradguard.analysis.program.call_search import module_name
+from gradguard.analysis.program.syntax import Source
+from gradguard.analysis.program.user_calls import last_part
+from gradguard.core.callsite import USER_FILES
+from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.fixes.edits import replaced
+from gradguard.rules.base import Rule
+from gradguard.rules.contract.hooks import all_frames
+from gradguard.rules.spans import in_tiers
+
+_MAPPING = ("vmap", "jacfwd")
+_ENTRY = "vmap_impl"
+
+
+def recognise(incident: Incident) -> Diagnosis | None:
+    """The vmap that refuses, where it was made, and what draws inside it."""
+    frames = all_frames(incident)
+    depth = next((i for i, view in enumerate(frames) if view.code_name == _ENTRY and view.locals.get("randomness") == "error"), None)
+    if depth is None:
+        return None
+    inside, outside = frames[:depth], frames[depth:]
+    drawing = next((resolve(view.site) for view in inside if view.is_user), None)
+    called = next((resolve(view.site) for view in outside if view.is_user), None)
+    made = None if called is None else _made(incident, called)
+    name = None if called is None or called.call is None else dotted(called.call.func)
+    what = _layer(incident, inside) or (f"`{short(drawing.text, 40)}`" if drawing is not None and drawing.exact else "a random operation")
+    under = f"`{made[1]}`" if made is not None else "`vmap`"
+    culprit: SourceSpan | None = None
+    sure = made is not None and made[2]
+    if made is not None:
+        culprit = made[0].span('`randomness="error"`, the default, refuses every random operation inside', "culprit")
+    elif called is not None:
+        culprit = called.span("is mapped without `randomness=`", "culprit")
+    related = [] if called is None or made is None or made[0].line == called.line else [called.span("runs under it here", "context")]
+    if drawing is not None:
+        related.append(drawing.span(f"{what} draws random numbers", "context"))
+    where = f" where `{name}` is made" if name and made is not None and name != made[1] else ""
+    return Diagnosis(
+        code=RULE.code,
+        name=RULE.name,
+        headline=f"{what} draws random numbers under {under}, which was not told whether each example gets its own",
+        culprit=culprit,
+        related=related,
+        explanation=f"{under} runs its function once for all examples. It cannot know whether they are to share a draw, and refuses.",
+        fixes=[
+            Fix(
+                title=f'Pass `randomness="different"` to {under}{where}: each example gets a draw of its own, as in a loop',
+                safety="unsafe",
+                patch=None if made is None else _patch(made[0]),
+            ),
+            Fix(title='Pass `randomness="same"`, for one draw that all examples share', safety="manual"),
+        ],
+        confidence="certain" if sure else "likely",
+    )
+
+
+def _layer(incident: Incident, inside: Sequence[FrameView]) -> str | None:
+    """The layer of torch's in whose forward the numbers are drawn."""
+    for view in inside:
+        if view.is_user:
+            return None
+        module = view.locals.get("self") if view.code_name == "forward" else None
+        if isinstance(module, nn.Module):
+            path, kind = module_name(incident, module), type(module).__name__
+            return f"`{path}` ({kind})" if path != kind else f"a `{kind}`"
+    return None
+
+
+def _made(incident: Incident, called: ResolvedSite) -> tuple[ResolvedSite, str, bool] | None:
+    """The call (or decorator) that mapped the function which is called here, its name, and whether it is bound to what is called."""
+    source, call = called.source, called.call
+    if source is None or source.tree is None or call is None:
+        return None
+    direct = list(_mappings(call.func))
+    if isinstance(call.func, ast.Call) and len(direct) == 1:
+        return *_told(source, direct[0]), True
+    name = (dotted(call.func) or "").rpartition(".")[2]
+    for sources in in_tiers(incident):
+        bound = [(each, node) for each in sources for node in _bindings(each, name)] if name else []
+        found = bound or [(each, node) for each in sources if each.tree is not None for node in _mappings(each.tree)]
+        if found:
+            return (*_told(*found[0]), bool(bound)) if len(found) == 1 else None
+    return None
+
+
+def _told(source: Source, node: ast.expr) -> tuple[ResolvedSite, str]:
+    call = node.func if isinstance(node, ast.Call) else node
+    if isinstance(node, ast.Call) and last_part(node.func) == "partial":
+        call = node.args[0]
+    return site_at(source, node), short(dotted(call), 32)
+
+
+def _bindings(source: Source, name: str) -> Iterator[ast.expr]:
+    """The mappings that a name, or an attribute of that name, is bound to; those that decorate a function of that name."""
+    for node in ast.walk(source.tree or ast.Module([], [])):
+        if isinstance(node, ast.Assign) and any((dotted(target) or "").rpartition(".")[2] == name for target in node.targets):
+            yield from _mappings(node.value)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
+            for mark in node.decorator_list:
+                yield from _mappings(mark)
+                if last_part(mark) in _MAPPING:
+                    yield mark
+
+
+def _mappings(tree: ast.AST) -> Iterator[ast.expr]:
+    """Calls of vmap, and of `partial` with it, that are not told what to do with random operations."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        partial = last_part(node.func) == "partial" and bool(node.args) and last_part(node.args[0]) in _MAPPING
+        if (partial or last_part(node.func) in _MAPPING) and not any(_tells(keyword) for keyword in node.keywords):
+            yield node
+
+
+def _tells(keyword: ast.keyword) -> bool:
+    """Whether an argument asks for draws; `**options` may."""
+    default = isinstance(keyword.value, ast.Constant) and keyword.value.value == "error"
+    return keyword.arg == "randomness" and not default
+
+
+def _patch(made: ResolvedSite) -> str | None:
+    node, source = made.node, made.source
+    if source is None or not USER_FILES[source.filename]:
+        return None
+    if not isinstance(node, ast.Call):  # a bare decorator
+        return None if not isinstance(node, (ast.Name, ast.Attribute)) else _as_partial(source, node)
+    given = next((keyword.value for keyword in node.keywords if keyword.arg == "randomness"), None)
+    if given is not None:
+        return replaced(source, [(given, '"different"')])
+    last = max([*node.args, *node.keywords], key=lambda item: (item.lineno, item.col_offset), default=None)
+    text = None if last is None else source.segment(last)
+    return None if last is None or text is None else replaced(source, [(last, f'{text}, randomness="different"')])
+
+
+def _as_partial(source: Source, node: ast.Name | ast.Attribute) -> str | None:
+    """The diff that gives a bare decorator its argument, where `partial` is at hand."""
+    name = next((local for local, full in source.imports.items() if full == "functools.partial"), None)
+    name = name or next((f"{local}.partial" for local, full in source.imports.items() if full == "functools"), None)
+    return None if name is None else replaced(source, [(node, f'{name}({source.flat(node)}, randomness="different")')])
+
+
+RULE = Rule(
+    code="GG412",
+    name="vmap-randomness",
+    summary="a random operation under vmap, which was not told whether examples share it",
+    recognise=recognise,
+    priority=50,
+    messages=("called random operation while in randomness error mode",),
+)
