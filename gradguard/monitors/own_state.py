@@ -35,21 +35,22 @@ class OwnState(Finding):
 
 
 class OwnStates(Monitor):
-    """Modules that were given their own state by `load_state_dict`, and the versions of their parameters after it."""
+    """Modules that were given their own state by `load_state_dict`: the versions of their parameters after it, and the step count."""
 
     PART = "watch of loaded states"
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[Any], list[int]]] = {}
+        self._known: dict[int, tuple[weakref.ref[Any], list[int], int]] = {}
 
     @barred
     def loaded(self, module: nn.Module, state: Any, view: View, site: CallSite | None) -> list[Finding]:
         """`load_state_dict` has returned.
 
         A state dict that was changed in place before it is loaded is its module's own, too. So it counts only where nobody has
-        written the parameters since they were loaded the last time, with their own values then as well.
+        written the parameters since they were loaded the last time, with their own values then as well. And a script may save and
+        load as often as it likes; only where optimizers step in between is there something that the module should have followed.
         """
-        if type(state) not in (dict, OrderedDict) or not view.backwards:
+        if type(state) not in (dict, OrderedDict) or not view.steps:
             return []
         parameters = dict(named_parameters(module))
         if not parameters or not all(_is_alias(state.get(name), parameter) for name, parameter in parameters.items()):
@@ -58,8 +59,10 @@ class OwnStates(Monitor):
         known = self._known.pop(id(module), None)
         while len(self._known) >= _MOST:
             self._known.pop(next(iter(self._known)))
-        self._known[id(module)] = weakref.ref(module), versions
-        again = known is not None and known[0]() is module and versions == [version + 1 for version in known[1]]
+        self._known[id(module)] = weakref.ref(module), versions, view.steps
+        if known is None or known[0]() is not module or known[2] == view.steps:
+            return []
+        again = versions == [version + 1 for version in known[1]]
         return [OwnState(None, weakref.ref(module), site)] if again else []
 
 

@@ -7,9 +7,11 @@ while the callback is set in a thread, the op probe is off its stack, and gradgu
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -25,6 +27,7 @@ _IMPORTERS = (
     ("torch._dynamo.eval_frame", "_maybe_set_eval_frame"),
     ("torch._dynamo.decorators", "set_eval_frame"),
 )
+_CONVERTING = os.path.join("torch", "_dynamo", "convert_frame.py")
 
 
 def install() -> None:
@@ -36,8 +39,15 @@ def install() -> None:
     def set_eval_frame(callback: Any) -> Any:
         if callback is None:
             prior = original(None)
-            if prior is not None and local.compiled:
-                _leave()
+            if not local.compiled:
+                return prior
+            if prior is None or local.compiled > 1:
+                # Dynamo has taken it out itself: to compile, or because it failed to and gives up what is under way
+                if _compiles(sys._getframe(1)):
+                    local.compiled -= prior is not None
+                    return prior
+                local.compiled = 1
+            _leave()
             return prior
         _enter()
         prior = original(callback)
@@ -49,6 +59,15 @@ def install() -> None:
     _state.update(original=original, wrapper=set_eval_frame)
     Compiler.running, Compiler.swap = (lambda: local.compiled), swap_callback
     _exchange(original, set_eval_frame)
+
+
+def _compiles(frame: FrameType | None) -> bool:
+    """Whether Dynamo is compiling something: a frame of its entry from C is on the stack."""
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(_CONVERTING):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def remove() -> None:
@@ -97,7 +116,7 @@ def unguarded(original: Callable[..., Any]) -> Callable[..., Any]:
     """A function that runs as in a thread without a guard, such as `torch.export.export`."""
 
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        session, coast = local.listener, local.coast
+        session, coast, compiled = local.listener, local.coast, local.compiled
         if session is None:
             return original(*args, **kwargs)
         local.compiled += 1
@@ -106,9 +125,8 @@ def unguarded(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return original(*args, **kwargs)
         finally:
-            local.listener, local.coast = session, coast
-            local.compiled -= 1
-            if not local.compiled:
+            local.listener, local.coast, local.compiled = session, coast, compiled
+            if not compiled:
                 session.compiled_ends()
 
     return guarded

@@ -88,6 +88,7 @@ class Session(Incidents):
         self._opened: Run | None = None  # the run that was under way last
         self.ended = False  # the loop is over: the step that began behind the last optimizer's step is none
         self._stands = False  # whether the whole step is watched, apart from what an optimizer and torch's own functions do
+        self._lifted = False  # whether the op probe was on the stack, or is to be on it, when what is compiled has ended
         self._stale = False  # whether the op probe may have been left on the stack
         self._traces = False  # whether the current step is a traced one
         self._calm = False  # whether nothing but the loss has to be looked at in the current step
@@ -276,13 +277,19 @@ class Session(Incidents):
             self.probe.prints.whose = trace.contents
             self.probe.locate = note_nonfinite if trace.locate_nonfinite else None
         self._stand(on)
+        self._lifted = on
         # a step that ends within a backward (an optimizer in a hook) leaves the probe where torch will put it back afterwards
         self._stale = not on and self.depth > 0
         self.probe.live = on
         self.tracing = self._on = on
 
-    def _stand(self, on: bool) -> None:
-        """Puts the op probe on this thread's stack, where nothing compiled is under way, or takes it off."""
+    def _stand(self, on: bool, lifted: bool = True) -> None:
+        """Puts the op probe on this thread's stack, where nothing compiled is under way, or takes it off.
+
+        Args:
+            on: whether it is to watch.
+            lifted: False where it is torch that will put it back on the stack, once the function has returned that it handles.
+        """
         on = on and not local.compiled
         stands = on or (self.depth > 0 and not local.compiled)  # torch may put it back, see `trace`
         if stands != self._stands:
@@ -290,11 +297,12 @@ class Session(Incidents):
             self._stands = stands
         if not on:
             remove_mode(self.probe)
-        elif not mode_is_active(self.probe):
+        elif lifted and not mode_is_active(self.probe):
             insert_mode(self.probe)
 
     def compiled_begins(self) -> None:
         """A function compiled by Dynamo is called: no mode of ours, and no hook on modules, may be in its sight."""
+        self._lifted = mode_is_active(self.probe)
         self._stand(False)
         forget_forwards()
         step_events.pause_census(self)
@@ -302,7 +310,7 @@ class Session(Incidents):
     def compiled_ends(self) -> None:
         """It has returned, or calls something that is not to be compiled."""
         if self._on and self.tracing and self.guards:
-            self._stand(True)
+            self._stand(True, self._lifted)
 
     def _off(self) -> None:
         """`trace(False)`, whatever happens."""

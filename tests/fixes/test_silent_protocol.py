@@ -161,6 +161,24 @@ def test_a_target_that_follows_is_silent(tmp_path: Path, refresh: str) -> None:
     assert not said(tmp_path, TARGET.replace("REFRESH", refresh))
 
 
+SAVED = """
+net, other = nn.Linear(4, 2), nn.Linear(4, 2)
+opt = torch.optim.SGD(other.parameters(), lr=0.1)
+for step in range(3):
+    opt.zero_grad()
+    other(torch.randn(8, 4)).mean().backward()
+    opt.step()
+for step in range(3):
+    net.load_state_dict(net.state_dict())
+    net.load_state_dict(net.state_dict(), strict=False)
+    net(torch.randn(8, 4)).mean().backward()
+"""
+
+
+def test_a_state_that_is_loaded_back_while_nothing_trains_is_silent(tmp_path: Path) -> None:
+    assert not said(tmp_path, SAVED)
+
+
 @pytest.mark.parametrize(
     "update",
     [

@@ -14,7 +14,8 @@ from torch._dynamo.utils import counters
 from torch.nn import functional as F
 
 from gradguard import gradguard
-from tests.transparency.helpers import bits, fresh_settings, guarding
+from gradguard.probes.listeners import local
+from tests.transparency.helpers import bits, fresh_settings, guarding, stack_length
 
 
 @pytest.fixture(autouse=True)
@@ -262,6 +263,53 @@ def test_compiled_optimizers(level: str) -> None:
         return [bits(p) for p in net.parameters()]
 
     assert run(True) == run(False)
+
+
+def _failing(graph: Any, inputs: Any) -> Any:
+    raise ValueError("this backend compiles nothing")
+
+
+def _fails_in_a_call(x: torch.Tensor) -> None:
+    torch.compile(lambda x: x.sin(), backend=_failing)(x)
+
+
+def _fails_in_a_block(x: torch.Tensor) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.cos()
+
+    with torch._dynamo.optimize(_failing):
+        f(x)
+
+
+def _fails_in_a_torch_function(x: torch.Tensor) -> None:
+    F.triplet_margin_with_distance_loss(x, x + 1, x + 2, distance_function=torch.compile(lambda a, b: (a - b).sum(1), backend=_failing))
+
+
+def _fails_in_a_backward(x: torch.Tensor) -> None:
+    y = x * 2
+    y.register_hook(torch.compile(lambda grad: grad.tan(), backend=_failing))
+    y.sum().backward()
+
+
+def _compiles_in_a_torch_function(x: torch.Tensor) -> None:
+    F.triplet_margin_with_distance_loss(x, x + 1, x + 2, distance_function=torch.compile(lambda a, b: (a - b).sum(1), backend="eager"))
+
+
+@pytest.mark.parametrize(
+    "program", [_fails_in_a_call, _fails_in_a_block, _fails_in_a_torch_function, _fails_in_a_backward, _compiles_in_a_torch_function]
+)
+def test_the_function_modes_are_as_before_after_a_compile(program: Any, level: str) -> None:
+    """Whether or not it succeeds: ours is there once, and not counted by who counts them; the next step is watched as before."""
+    x = torch.ones(2, 3, requires_grad=True)
+    with guarding(level):
+        (x * 1).sum().backward()
+        before, told = stack_length(), torch._C._len_torch_function_stack()
+        for _ in range(2):
+            with nullcontext() if program is _compiles_in_a_torch_function else pytest.raises(Exception):
+                program(x)
+            assert (stack_length(), torch._C._len_torch_function_stack()) == (before, told) == (before, 0)
+            assert not local.compiled
+    assert stack_length() == 0
 
 
 @pytest.mark.slow
