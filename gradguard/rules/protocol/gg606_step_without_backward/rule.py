@@ -249,6 +249,14 @@ def _no_path(incident: Incident, book: Book, name: str, parameters: list[Any]) -
     if cut is not None:
         culprit, related, fix = cut.culprit, cut.related, cut.fix
         headline += f": {cut.clause}"
+    elif last is not None and (leaf := ledger.severed.new_leaf(last)) is not None and (switched := resolve(leaf.site)) is not None:
+        culprit = switched.span("a new leaf in each step, which no module and no optimizer has: the gradient ends in it", "culprit")
+        related = wording.spans(wording.span(last.site, "reaches that leaf and nothing else", "backward"))
+        headline += ": its loss is computed from a tensor made anew in each step, whose requires_grad is switched on by hand"
+        fix = Fix(
+            title=f"Compute the loss from what {whose} computes: a list of tensors becomes one, with its graph, by `torch.stack`",
+            safety="manual",
+        )
     elif incident.suspicion.data["fresh"] and (made := new_leaf(incident)) is not None:
         culprit = made.statement_span("a new leaf in each step: no gradient leads from it back to what it is made of", "culprit")
         headline += ": what is trained are Parameters made anew in each step"
