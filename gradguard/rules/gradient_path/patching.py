@@ -150,7 +150,9 @@ def _switched_on(place: ResolvedSite) -> bool:
 
 def _is_moot(keyword: ast.keyword) -> bool:
     """Whether an argument says nothing that the tensors themselves do not have: a graph, their device, the default dtype."""
-    return keyword.arg in ("requires_grad", "device") or (keyword.arg == "dtype" and dotted(keyword.value) in ("torch.float", "torch.float32"))
+    return keyword.arg in ("requires_grad", "device") or (
+        keyword.arg == "dtype" and dotted(keyword.value) in ("torch.float", "torch.float32")
+    )
 
 
 def _is_flat(node: ast.expr) -> bool:
