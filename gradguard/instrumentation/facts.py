@@ -150,6 +150,7 @@ class Cut:
         "around",
         "clock",
         "drawn",
+        "flat",
         "func",
         "guess",
         "into_graph",
@@ -201,6 +202,7 @@ class Cut:
         self.output = 0  # which of several results
         self.into_graph = False  # written, with grad mode off, into a tensor that has a graph of its own, or into a leaf
         self.into_leaf = False
+        self.flat = False  # a new tensor made of a list of single numbers, each of which had a graph
         self.scored = False  # of a random sample: its probability was taken, as score-function estimators do
 
     def roots(self) -> tuple[Cut, ...]:

@@ -55,6 +55,20 @@ class Blocked(NamedTuple):
     only: tuple[int, int]
 
 
+class NewLeaf(NamedTuple):
+    """A tensor that is no Parameter, in which the graph of a loss ends.
+
+    Attributes:
+        before: the one of the step before.
+        ref: the one of the last step looked at.
+        site: where its requires_grad was switched on, as far as that was seen.
+    """
+
+    before: weakref.ref[Any] | None
+    ref: weakref.ref[Any]
+    site: CallSite | None
+
+
 class Severed(Monitor):
     """The cuts between some parameters and the losses of a step.
 
@@ -76,6 +90,8 @@ class Severed(Monitor):
         self._roots: set[CallSite] = set()  # where the losses that backward started from were made
         self._loss: CallSite | None = None  # where the backward call was
         self._leaves: dict[int, weakref.ref[Any]] = {}  # Parameters that the losses' graphs lead to
+        self._ends: set[int] = set()  # ids of cuts in whose results the graph of a loss ends: new leaves
+        self._new: dict[Stack, NewLeaf] = {}  # losses whose graphs end in one new leaf, and in nothing else
 
     @barred
     def arm(self, parameters: list[weakref.ref[Any]]) -> None:
@@ -83,6 +99,7 @@ class Severed(Monitor):
         self._journal.wanted = {id(p): ref for ref in parameters if (p := ref()) is not None}
         self._journal.severed = []
         self._used, self._lone, self._met, self._reached, self._leaves = {}, {}, {}, {}, {}
+        self._ends, self._new = set(), {}
         self.filled = set()
 
     @barred
@@ -123,6 +140,7 @@ class Severed(Monitor):
             else:  # a new leaf made of old values: `torch.tensor(x.item(), requires_grad=True)`
                 cut = journal.cut_of(leaf)
                 fed_with = () if cut is None else cut.roots()
+                self._ends.update(map(id, fed_with))
             for each in fed_with:
                 if id(each) in noted:
                     self._use(id(each), noted, call.stack)
@@ -132,9 +150,12 @@ class Severed(Monitor):
         wanted = self._journal.wanted
         stack: list[tuple[Any, tuple[Blocked, ...]]] = [(node, ()) for node in root_nodes(roots)]
         seen = set(stack)
+        ends: dict[int, Any] = {}
         while stack and len(seen) < _MOST_NODES:
             node, through = stack.pop()
             leaf = getattr(node, "variable", None)
+            if leaf is not None:
+                ends[id(leaf)] = leaf
             if leaf is not None and id(leaf) in wanted and leaf.grad is not None:
                 self.filled.add(id(leaf))
             elif leaf is not None and id(leaf) in wanted:
@@ -153,6 +174,19 @@ class Severed(Monitor):
                 if (below, by) not in seen:
                     seen.add((below, by))
                     stack.append((below, by))
+
+        only = next(iter(ends.values())) if len(ends) == 1 else None
+        if only is None or isinstance(only, nn.Parameter):
+            self._new.pop(call.stack, None)
+        else:
+            known, toggle = self._new.get(call.stack), self._journal.toggle_of(only)
+            before = None if known is None else known.ref
+            self._new[call.stack] = NewLeaf(before, TensorRef(only), None if toggle is None else toggle[1])
+
+    def new_leaf(self, call: BackwardFact) -> NewLeaf | None:
+        """The one leaf that a loss is computed from, where each step has made another."""
+        found = self._new.get(call.stack)
+        return None if found is None or found.before is None or found.before() is not None else found
 
     def has_new_leaves(self) -> bool:
         """Whether a Parameter that a loss was computed from is gone by now: made for that step alone."""
@@ -194,6 +228,9 @@ class Severed(Monitor):
             for cut, behind, stacks in self._used.values()
             if behind & wanted and (call is None or call.stack in stacks)
         ]
+        ends = [(cut, behind) for cut, behind in found if id(cut) in self._ends]
+        if set().union(*(behind for _, behind in ends)) == wanted:  # what was cut off before that is none of this loss's business
+            found = ends
         reached: set[int] = set().union(*(behind for _, behind in found))
         return [cut for cut, _ in found] if reached == wanted else []
 

@@ -111,6 +111,7 @@ class LostPaths:
                 user_stack(outer, 6) if cause == "inference" else (),
             )
             cut.drawn = drawn_from is not None and cause != "sample"
+            cut.flat = cause == "rewrap" and tensors[0].dim() == 1 and tensors[0].numel() == len(attached)
             if journal.wanted:
                 self._sever(cut, tensors_in(args, kwargs))
             if origins:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from gradguard.core.diagnosis import Confidence, Diagnosis, Safety, TensorFacts
+from gradguard.core.diagnosis import Confidence, Diagnosis, Fix, Safety, Severity, TensorFacts
 from gradguard.reporting.source_blocks import shown_path
 from gradguard.reporting.terminal.layout import one_line
 
 SAFETY: dict[Safety, str] = {"safe": "safe", "unsafe": "unsafe: changes what is computed", "manual": "needs your judgement"}
+_MEANT: dict[Severity, str] = {"error": "check that it is what you mean"}  # a recommended change of what is computed
+
 CULPRIT: dict[Confidence, str] = {"certain": "culprit", "likely": "likely culprit", "possible": "possible culprit"}
 CONFIDENCE: dict[Confidence, str] = {
     "certain": "",
@@ -14,6 +16,13 @@ CONFIDENCE: dict[Confidence, str] = {
     "possible": "possible, not certain: check it before you change the code",
 }
 NO_CULPRIT = "could not determine the exact line"
+
+
+def safety(diagnosis: Diagnosis, fix: Fix) -> str:
+    """What a change may do. The recommended one is to change the numbers of a program that runs, and trains wrongly."""
+    if fix.safety == "unsafe" and fix is diagnosis.fixes[0]:
+        return _MEANT.get(diagnosis.severity, "changes the numbers, as it should")
+    return SAFETY[fix.safety]
 
 
 def title(diagnosis: Diagnosis) -> str:

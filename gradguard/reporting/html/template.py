@@ -110,7 +110,7 @@ _MACROS = """
 {% endif %}
 {% for fix in d.fixes %}
 <dt>{{ 'fix' if loop.first else 'or' }}</dt>
-<dd>{{ prose(one_line(fix.title)) }} <span class="safety">({{ wording.SAFETY[fix.safety] }})</span>
+<dd>{{ prose(one_line(fix.title)) }} <span class="safety">({{ wording.safety(d, fix) }})</span>
 {% if fix.detail %}{{ long(fix.detail) }}{% endif %}
 {% if fix.patch %}{{ patch(fix.patch) }}{% endif %}
 </dd>

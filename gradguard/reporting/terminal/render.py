@@ -127,7 +127,7 @@ class _Writer:
         if fixes:
             self._blank()
         for index, fix in enumerate(fixes):
-            self._field("or" if index else "fix", f"{one_line(fix.title)} ({wording.SAFETY[fix.safety]})", "fix")
+            self._field("or" if index else "fix", f"{one_line(fix.title)} ({wording.safety(diagnosis, fix)})", "fix")
             if fix.detail:
                 self._field_below(fix.detail)
             if fix.patch and (not index or self.verbose):

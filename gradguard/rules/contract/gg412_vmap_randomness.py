@@ -161,7 +161,8 @@ def _patch(made: ResolvedSite) -> str | None:
     given = next((keyword.value for keyword in node.keywords if keyword.arg == "randomness"), None)
     if given is not None:
         return replaced(source, [(given, '"different"')])
-    last = max([*node.args, *node.keywords], key=lambda item: (item.lineno, item.col_offset), default=None)
+    given_in_all: list[ast.expr | ast.keyword] = [*node.args, *node.keywords]
+    last = max(given_in_all, key=lambda item: (item.lineno, item.col_offset), default=None)
     text = None if last is None else source.segment(last)
     return None if last is None or text is None else replaced(source, [(last, f'{text}, randomness="different"')])
 

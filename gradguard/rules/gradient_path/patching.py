@@ -120,11 +120,12 @@ def _edit(place: ResolvedSite, source: Source, origin: Origin) -> tuple[ast.AST,
         origin.kind == "rewrap"
         and isinstance(node, ast.Call)
         and len(node.args) == 1
-        and not node.keywords
-        and place.callee_full_name == "torch.tensor"
-    ) and _is_flat(node.args[0]):
+        and all(_is_moot(keyword) for keyword in node.keywords)
+        and place.callee_full_name in ("torch.tensor", "torch.as_tensor", "torch.asarray")
+        and not _switched_on(place)
+    ) and (_is_flat(node.args[0]) or (origin.cut is not None and origin.cut.flat)):
         library = source.flat(node.func).rpartition(".")[0] or "torch"
-        return node.func, f"{library}.stack"
+        return (node, f"{library}.stack({source.flat(node.args[0])})") if node.keywords else (node.func, f"{library}.stack")
     if isinstance(node, ast.Call) and origin.func in ("autograd.grad", "grad"):
         text, given = source.flat(node), [keyword.arg for keyword in node.keywords]
         if not text.endswith(")") or None in given or "create_graph" in given:
@@ -137,11 +138,30 @@ def _edit(place: ResolvedSite, source: Source, origin: Origin) -> tuple[ast.AST,
     return None
 
 
+def _switched_on(place: ResolvedSite) -> bool:
+    """Whether the function sets `requires_grad` of the result, which PyTorch refuses for what has a graph."""
+    scope = place.enclosing_function or (None if place.source is None else place.source.tree)
+    names = {f"{target}.requires_grad" for target in place.targets}
+    return any(
+        isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and dotted(node) in names
+        for node in (ast.walk(scope) if scope is not None else ())
+    )
+
+
+def _is_moot(keyword: ast.keyword) -> bool:
+    """Whether an argument says nothing that the tensors themselves do not have: a graph, their device, the default dtype."""
+    return keyword.arg in ("requires_grad", "device") or (
+        keyword.arg == "dtype" and dotted(keyword.value) in ("torch.float", "torch.float32")
+    )
+
+
 def _is_flat(node: ast.expr) -> bool:
     """A list of tensors, not of lists: `torch.stack` takes no other."""
-    if isinstance(node, ast.ListComp):
-        return not isinstance(node.elt, (ast.List, ast.Tuple, ast.ListComp))
-    return isinstance(node, ast.List) and not any(isinstance(item, (ast.List, ast.Tuple, ast.ListComp)) for item in node.elts)
+    items = [node.elt] if isinstance(node, ast.ListComp) else node.elts if isinstance(node, ast.List) else []
+    return bool(items) and not any(
+        isinstance(item, (ast.List, ast.Tuple, ast.ListComp)) or (isinstance(item, ast.Subscript) and isinstance(item.slice, ast.Slice))
+        for item in items
+    )
 
 
 def _unless_wrapped(source: Source, node: ast.expr, inner: ast.expr) -> tuple[ast.AST, str] | None:

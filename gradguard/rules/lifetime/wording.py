@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from gradguard.analysis.graph.older_releases import output_shape
-from gradguard.analysis.graph.walk import op_name
 from gradguard.analysis.history.carried_graphs import Carrier
 from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.analysis.program.bindings import dotted
@@ -16,7 +15,6 @@ from gradguard.core.diagnosis import SourceSpan, TensorFacts
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.instrumentation.facts import BackwardFact
 from gradguard.rules.lifetime.second_backward import Study
-from gradguard.torch_compat.private_api import node_sequence
 
 UNTRACED = (
     "this step was not traced: the places are read from the live graph, the "
@@ -165,12 +163,6 @@ def notes(study: Study, carrier: Carrier | None = None) -> list[str]:
         others = [name for name in carrier.names[1:4] if name != carrier.name]
         if others:
             found.append("the same graph is also held by " + ", ".join(f"`{name}`" for name in others))
-        ops = list(dict.fromkeys(op_name(node) for node in study.graph.freed if node_sequence(node) <= carrier.link.seq))[:4]
-        if ops:
-            found.append(
-                f"saved values are gone in {len(study.graph.freed)} node{'s' if len(study.graph.freed) != 1 else ''} of the graph, of "
-                + ", ".join(f"`{op}`" for op in ops)
-            )
     if not study.incident.traced and (carrier is None or carrier.made is None):
         found.append(UNTRACED)
     return found

@@ -8,7 +8,9 @@ from gradguard.analysis.history.cut_origins import Origin
 from gradguard.analysis.places.sites import UNNAMED, short
 from gradguard.core.diagnosis import Fix, SourceSpan
 from gradguard.rules.gradient_path import lost_path, patching, read_twice, wording
-from gradguard.rules.gradient_path.read_twice import Twice
+from gradguard.rules.gradient_path.read_twice import Twice, of_calls
+
+__all__ = ["CutOff", "of_calls", "the_cut"]
 
 _SELECTING = ("topk", "sort", "argsort")
 

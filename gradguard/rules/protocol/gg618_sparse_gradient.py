@@ -78,7 +78,8 @@ def _sparse(incident: Incident, name: str, kind: str, made: ResolvedSite | None,
     if len(switches) == len(found) and len({id(source) for source, _ in found}) == 1:
         patch = replaced(found[0][0], [(node, "False") for node in switches])
     label = f"asks for sparse gradients of `{names[0]}`" if len(names) == 1 else "asks for sparse gradients"
-    culprit, *further = [site_at(source, call).span(label, "culprit") for source, call in found] or [None]
+    asked = [site_at(source, call).span(label, "culprit") for source, call in found]
+    culprit, further = (asked[0] if asked else None), asked[1:]
     step = None if incident.place is None else incident.place.span(f"`{kind}` takes dense gradients only", "context")
     if culprit is None and step is not None:
         culprit, step = step.model_copy(update={"role": "culprit"}), None

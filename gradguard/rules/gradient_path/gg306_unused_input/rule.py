@@ -129,7 +129,7 @@ def _parameter_left_out(incident: Incident, tensor: torch.Tensor, name: str) -> 
         for each in incident.inputs
         if each is not tensor and each.grad_fn is None and id(each) not in used and (state := incident.names.state(each)) is not None
     ]
-    also = f" (nor {'is' if len(others) == 1 else 'are'} {short_list(others)})" if others else ""
+    also = f" (nor to {short_list(others)})" if others else ""
     call = None if incident.place is None else incident.place.span(f"asks for the gradient of `{name}` too", "culprit")
     return Diagnosis(
         code="GG306",

@@ -50,10 +50,9 @@ from gradguard.monitors.surveys import SwitchedOff
 from gradguard.monitors.tensor_state import version_of
 from gradguard.rules import wording
 from gradguard.rules.base import Rule
-from gradguard.rules.gradient_path import read_twice
 from gradguard.rules.protocol import leaving
 from gradguard.rules.protocol.blocked import blocked
-from gradguard.rules.protocol.cut_off import the_cut
+from gradguard.rules.protocol.cut_off import of_calls, the_cut
 from gradguard.rules.protocol.gg605_parameter_without_grad import hook_output, left_off
 from gradguard.rules.protocol.gg605_parameter_without_grad.fixed_index import fixed_index
 from gradguard.rules.protocol.gg605_parameter_without_grad.reads import bare_read, reads_of
@@ -181,7 +180,7 @@ def _called(incident: Incident, book: Book, idle: Idle, called: dict[int, Any]) 
         between = ledger.severed.blocked(parameters)
         readers = ledger.severed.read_by(cuts)
         mine = next((call for call in reversed(ledger.calls()) if call.stack in readers), None)
-        twice = None if mine is None else read_twice.of_calls(incident.journal, readers, mine, book.ref())
+        twice = None if mine is None else of_calls(incident.journal, readers, mine, book.ref())
         cut = the_cut(found, twice, shown) if between is None else blocked(between)
         if cut is not None and between is None:
             cut = hook_output.in_hook(incident, found[0], cut) or cut

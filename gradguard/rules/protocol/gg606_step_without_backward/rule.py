@@ -47,10 +47,9 @@ from gradguard.monitors.optimizer_books import Book, Prepared
 from gradguard.rules import lightning_manual, wording
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import gg741_lightning_no_loss_returned
-from gradguard.rules.gradient_path import read_twice
 from gradguard.rules.protocol import leaving
 from gradguard.rules.protocol.blocked import blocked
-from gradguard.rules.protocol.cut_off import the_cut
+from gradguard.rules.protocol.cut_off import of_calls, the_cut
 from gradguard.rules.protocol.gg606_step_without_backward import closures, kept_by_hand
 from gradguard.rules.protocol.gg606_step_without_backward.exchanged import exchanged
 from gradguard.rules.protocol.gg606_step_without_backward.written_aside import written_aside
@@ -242,7 +241,7 @@ def _no_path(incident: Incident, book: Book, fresh: bool, name: str, parameters:
     found = cut_origins.merged(cut_origins.of_cut(incident, each) for each in cuts)
     active = [p for slot in book.active if (p := slot.ref()) is not None]
     between = ledger.severed.blocked(active)
-    twice = None if last is None or not cuts else read_twice.of_calls(incident.journal, ledger.severed.read_by(cuts), last, book.ref())
+    twice = None if last is None or not cuts else of_calls(incident.journal, ledger.severed.read_by(cuts), last, book.ref())
     cut = the_cut(found or leaving.left(incident, active), twice, whose) if between is None else blocked(between)
     step = wording.span(book.step_site, f"no parameter of `{name}` has a gradient here", "context")
     headline = f"`{name}.step()` does nothing: no backward() has ever given {whose} a gradient"
@@ -251,6 +250,14 @@ def _no_path(incident: Incident, book: Book, fresh: bool, name: str, parameters:
     if cut is not None:
         culprit, related, fix = cut.culprit, cut.related, cut.fix
         headline += f": {cut.clause}"
+    elif last is not None and (leaf := ledger.severed.new_leaf(last)) is not None and (switched := resolve(leaf.site)) is not None:
+        culprit = switched.span("a new leaf in each step, which no module and no optimizer has: the gradient ends in it", "culprit")
+        related = wording.spans(wording.span(last.site, "reaches that leaf and nothing else", "backward"))
+        headline += ": its loss is computed from a tensor made anew in each step, whose requires_grad is switched on by hand"
+        fix = Fix(
+            title=f"Compute the loss from what {whose} computes: a list of tensors becomes one, with its graph, by `torch.stack`",
+            safety="manual",
+        )
     elif fresh and (made := new_leaf(incident)) is not None:
         culprit = made.statement_span("a new leaf in each step: no gradient leads from it back to what it is made of", "culprit")
         headline += ": what is trained are Parameters made anew in each step"
