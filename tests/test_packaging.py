@@ -48,3 +48,31 @@ def test_nothing_but_the_declared_dependencies_is_needed() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert f"{len(all_rules())} rules of 7 families" in done.stdout
+
+
+def test_a_module_is_known_by_its_name() -> None:
+    shared = {"__init__", "__main__", "rule", "spans", "wording"}  # the same thing of each rule or family
+    names = [path.stem for path in (ROOT / "gradguard").rglob("*.py") if path.stem not in shared]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
+def test_contributing_shows_every_folder() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    folders = [path.parent.name for path in (ROOT / "gradguard").glob("*/__init__.py")]
+    assert folders and [name for name in folders if f"| `{name}` |" not in text] == []
+
+
+def test_no_import_circles() -> None:
+    """Also between modules of one folder, which the layers do not hold apart."""
+    grimp = pytest.importorskip("grimp")
+    graph = grimp.build_graph("gradguard", cache_dir=None)
+    circles = []
+    for module in sorted(graph.modules - {"gradguard"}):
+        reached, ahead = set(), [module]
+        while ahead:
+            new = graph.find_modules_directly_imported_by(ahead.pop()) - reached
+            reached |= new
+            ahead += new
+        if module in reached:
+            circles.append(module)
+    assert circles == []
