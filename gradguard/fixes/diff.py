@@ -6,7 +6,7 @@ import ast
 import difflib
 import os
 
-from gradguard.analysis.program.syntax import Source
+from gradguard.analysis.program.syntax import Source, first_line
 
 
 def unified(source: Source, new: list[str], context: int = 1) -> str | None:
@@ -22,9 +22,7 @@ def unified(source: Source, new: list[str], context: int = 1) -> str | None:
     """
     if source.filename.startswith("<"):
         return None
-    try:
-        ast.parse("".join(new))
-    except (SyntaxError, ValueError):
+    if not _is_python(source, new):
         return None
     name = os.path.basename(source.filename)
     return "".join(difflib.unified_diff(_ended(source.lines), _ended(new), f"a/{name}", f"b/{name}", n=context)) or None
@@ -32,3 +30,35 @@ def unified(source: Source, new: list[str], context: int = 1) -> str | None:
 
 def _ended(lines: list[str]) -> list[str]:
     return [line if line.endswith("\n") else line + "\n" for line in lines]
+
+
+def _is_python(source: Source, new: list[str]) -> bool:
+    """Whether the new text can be parsed; only the function around the change is, where there is one: files have thousands of lines."""
+    old = source.lines
+    shared = min(len(old), len(new))
+    above = next((i for i in range(shared) if old[i] != new[i]), shared)
+    below = next((i for i in range(shared - above) if old[-1 - i] != new[-1 - i]), shared - above)
+    around = [
+        node
+        for node in source.scopes
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and first_line(node) <= above + 1 <= (node.end_lineno or 0)
+        and len(old) - below <= (node.end_lineno or 0)
+    ]
+    if around:
+        inner = max(around, key=first_line)
+        changed = new[first_line(inner) - 1 : len(new) - len(old) + (inner.end_lineno or 0)]
+        tree = _parsed(["if True:\n", *changed] if inner.col_offset else changed)
+        block = [] if tree is None else tree.body
+        if inner.col_offset and len(block) == 1 and isinstance(block[0], ast.If):
+            block = block[0].body
+        if len(block) == 1 and isinstance(block[0], type(inner)):  # it is still one function, indented as before
+            return True
+    return _parsed(new) is not None
+
+
+def _parsed(lines: list[str]) -> ast.Module | None:
+    try:
+        return ast.parse("".join(lines))
+    except (SyntaxError, ValueError):
+        return None

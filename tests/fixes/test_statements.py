@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 
-from gradguard.analysis.program.syntax import Source
+from gradguard.analysis.program.syntax import Source, range_of
 from gradguard.fixes.edits import before, patched
 from gradguard.fixes.statements import moved_after, moved_before, siblings, swapped, unwrapped, wrapped
 from tests.running import applied
@@ -116,3 +116,42 @@ def test_several_lines_put_before_one_statement_keep_their_order() -> None:
 def test_siblings_are_those_of_the_same_block() -> None:
     source = source_of("if a:\n    b = 1\n    c = 2\nelse:\n    d = 3\n")
     assert [source.segment(item) for item in siblings(source, find(source, ast.Assign, "c"))] == ["b = 1", "c = 2"]
+
+
+METHOD = """
+class Net:
+    @staticmethod
+    def forward(x):
+        text = '''
+lies at the margin'''
+        return x + 1
+
+    def last(self):
+        return 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("new", "valid"),
+    [
+        ("x + 2", True),
+        ("(x +", False),
+        ("x\nprint(x)", False),  # ends the method and the class
+        ("x\n    y = 2", True),  # is then in the class
+        ("x)", False),
+    ],
+)
+def test_a_patch_is_only_given_where_the_file_is_still_python(new: str, valid: bool) -> None:
+    source = source_of(METHOD)
+    node = find(source, ast.BinOp)
+    patch = patched(source, [(range_of(node), new)])  # type: ignore[list-item]
+    assert (patch is not None) == valid
+    if valid:
+        assert new in after(source, patch)
+
+
+def test_the_statement_at_a_line_is_the_innermost() -> None:
+    source = source_of(METHOD)
+    found = [source.statement_at(line) for line in range(1, len(source.lines) + 1)]
+    kinds = [type(node).__name__ for node in found]
+    assert kinds == ["ClassDef", "FunctionDef", "FunctionDef", "Assign", "Assign", "Return", "NoneType", "FunctionDef", "Return"]

@@ -165,11 +165,14 @@ class Source:
     def statement_at(self, line: int, within: ast.AST | None = None) -> ast.stmt | None:
         """The innermost statement that has this line; of several on one line, the first."""
         best: ast.stmt | None = None
-        for node in ast.walk(within or self.tree or ast.Module([], [])):
-            if not isinstance(node, ast.stmt) or not first_line(node) <= line <= (node.end_lineno or node.lineno):
-                continue
-            if best is None or _length(node) < _length(best) or best in self.ancestors(node):
-                best = node
+        inside: list[ast.AST] = [within or self.tree or ast.Module([], [])]
+        for node in inside:  # grows while it is read
+            if isinstance(node, ast.stmt):
+                if not first_line(node) <= line <= (node.end_lineno or node.lineno):
+                    continue
+                if best is None or _length(node) < _length(best) or best in self.ancestors(node):
+                    best = node
+            inside.extend(child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr))
         if isinstance(best, _COMPOUND) and line > header_range(best)[2]:
             return None  # a blank line or a comment inside a block belongs to no statement
         return best
