@@ -13,6 +13,7 @@ from gradguard.analysis.program.call_search import called_name
 from gradguard.analysis.program.definitions import returns_of
 from gradguard.analysis.program.provenance import Spot
 from gradguard.analysis.program.scopes import Scope, callee_scope, code_of
+from gradguard.core.diagnosis import SourceSpan
 from gradguard.core.safe_read import elements, name_of, pairs, peek
 
 HOOK_CALLS = {
@@ -46,6 +47,15 @@ def registrations(incident: Incident, full: bool = False, hook: Any = None) -> l
         name = name_of(hook)
         found.sort(key=lambda spot: not (isinstance(spot.node, ast.Call) and spot.node.args and name in ast.unparse(spot.node.args[0])))
     return found
+
+
+def registration(incident: Incident, module: nn.Module | None) -> list[SourceSpan]:
+    """The call that registered a module's full backward hook; nothing where several calls could be it."""
+    spots = registrations(incident, full=True)
+    names = [] if module is None else user_hooks(module)
+    first = [(spot, ast.unparse(spot.node.args[0])) for spot in spots if isinstance(spot.node, ast.Call) and spot.node.args]
+    chosen = [spot for spot, text in first if text.rpartition(".")[2] in names] or spots
+    return [chosen[0].span("the full backward hook is registered here", "declared")] if len(chosen) == 1 else []
 
 
 def all_frames(incident: Incident) -> list[FrameView]:

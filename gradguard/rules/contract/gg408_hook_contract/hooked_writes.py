@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 from torch import nn
 
@@ -16,7 +17,7 @@ from gradguard.core.callsite import USER_FILES
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import peek
 from gradguard.fixes.edits import replaced
-from gradguard.rules.contract.hooks import all_frames, module_of_output, registrations, user_hooks
+from gradguard.rules.contract.hooks import all_frames, has_full_hooks, module_of_output, registration, user_hooks
 
 
 def written_in_place(incident: Incident) -> Diagnosis | None:
@@ -29,6 +30,10 @@ def written_in_place(incident: Incident) -> Diagnosis | None:
     written = place.receiver or (place.targets[0] if place.targets else None)
     if inner is not None:
         return _module_writes(incident, place, inner)
+    taken_in = _whose_input(incident, written)
+    if taken_in is not None:
+        module, made = taken_in, None
+    role = "output" if taken_in is None else "input"
     name = f"`{module_name(incident, module)}`" if module is not None else "a module with full backward hooks"
     shown = f"`{written}`" if written else "The tensor"
     patch = None
@@ -57,13 +62,12 @@ def written_in_place(incident: Incident) -> Diagnosis | None:
     related: list[SourceSpan] = []
     if made is not None:
         related.append(made.span(f"{shown} is the output of {name}, passed through the hook's own Function", "made"))
-    registered = registrations(incident, full=True)
-    related += [spot.span("the full backward hook is registered here", "declared") for spot in registered[:1]]
+    related += registration(incident, module)
     hooks = [name for module_hook in ([module] if module is not None else []) for name in user_hooks(module_hook)]
     return Diagnosis(
         code="GG408",
         name="hook-contract",
-        headline=f"{shown} is changed in place, but it is the output of {name}, which has a full backward hook "
+        headline=f"{shown} is changed in place, but it is the {role} of {name}, which has a full backward hook "
         "(`register_full_backward_hook`).",
         culprit=place.statement_span(f"writes {shown} in place", "culprit"),
         related=related,
@@ -74,12 +78,22 @@ def written_in_place(incident: Incident) -> Diagnosis | None:
         fixes=[
             Fix(title="write out of place", safety="safe", patch=patch),
             Fix(
-                title="hook the output tensor instead: `out.register_hook(...)` in a forward hook, which leaves the graph as it is",
+                title=f"hook the {role} tensor instead: `{written or 'out'}.register_hook(...)`, which leaves the graph as it is",
                 safety="manual",
             ),
         ],
         avoid=["Wrapping the write in `torch.no_grad()` or `.data`: the gradient would be wrong without a word."],
     )
+
+
+def _whose_input(incident: Incident, written: str | None) -> nn.Module | None:
+    """The hooked module in whose forward an argument of that very forward is written."""
+    view = incident.user_frames[0] if incident.user_frames else None
+    if view is None or written is None or view.code_name != "forward":
+        return None
+    code, owner = view.frame.f_code, view.locals.get("self")
+    hooked = isinstance(owner, nn.Module) and has_full_hooks(owner)
+    return owner if hooked and re.split(r"\W", written)[0] in code.co_varnames[1 : code.co_argcount] else None
 
 
 def _inner_module(incident: Incident) -> nn.Module | None:
@@ -111,7 +125,7 @@ def _module_writes(incident: Incident, place: ResolvedSite, module: nn.Module) -
         if len(declared) == 1
         else [spot.span(f"an in-place `{kind}`", "declared") for spot in declared[:3]]
     )
-    related += [spot.span("the full backward hook is registered here", "declared") for spot in registrations(incident, full=True)[:1]]
+    related += registration(incident, None)
     patch = None
     if len(declared) == 1 and isinstance(declared[0].node, ast.Call):
         flag = next((k.value for k in declared[0].node.keywords if k.arg == "inplace"), None) or (
