@@ -98,7 +98,7 @@ class _Exposed:
             return
         elif isinstance(statement, ast.While):
             self.expression(statement.test)
-            self.branch(statement.body)
+            self.block(statement.body)
             self.branch(statement.orelse)
             return
         elif isinstance(statement, ast.If):

@@ -40,7 +40,7 @@ GROWING_METHODS = {
     *("append", "appendleft", "extend", "extendleft", "insert", "add", "update", "setdefault", "put", "put_nowait"),
     *("push", "enqueue", "store", "__setitem__"),
 }  # fmt: skip
-_GROWING_CALLS = {"heapq.heappush": 0, "heapq.heappushpop": 0, "bisect.insort": 0, "bisect.insort_left": 0, "bisect.insort_right": 0}
+_GROWING_CALLS = {"heapq.heappush", "heapq.heappushpop", "bisect.insort", "bisect.insort_left", "bisect.insort_right"}
 _THROUGH = {
     "enumerate",
     "zip",
@@ -648,24 +648,29 @@ class Program:
 
     def grows(self, name: str) -> list[Growth]:
         """The places that put something into a container by its name, in source order: methods (also by another name, `push = xs.append`),
-        `xs[k] = v`, `xs += [...]`, `xs = xs + [...]`, `xs = [*xs, v]`, `heappush(xs, v)`."""
+        `xs[k] = v`, `xs += [...]`, `xs = xs + [...]`, `xs = [*xs, v]`, `heappush(xs, v)`; also what is put into a container
+        in it (`xs[k].append(v)`)."""
         return self._growths.get(name, [])
+
+    def grows_in(self, attribute: str) -> list[Growth]:
+        """The same for an attribute (`kept` of `self.kept` and `owner.kept`), or a variable of that name."""
+        found = [growth for owner, growths in self._growths.items() if owner.rpartition(".")[2] == attribute for growth in growths]
+        return sorted(found, key=lambda growth: _place(growth.node))
 
     @cached_property
     def _growths(self) -> dict[str, list[Growth]]:
         found: dict[str, list[Growth]] = {}
-        for call, names in self._called:
-            for full in names:
-                owner, _, method = full.rpartition(".")
-                if owner and method in GROWING_METHODS:
+        for call in self._calls:
+            for called in self.values(call.func):
+                if isinstance(called, ast.Attribute) and called.attr in GROWING_METHODS and (owner := _holder(called.value)):
                     found.setdefault(owner, []).append(Growth(call, (*call.args, *(word.value for word in call.keywords))))
-                elif full in _GROWING_CALLS and call.args and (owner := dotted(call.args[0]) or ""):
-                    found.setdefault(owner, []).append(Growth(call, tuple(call.args[1:])))
+            if call.args and (owner := _holder(call.args[0])) and self.names_of(call.func) & _GROWING_CALLS:
+                found.setdefault(owner, []).append(Growth(call, tuple(call.args[1:])))
         for node in self.source.parents:
             if not isinstance(node, ast.stmt):
                 continue
             for target, value in _written(node):
-                holder = dotted(target.value) if isinstance(target, ast.Subscript) else None
+                holder = _holder(target.value) if isinstance(target, ast.Subscript) else None
                 if holder is not None:
                     found.setdefault(holder, []).append(Growth(node, (value,) if value is not None else ()))
             name, added = _rebuilt(node)
@@ -674,6 +679,17 @@ class Program:
         for growths in found.values():
             growths.sort(key=lambda growth: _place(growth.node))
         return found
+
+
+def _holder(node: ast.expr) -> str | None:
+    """`self.kept` of `self.kept`, `self.kept[name]`, `self.kept.setdefault(name, [])` and the like."""
+    while True:
+        if isinstance(node, ast.Subscript):
+            node = node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("setdefault", "get"):
+            node = node.func.value
+        else:
+            return dotted(node)
 
 
 def _targets(statement: ast.Assign | ast.AnnAssign) -> list[ast.expr]:

@@ -29,6 +29,7 @@ from __future__ import annotations
 import ast
 import gc
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,14 +39,14 @@ from torch import nn
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.holders import Holding, holdings
-from gradguard.analysis.places.source import ResolvedSite, assignments_to, at_line, dotted
-from gradguard.analysis.program.syntax import Source, load
+from gradguard.analysis.places.source import ResolvedSite, at_line, function_def
+from gradguard.analysis.program.index import GROWING_METHODS, Program, program_of
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.monitors.retained_graphs import KEY, GraphsRetained, Tag
 from gradguard.rules import wording
 from gradguard.rules.base import Rule
-from gradguard.rules.spans import attribute_sets, class_node
+from gradguard.rules.spans import class_node
 
 CODE, NAME = "GG608", "graph-retained"
 
@@ -61,7 +62,6 @@ class Options(BaseModel):
 
 _NODES = 30_000
 _TENSORS = 200
-_ADDS = ("append", "appendleft", "add", "extend", "insert", "update", "setdefault", "put")
 
 
 @dataclass
@@ -184,71 +184,59 @@ def _shown(keeper: Keeper) -> str:
 def _place(incident: Incident, keeper: Keeper) -> ResolvedSite | None:
     """The statement that puts the tensor where it is kept."""
     holding = keeper.holding
-    if holding.owner is not None:
-        kind = holding.owner if isinstance(holding.owner, type) else type(holding.owner)
-        places = [place for place in attribute_sets(kind, holding.attribute) if place.statement is not None]
-        again = [
-            place for place in places if _reads(place.statement, f"self.{holding.attribute}") or isinstance(place.statement, ast.AugAssign)
-        ]
-        found = class_node(kind)
-        adds = [] if found is None else _adds(found[0], holding.attribute)
-        if holding.through and adds:
-            return adds[0]
-        later = [place for place in places if place.function.rpartition(".")[2] != "__init__"]
-        return next(iter([*again, *adds, *later]), None)
-    for source, scope in _scopes(incident, holding):
-        statements = assignments_to(scope, holding.attribute)
-        again_here = [s for s in statements if isinstance(s, ast.AugAssign) or _reads(s, holding.attribute)]
-        adds = _adds(source, holding.attribute)
-        if adds and (holding.through or not again_here):
-            return adds[0]
-        if again_here or statements:
-            return at_line(source.filename, (again_here or statements[-1:])[0].lineno)
+    for program, scope in _programs(incident, holding):
+        puts = [growth for growth in program.grows_in(holding.attribute) if growth.values]
+        puts = [growth for growth in puts if not _is_plain(growth.values[-1])] or puts
+        written = _written(program, scope, holding)
+        again = [each for each in written if isinstance(each, ast.AugAssign) or _reads(program, each, holding)]
+        chosen: list[ast.stmt | ast.Call] = [growth.node for growth in puts] if puts and (holding.through or not again) else [*again]
+        if not chosen and holding.owner is not None:
+            chosen = [each for each in written if getattr(program.function(each), "name", "") != "__init__"]
+        elif not chosen:
+            chosen = [*written[-1:]]
+        if chosen:
+            return at_line(program.source.filename, chosen[0].lineno)
     return None
 
 
-def _scopes(incident: Incident, holding: Holding) -> list[tuple[Source, ast.AST]]:
-    views = [view for view in incident.user_frames if holding.frame is None or view.frame is holding.frame] or incident.user_frames
-    found: list[tuple[Source, ast.AST]] = []
-    for view in views:
-        source = load(view.frame.f_code.co_filename)
-        if source is None or source.tree is None:
+def _programs(incident: Incident, holding: Holding) -> Iterator[tuple[Program, ast.AST | None]]:
+    """The files in which the tensor may have been put there: that of the owner's class, then those of the frames, with the function of
+    a variable."""
+    owner = holding.owner if holding.owner is None or isinstance(holding.owner, type) else type(holding.owner)
+    found = None if owner is None else class_node(owner)
+    first = None if found is None else program_of(found[0])
+    if first is not None:
+        yield first, None
+    for view in incident.user_frames:
+        program = program_of(view.frame.f_code.co_filename)
+        if program is None or program is first or (holding.frame is not None and view.frame is not holding.frame):
             continue
-        from gradguard.analysis.places.source import function_def
-
-        function = None if view.is_module_level else function_def(view.frame.f_code)
-        found.append((source, function if function is not None else source.tree))
-    return found
+        function = None if view.is_module_level or owner is not None else function_def(view.frame.f_code)
+        yield program, function if function is not None or owner is not None else program.source.tree
 
 
-def _adds(source: Source, name: str) -> list[ResolvedSite]:
-    """Statements that put something into a container: `name.append(...)`, `name[k] = ...`, `name[k].append(...)`.
-
-    Of several, those that keep plain values are none of them.
-    """
-    assert source.tree is not None
-    found: list[tuple[int, ast.expr]] = []
-    for node in ast.walk(source.tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _ADDS and node.args:
-            if _container(node.func.value) == name:
-                found.append((node.lineno, node.args[-1]))
-        elif isinstance(node, (ast.Assign, ast.AugAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if any(isinstance(t, ast.Subscript) and _container(t) == name for t in targets):
-                found.append((node.lineno, node.value))
-    lines = [line for line, value in found if not _is_plain(value)] or [line for line, _ in found]
-    return [place for line in sorted(set(lines)) if (place := at_line(source.filename, line)) is not None]
+def _written(program: Program, scope: ast.AST | None, holding: Holding) -> list[ast.stmt]:
+    """The statements that write the attribute or variable, of the owner as far as the source says whose it is."""
+    if holding.owner is None:
+        found = program.definitions(holding.attribute, scope)
+        statements = {each for one in found if (each := program.source.statement(one.node)) is not None}
+        return sorted(statements, key=lambda each: each.lineno)
+    kinds = {base.__name__ for base in (holding.owner if isinstance(holding.owner, type) else type(holding.owner)).__mro__}
+    return [
+        write.node
+        for write in program.writes(holding.attribute)
+        if isinstance(write.node, ast.stmt) and write.owner is not None
+        if any(not isinstance(each, ast.ClassDef) or each.name in kinds for each in program.classes(write.owner))
+    ]
 
 
-def _container(node: ast.expr) -> str | None:
-    """`kept` of `self.kept[name]`, `kept.setdefault(name, [])` and the like."""
-    while True:
-        if isinstance(node, ast.Subscript):
-            node = node.value
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("setdefault", "get"):
-            node = node.func.value
-        else:
-            return (dotted(node) or "").split(".")[-1] or None
+def _reads(program: Program, statement: ast.stmt, holding: Holding) -> bool:
+    """Whether what a statement writes is made from what was there before."""
+    value = getattr(statement, "value", None)
+    read = [node for each in (program.slice(value, depth=0).expressions if value is not None else ()) for node in ast.walk(each)]
+    if holding.owner is not None:
+        return any(isinstance(node, ast.Attribute) and node.attr == holding.attribute for node in read)
+    return any(isinstance(node, ast.Name) and node.id == holding.attribute for node in read)
 
 
 def _is_plain(value: ast.expr) -> bool:
@@ -258,16 +246,11 @@ def _is_plain(value: ast.expr) -> bool:
     return any(isinstance(node, ast.Attribute) and node.attr in ("detach", "item", "tolist", "numpy", "data") for node in ast.walk(value))
 
 
-def _reads(statement: ast.stmt | None, name: str) -> bool:
-    value = getattr(statement, "value", None)
-    return value is not None and any(isinstance(node, (ast.Name, ast.Attribute)) and dotted(node) == name for node in ast.walk(value))
-
-
 def _value(place: ResolvedSite) -> str:
     """The part of the statement that carries the graph, shortly."""
     statement = place.statement
     value = getattr(statement, "value", None)
-    if isinstance(value, ast.Call) and value.args and isinstance(value.func, ast.Attribute) and value.func.attr in _ADDS:
+    if isinstance(value, ast.Call) and value.args and isinstance(value.func, ast.Attribute) and value.func.attr in GROWING_METHODS:
         value = value.args[-1]
     parts: list[ast.expr] = []
     if isinstance(value, ast.Dict):

@@ -55,7 +55,6 @@ from gradguard.rules.lifetime.gg202_graph_freed_shared_subgraph.sharing import (
 from gradguard.rules.lifetime.gg202_graph_freed_shared_subgraph.turns import are_turns, is_the_only_call, story, turning_place
 from gradguard.rules.lifetime.keeping import only_looked_at, retaining
 from gradguard.rules.lifetime.second_backward import MESSAGES, Study, study
-from gradguard.torch_compat.private_api import grad_fn_of
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
@@ -87,9 +86,8 @@ def _not_detached(facts: Study) -> Diagnosis:
     entry = entry_into_first_loss(facts, carrier)
     again = facts.freed_by is not None and facts.call is not None and facts.freed_by.stack == facts.call.stack
     which = "this loss" if again else "the first loss"
-    roots = facts.graph.roots if again else [grad_fn_of(tensor) for tensor in (facts.freed_by.live_roots() if facts.freed_by else ())]
-    if entry is not None and len(roots) == 1:
-        entry = where_the_loss_is_made(facts, entry, roots[0])
+    if entry is not None and again and len(facts.graph.roots) == 1:
+        entry = where_the_loss_is_made(facts, entry, facts.graph.roots[0])
     first = _place_apart(facts.freed_by, facts.call)
     culprit: SourceSpan | None = None
     if entry is not None:
@@ -134,8 +132,6 @@ def _second_not_detached(facts: Study) -> Diagnosis:
     assert carrier is not None
     name = wording.holder_name(carrier)
     entry = entry_into_second_loss(facts, carrier)
-    if entry is not None and len(facts.graph.roots) == 1:
-        entry = where_the_loss_is_made(facts, entry, facts.graph.roots[0])
     here = _place_apart(facts.call, facts.freed_by)
     written = entry.name if entry is not None else (carrier.name or "the tensor")
     culprit = _statement_span(entry, f"{entry.name} goes into the second loss with its graph") if entry is not None else None
