@@ -4,7 +4,8 @@
 A module with dropout or batch normalisation runs in the wrong mode: validation in train mode, training left in eval mode
 after a validation, or the batch norms of a frozen network still in train mode. Or dropout is called as a function
 (`F.dropout(x, 0.5)`) that does not ask for the mode, or as a module that `eval()` does not reach (`nn.Dropout(0.5)(x)` in
-`forward`); or `net.training = False` was to do what only `net.eval()` does.
+`forward`); or `net.training = False` was to do what only `net.eval()` does. Or a network with the old `spectral_norm` is trained in
+eval mode, in which its estimate of the norm stays at random.
 
 ## Why it is wrong
 In train mode dropout throws values away at random, and batch norm both normalises with the batch at hand and moves its
@@ -33,7 +34,8 @@ eval mode of a trained module whose forward, or a function that it calls in any 
 `training` is, where that call has run; `training=True` says so.
 There too when a dropout or batch norm in train mode, which is no part of the module, was made in the call or is kept in a plain list
 or dict. And at the third such forward on different inputs of a module whose own flag is False while its parts are in train mode,
-if `eval()` was not called and one statement sets a `training` to False.
+if `eval()` was not called and one statement sets a `training` to False. And in the first steps of an optimizer, about a weight under
+`torch.nn.utils.spectral_norm` in eval mode whose `u` and `v` are no singular vectors of it, which one forward in train mode mends.
 """
 
 from __future__ import annotations
@@ -55,6 +57,7 @@ from gradguard.monitors.tensor_state import few_values, version_of
 from gradguard.monitors.train_modes import ACTING, EvalOfOwnForward, ForwardsWithoutGrad, LeftInEval, OutOfReach
 from gradguard.rules import wording
 from gradguard.rules.base import Rule
+from gradguard.rules.protocol.gg609_train_eval_mode import unconverged_norm
 from gradguard.rules.protocol.gg609_train_eval_mode.bare_flag import bare_flag
 from gradguard.rules.protocol.gg609_train_eval_mode.functional_dropout import functional_dropout
 from gradguard.rules.protocol.gg609_train_eval_mode.out_of_reach import out_of_reach
@@ -171,7 +174,12 @@ def _left(incident: Incident, switch: Any) -> Diagnosis | None:
 def _frozen(incident: Incident) -> Diagnosis | None:
     """Batch norms of a frozen part in train mode."""
     book = incident.finding.book
-    if not isinstance(book, Book) or book.steps not in (12, 24, 60, 150):
+    if not isinstance(book, Book):
+        return None
+    unconverged = unconverged_norm.find(book, _roots(incident))
+    if unconverged is not None:
+        return unconverged_norm.render(unconverged, incident, CODE, NAME)
+    if book.steps not in (12, 24, 60, 150):
         return None
     trained = {id(p) for p in book.parameters()}
     if not any(p.requires_grad for p in book.parameters()):
