@@ -672,7 +672,8 @@ class Program:
             for target, value in _written(node):
                 holder = _holder(target.value) if isinstance(target, ast.Subscript) else None
                 if holder is not None:
-                    found.setdefault(holder, []).append(Growth(node, (value,) if value is not None else ()))
+                    added_to = node.value if isinstance(node, ast.AugAssign) else value
+                    found.setdefault(holder, []).append(Growth(node, (added_to,) if added_to is not None else ()))
             name, added = _rebuilt(node)
             if name is not None:
                 found.setdefault(name, []).append(Growth(node, added))
