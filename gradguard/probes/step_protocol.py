@@ -18,6 +18,7 @@ from gradguard.core.callsite import USER_FILES
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.safe_read import UNKNOWN, elements, in_class, in_training, parameters_in
 from gradguard.instrumentation.event_buffer import Coast
+from gradguard.instrumentation.fault_barrier import say
 from gradguard.probes import replicas
 from gradguard.probes.listeners import idle_listener, listener, local
 from gradguard.torch_compat.private_api import dynamo_in_use, is_compiling
@@ -203,7 +204,10 @@ def _exit(original: Original) -> Original:
             _state["depth"] -= 1
             if _state["depth"] <= 0:
                 _state["depth"] = 0
-                forget_forwards()
+                try:
+                    forget_forwards()
+                except internal_error() as fault:
+                    say("the watch of forwards without grad", "it goes on looking", fault)
         return original(self, *args)
 
     return guarded
