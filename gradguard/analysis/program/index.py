@@ -671,9 +671,9 @@ class Program:
                 continue
             for target, value in _written(node):
                 holder = _holder(target.value) if isinstance(target, ast.Subscript) else None
+                put = node.value if isinstance(node, ast.AugAssign) else value
                 if holder is not None:
-                    added_to = node.value if isinstance(node, ast.AugAssign) else value
-                    found.setdefault(holder, []).append(Growth(node, (added_to,) if added_to is not None else ()))
+                    found.setdefault(holder, []).append(Growth(node, (put,) if put is not None else ()))
             name, added = _rebuilt(node)
             if name is not None:
                 found.setdefault(name, []).append(Growth(node, added))
