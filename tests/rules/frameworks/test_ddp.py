@@ -375,7 +375,12 @@ BODIES = {
 }
 
 
-@pytest.mark.parametrize("kind", list(BODIES))
+# each starts three processes, some ten seconds in all: further spellings of what the others show
+_SLOW = {"handed_on", "submodule_beside", "cast_within", "cast_by_a_function", "cast_to_what_it_is", "one_backward", "looked_at"}
+_SLOW |= {"averaged_last", "handed_on_without_grad"}
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.slow) if kind in _SLOW else kind for kind in BODIES])
 def test_two_ranks(kind: str, tmp_path: Path) -> None:
     code, text, body = BODIES[kind]
     lines = "\n".join("        " + line for line in body.splitlines())
