@@ -157,7 +157,7 @@ def _place(error: BaseException) -> tuple[Any, int]:
         return type(error), 0
     while tb.tb_next is not None:
         tb = tb.tb_next
-    return tb.tb_frame.f_code, tb.tb_lineno
+    return id(tb.tb_frame.f_code), tb.tb_lineno  # by identity: Dynamo makes code that has no hash
 
 
 _told: set[tuple[Any, int]] = set()

@@ -80,8 +80,9 @@ class Ledger(View):
         self.frozen_moves = FrozenMoves()
         self.recorder = Recorder() if summary else None
         monitors: tuple[Monitor, ...] = (
+            self.frozen_moves,  # looks at what the survey of the step before has noted
             self.survey, self.retained, self.severed, self.scaling, Crossing(), self.contributions, Sharing(), Accumulation(),
-            *([] if self.recorder is None else [self.recorder]), self.schedules, self.frozen_moves, self.modes,
+            *([] if self.recorder is None else [self.recorder]), self.schedules, self.modes,
         )  # fmt: skip
         on_backward = listeners(monitors, "on_backward")
         self._on_backward_first = tuple(each for each in on_backward if each.ASLEEP)
