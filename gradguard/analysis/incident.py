@@ -12,7 +12,7 @@ from torch import nn
 
 from gradguard.analysis.graph.older_releases import described, saved_leaves
 from gradguard.analysis.graph.walk import Mismatch, mismatches, root_nodes
-from gradguard.analysis.live.frames import FrameView
+from gradguard.analysis.live.frames import FrameView, traceback_frames
 from gradguard.analysis.live.names import Names
 from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.analysis.program.syntax import Source
@@ -79,7 +79,7 @@ class Incident:
 
     def dispose(self) -> None:
         """Lets go of everything: what rules built around it may stand in reference cycles, and must not keep a step's tensors."""
-        views = self.__dict__.get("frames", ())
+        views = self.__dict__.get("all_frames", self.__dict__.get("frames", ()))  # all, where they were asked for
         kept = {item.name: getattr(self, item.name) for item in fields(self)} | _NOTHING
         self.__dict__.clear()
         self.__dict__.update(kept)
@@ -94,6 +94,11 @@ class Incident:
     def frames(self) -> Sequence[FrameView]:
         """Innermost first; live frames, or those of the traceback."""
         return self.frame_source()
+
+    @cached_property
+    def all_frames(self) -> list[FrameView]:
+        """The frames of the exception's traceback, torch's own included, then those around the incident; innermost first."""
+        return [*traceback_frames(None if self.error is None else self.error.__traceback__), *self.frames]
 
     @cached_property
     def message(self) -> str:

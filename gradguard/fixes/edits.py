@@ -40,6 +40,14 @@ def replaced(source: Source, changes: Sequence[tuple[ast.AST, str]]) -> str | No
     return patched(source, edits) if len(edits) == len(changes) else None
 
 
+def with_argument(source: Source, call: ast.Call, argument: str) -> str | None:
+    """The diff that adds a keyword argument after those of a call; None where it has none."""
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    last = max(given, key=lambda value: (value.lineno, value.col_offset), default=None)
+    text = None if last is None else source.segment(last)
+    return None if last is None or text is None else replaced(source, [(last, f"{text}, {argument}")])
+
+
 def respelt(span: SourceSpan | None, old: str, new: str) -> str | None:
     """The diff that replaces the one occurrence of `old` in the text of a span."""
     source = None if span is None else load(span.file)

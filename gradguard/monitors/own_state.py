@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from gradguard.core.callsite import CallSite
+from gradguard.core.safe_read import named_parameters
 from gradguard.instrumentation.fault_barrier import barred
 from gradguard.monitors.findings import Finding
 from gradguard.monitors.monitor import Monitor
@@ -18,7 +19,6 @@ from gradguard.monitors.tensor_state import version_of
 
 if TYPE_CHECKING:
     from gradguard.monitors.view import View
-from gradguard.core.safe_read import named_parameters
 
 _TENSORS = (torch.Tensor, nn.Parameter)
 _MOST = 64

@@ -37,7 +37,6 @@ from gradguard.core.diagnosis import Diagnosis, Fix, TensorFacts
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.gg409_requires_grad_nonleaf import maker
-from gradguard.rules.contract.hooks import all_frames
 from gradguard.rules.contract.wording import untraced_note
 
 
@@ -76,7 +75,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
 
 def _refused(incident: Incident) -> torch.Tensor | None:
     """The computed tensor among what the optimizer was given."""
-    for view in all_frames(incident):
+    for view in incident.all_frames:
         if view.code_name == "add_param_group":
             group: Any = view.locals.get("param_group")
             params = group.get("params", ()) if isinstance(group, dict) else ()

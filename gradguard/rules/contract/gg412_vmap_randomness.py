@@ -37,9 +37,8 @@ from gradguard.analysis.program.syntax import Source
 from gradguard.analysis.program.user_calls import last_part
 from gradguard.core.callsite import USER_FILES
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.fixes.edits import replaced
+from gradguard.fixes.edits import replaced, with_argument
 from gradguard.rules.base import Rule
-from gradguard.rules.contract.hooks import all_frames
 from gradguard.rules.spans import in_tiers
 
 _MAPPING = ("vmap", "jacfwd")
@@ -48,7 +47,7 @@ _ENTRY = "vmap_impl"
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """The vmap that refuses, where it was made, and what draws inside it."""
-    frames = all_frames(incident)
+    frames = incident.all_frames
     depth = next((i for i, view in enumerate(frames) if view.code_name == _ENTRY and view.locals.get("randomness") == "error"), None)
     if depth is None:
         return None
@@ -161,10 +160,7 @@ def _patch(made: ResolvedSite) -> str | None:
     given = next((keyword.value for keyword in node.keywords if keyword.arg == "randomness"), None)
     if given is not None:
         return replaced(source, [(given, '"different"')])
-    given_in_all: list[ast.expr | ast.keyword] = [*node.args, *node.keywords]
-    last = max(given_in_all, key=lambda item: (item.lineno, item.col_offset), default=None)
-    text = None if last is None else source.segment(last)
-    return None if last is None or text is None else replaced(source, [(last, f'{text}, randomness="different"')])
+    return with_argument(source, node, 'randomness="different"')
 
 
 def _as_partial(source: Source, node: ast.Name | ast.Attribute) -> str | None:

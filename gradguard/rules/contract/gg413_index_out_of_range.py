@@ -31,11 +31,11 @@ from typing import Any, NamedTuple
 import torch
 
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.live.frames import FrameView, traceback_frames
+from gradguard.analysis.live.frames import FrameView
 from gradguard.analysis.places.source import ResolvedSite
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.core.safe_read import named_modules
-from gradguard.fixes.edits import replaced
+from gradguard.fixes.edits import replaced, with_argument
 from gradguard.rules.base import Rule
 from gradguard.rules.spans import attribute_set
 
@@ -60,8 +60,7 @@ class Lookup(NamedTuple):
 
 def find(incident: Incident) -> Lookup | None:
     """The tensors of the call that PyTorch refused, read from torch's own frame."""
-    error = incident.error
-    for view in traceback_frames(error.__traceback__ if error is not None else None):
+    for view in incident.all_frames:
         if not view.frame.f_code.co_filename.endswith("functional.py"):
             continue
         if view.code_name == "embedding":
@@ -156,8 +155,7 @@ def _ignoring(place: ResolvedSite | None, number: int) -> str | None:
         return None
     if not call.args or any(keyword.arg in ("ignore_index", None) for keyword in call.keywords):
         return None
-    last = [*call.args, *(keyword.value for keyword in call.keywords)][-1]
-    return replaced(source, [(last, f"{source.flat(last)}, ignore_index={number}")])
+    return with_argument(source, call, f"ignore_index={number}")
 
 
 def _enlarged(made: ResolvedSite | None, size: int, high: int) -> str | None:

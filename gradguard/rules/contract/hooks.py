@@ -8,7 +8,6 @@ from typing import Any
 from torch import nn
 
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.live.frames import FrameView, traceback_frames
 from gradguard.analysis.program.call_search import called_name
 from gradguard.analysis.program.definitions import returns_of
 from gradguard.analysis.program.provenance import Spot
@@ -56,12 +55,6 @@ def registration(incident: Incident, module: nn.Module | None) -> list[SourceSpa
     first = [(spot, ast.unparse(spot.node.args[0])) for spot in spots if isinstance(spot.node, ast.Call) and spot.node.args]
     chosen = [spot for spot, text in first if text.rpartition(".")[2] in names] or spots
     return [chosen[0].span("the full backward hook is registered here", "declared")] if len(chosen) == 1 else []
-
-
-def all_frames(incident: Incident) -> list[FrameView]:
-    """The frames of the exception's traceback, torch's own included, then those around the incident."""
-    inner = [] if incident.error is None else traceback_frames(incident.error.__traceback__)
-    return [*inner, *incident.frames]
 
 
 def has_full_hooks(module: nn.Module) -> bool:

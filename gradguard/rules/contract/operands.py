@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.live.frames import traceback_frames
 from gradguard.analysis.places.source import ResolvedSite, assignments_to, dotted
 from gradguard.analysis.program.provenance import Judge, Maker, Spot, Trace, operands_of, trace
 from gradguard.analysis.program.scopes import Scope, callee_scope, frame_scopes
@@ -39,8 +38,7 @@ class Operand:
 def tensors_at_hand(incident: Incident) -> list[torch.Tensor]:
     """The tensors of the failing call: its arguments, or the variables of torch's frames down to the user's."""
     found = [value for value in _flat((*incident.args, *incident.kwargs.values())) if isinstance(value, torch.Tensor)]
-    frames = [] if incident.error is None else traceback_frames(incident.error.__traceback__)
-    for view in (*frames, *incident.frames):
+    for view in incident.all_frames:
         if view.is_user:
             break
         for value in view.locals.values():

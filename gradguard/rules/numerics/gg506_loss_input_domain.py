@@ -43,11 +43,10 @@ import torch
 
 from gradguard.analysis.graph.walk import nodes_from
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.live.frames import traceback_frames
 from gradguard.analysis.places.source import ResolvedSite
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.core.moments import Moment
-from gradguard.fixes.edits import replaced
+from gradguard.fixes.edits import replaced, with_argument
 from gradguard.instrumentation.facts import DomainFact
 from gradguard.instrumentation.journal import current_journal
 from gradguard.monitors.numerics import numbers
@@ -179,10 +178,10 @@ def _target_fixes(fact: DomainFact, place: ResolvedSite | None) -> list[Fix]:
     if fact.name == "kl_div" and fact.found in ("log-probabilities", "probabilities"):
         wanted = fact.found == "log-probabilities"
         patch = None
-        if wanted and place is not None and place.call is not None and place.source is not None and _is_function(place, "kl_div"):
-            last = (place.call.args + [keyword.value for keyword in place.call.keywords])[-1]
-            if not any(keyword.arg in ("log_target", None) for keyword in place.call.keywords) and len(place.call.args) <= 5:
-                patch = replaced(place.source, [(last, f"{place.source.flat(last)}, log_target=True")])
+        call, source = (None, None) if place is None or not _is_function(place, "kl_div") else (place.call, place.source)
+        if wanted and call is not None and source is not None and len(call.args) <= 5:
+            given = {keyword.arg for keyword in call.keywords}
+            patch = None if given & {"log_target", None} else with_argument(source, call, "log_target=True")
         return [Fix(title=f"Pass `log_target={wanted}`", safety="unsafe", patch=patch)]
     if fact.name == "kl_div":
         return [Fix(title="Give it the target's probabilities: `F.softmax(target, dim=...)`", safety="unsafe")]
@@ -312,7 +311,7 @@ def _given(incident: Incident) -> tuple[str, torch.Tensor, torch.Tensor] | None:
         both = [*incident.args, *(incident.kwargs.get(key) for key in ("input", "target")[len(incident.args) :])][:2]
         if len(both) == 2 and all(issubclass(type(each), torch.Tensor) for each in both):
             return name, both[0], both[1]
-    for view in [*traceback_frames(incident.error.__traceback__ if incident.error is not None else None), *incident.frames]:
+    for view in incident.all_frames:
         if view.code_name in _NAMES and view.frame.f_code.co_filename.endswith("functional.py"):
             scores, target = view.locals.get("input"), view.locals.get("target")
             if isinstance(scores, torch.Tensor) and isinstance(target, torch.Tensor):

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.live.frames import traceback_frames
 from gradguard.analysis.places.source import ResolvedSite
 from gradguard.analysis.program.bindings import dotted
 from gradguard.analysis.program.definitions import bound_value, definition
@@ -41,8 +40,7 @@ def role_of(incident: Incident) -> tuple[str, Any] | None:
         if word in incident.kwargs:
             return name, incident.kwargs[word]
         return (name, incident.args[position]) if position < len(incident.args) else None
-    frames = [] if incident.error is None else traceback_frames(incident.error.__traceback__)
-    for view in (*frames, *incident.frames):  # an error that was not seen as it came up: torch's own frames have the arguments
+    for view in incident.all_frames:  # an error that was not seen as it came up: torch's own frames have the arguments
         if view.is_user:
             return None
         if view.code_name in _INNER and _ROLES[view.code_name][1] in view.locals:

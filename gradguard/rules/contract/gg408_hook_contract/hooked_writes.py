@@ -17,7 +17,7 @@ from gradguard.core.callsite import USER_FILES
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import peek
 from gradguard.fixes.edits import replaced
-from gradguard.rules.contract.hooks import all_frames, has_full_hooks, module_of_output, registration, user_hooks
+from gradguard.rules.contract.hooks import has_full_hooks, module_of_output, registration, user_hooks
 
 
 def written_in_place(incident: Incident) -> Diagnosis | None:
@@ -98,7 +98,7 @@ def _whose_input(incident: Incident, written: str | None) -> nn.Module | None:
 
 def _inner_module(incident: Incident) -> nn.Module | None:
     """The torch module whose own forward did the write, such as `nn.ReLU(inplace=True)`."""
-    for view in all_frames(incident):
+    for view in incident.all_frames:
         if USER_FILES[view.frame.f_code.co_filename]:
             return None
         owner = view.locals.get("self") if view.code_name == "forward" else None

@@ -49,7 +49,7 @@ from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.gg408_hook_contract import hook_arguments, hooked_writes
 from gradguard.rules.contract.gg408_hook_contract.unnamed_hooks import UNNAMED, functions_given
-from gradguard.rules.contract.hooks import HOOK_CALLS, all_frames, hooks_of, registrations
+from gradguard.rules.contract.hooks import HOOK_CALLS, hooks_of, registrations
 
 _CHANGED = re.compile(r"hook '(.+?)' has changed the (size|type) of value(?: \(was (\S+) got (\S+)\))?")
 _RETURNED = re.compile(r"expected (Variable|tuple), but hook returned '([\w.]+)'")
@@ -125,7 +125,7 @@ def _bare_tensor(incident: Incident, found: re.Match[str]) -> Diagnosis:
 
 def _failing_module_hook(incident: Incident) -> tuple[Any, nn.Module | None]:
     """The hook that torch's own code was calling when it raised, and its module."""
-    for view in all_frames(incident):
+    for view in incident.all_frames:
         if not view.frame.f_code.co_filename.endswith("hooks.py"):
             continue
         names = view.locals

@@ -49,7 +49,6 @@ from gradguard.core.safe_read import UNKNOWN, peek
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.gg410_deepcopy_nonleaf.records import children_of, continues, is_data
-from gradguard.rules.contract.hooks import all_frames
 
 _GROWING = {"append", "add", "insert", "extend", "appendleft", "update", "setdefault"}
 
@@ -168,7 +167,7 @@ def _copied(incident: Incident) -> tuple[Any, str | None, ResolvedSite | None]:
         text = place.source.flat(place.call.args[0])
         value = scopes[0].evaluate(place.call.args[0])
     if value is UNKNOWN:
-        for view in reversed(all_frames(incident)):
+        for view in reversed(incident.all_frames):
             if view.code_name == "deepcopy" and view.frame.f_code.co_filename.endswith("copy.py"):
                 value = view.locals.get("x", UNKNOWN)
                 break
@@ -206,7 +205,7 @@ def _search(root: Any, name: str) -> _Found | None:
 
 
 def _from_traceback(incident: Incident) -> _Found | None:
-    for view in all_frames(incident):
+    for view in incident.all_frames:
         if view.code_name == "__deepcopy__" and is_torch_or_own(view.frame.f_code.co_filename):
             tensor = view.locals.get("self")
             if isinstance(tensor, torch.Tensor) and _computed(tensor):

@@ -34,7 +34,7 @@ eval mode of a trained module whose forward, or a function that it calls in any 
 `training` is, where that call has run; `training=True` says so.
 There too when a dropout or batch norm in train mode, which is no part of the module, was made in the call or is kept in a plain list
 or dict. And at the third such forward on different inputs of a module whose own flag is False while its parts are in train mode,
-if `eval()` was not called and one statement sets a `training` to False. And in the first steps of an optimizer, about a weight under
+if `eval()` was not called and one statement sets a `training` to False. And at the 12th step of an optimizer, about a weight under
 `torch.nn.utils.spectral_norm` in eval mode whose `u` and `v` are no singular vectors of it, which one forward in train mode mends.
 """
 
@@ -174,18 +174,16 @@ def _left(incident: Incident, switch: Any) -> Diagnosis | None:
 def _frozen(incident: Incident) -> Diagnosis | None:
     """Batch norms of a frozen part in train mode."""
     book = incident.finding.book
-    if not isinstance(book, Book):
+    if not isinstance(book, Book) or book.steps not in (12, 24, 60, 150):
         return None
-    unconverged = unconverged_norm.find(book, _roots(incident))
+    roots = _roots(incident)
+    unconverged = unconverged_norm.find(book, roots)
     if unconverged is not None:
         return unconverged_norm.render(unconverged, incident, CODE, NAME)
-    if book.steps not in (12, 24, 60, 150):
-        return None
     trained = {id(p) for p in book.parameters()}
     if not any(p.requires_grad for p in book.parameters()):
         return None  # it trains nothing, which is another rule's
     modes = incident.memory["ledger"].modes
-    roots = _roots(incident)
     for name, root in roots:
         if not any(id(p) in trained for p in parameters_in(root)):
             continue
