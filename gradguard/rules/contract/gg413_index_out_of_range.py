@@ -117,8 +117,8 @@ def render(lookup: Lookup, incident: Incident) -> Diagnosis:
         culprit=None if place is None else place.span(f"the numbers here run from {low} to {high}", "culprit"),
         related=related,
         tensors=[TensorFacts(name=None, shape=list(lookup.numbers.shape), dtype=str(lookup.numbers.dtype).removeprefix("torch."))],
-        explanation=f"{plural.capitalize()} are numbered from 0, so the last one is {last}. Either the numbers are wrong, or there are too few "
-        f"{plural}.",
+        explanation=f"{plural.capitalize()} are numbered from 0, so the last one is {last}. Either the numbers are wrong, or there are "
+        f"too few {plural}.",
         fixes=_fixes(lookup, place, made),
         confidence="likely",
     )
