@@ -6,6 +6,7 @@ import ast
 
 from gradguard.analysis.places.sites import short
 from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.analysis.program.expressions import inside
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.monitors.undifferentiated import UnusedGradients
 
@@ -60,5 +61,5 @@ def _unread(place: ResolvedSite) -> list[str] | None:
 
 def _is_read(target: ast.Name | ast.Attribute, scope: ast.AST, tree: ast.AST) -> bool:
     if isinstance(target, ast.Name):
-        return any(isinstance(node, ast.Name) and node.id == target.id and isinstance(node.ctx, ast.Load) for node in ast.walk(scope))
-    return any(isinstance(node, ast.Attribute) and node.attr == target.attr and isinstance(node.ctx, ast.Load) for node in ast.walk(tree))
+        return any(node.id == target.id and isinstance(node.ctx, ast.Load) for node in inside(scope, ast.Name))
+    return any(node.attr == target.attr and isinstance(node.ctx, ast.Load) for node in inside(tree, ast.Attribute))
