@@ -128,6 +128,31 @@ def test_a_failing_part_leaves_the_training_as_it_is(
         assert current_session().faulty
 
 
+@pytest.mark.parametrize(
+    ("owner", "name", "part"),
+    [
+        (LostPaths, "_inputs", LostPaths.PART),
+        (Ledger, "after_backward", Ledger.PART),
+    ],
+)
+def test_only_the_part_that_failed_is_lost(
+    owner: Any, name: str, part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Wherever in the package the part lives: the innermost one in the traceback is off, nothing else is."""
+    asked = getattr(owner, name)
+
+    def fail(self: Any, *args: Any, **kwargs: Any) -> Any:
+        asked(self, *args, **kwargs)
+        raise Fault("injected")
+
+    monkeypatch.setattr(owner, name, fail)
+    with caplog.at_level(logging.ERROR, logger="gradguard"):
+        _train("strict")
+    told = [record.getMessage() for record in caplog.records if "had an internal fault" in record.getMessage()]
+    assert [line.split(" had an internal fault, ")[0] for line in told] == [f"gradguard: the {part}"]
+    assert "it is off for the rest of this run" in told[0]
+
+
 def test_a_fault_while_diagnosing_lets_the_original_through(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, level: str
 ) -> None:
