@@ -116,7 +116,7 @@ def run(
         if report is not None and ranks.begins_the_launch():
             begin_anew(report)
         guard = gradguard(settings=settings)
-        guard.launched = True
+        guard.diagnoser.launched = True
         return guard
 
     _to_run.append(start)
