@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from gradguard.instrumentation.fault_barrier import Compiler
+from gradguard.probes.diversions import prepare_for_dynamo
 from gradguard.probes.listeners import local
 from gradguard.torch_compat.private_api import eval_frame, never_compile, register_builtin, users_mode, users_modes
 
@@ -93,6 +94,7 @@ def _enter() -> None:
             _state["known"] = rules
             for package in ("gradguard", "gradguard.integrations"):
                 rules.add(package)
+            prepare_for_dynamo()
         session = local.listener
         if session is not None:
             session.compiled_begins()

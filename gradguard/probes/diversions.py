@@ -14,7 +14,7 @@ from collections.abc import Callable
 from types import CodeType, FunctionType
 from typing import Any
 
-from gradguard.torch_compat.private_api import is_compiling, never_compile
+from gradguard.torch_compat.private_api import is_compiling, never_compile, unremarkable_is_compiling
 
 _TARGET = "gradguard's function goes here"
 _COMPILING = "__gradguard_compiling__"
@@ -47,7 +47,7 @@ class Diversion:
         self._detour = _detour(code, make(copy), self._name)
         never_compile(self._detour)
         originals[self._detour] = copy
-        function.__globals__[_COMPILING] = is_compiling
+        function.__globals__.setdefault(_COMPILING, is_compiling)
         function.__globals__[self._name] = copy
         function.__code__ = self._detour
 
@@ -56,6 +56,13 @@ class Diversion:
         if self._function.__code__ is self._detour:
             self._function.__code__ = self._code
             self._function.__globals__.pop(self._name, None)
+
+
+def prepare_for_dynamo() -> None:
+    """Dynamo, which has been imported, is to compile diverted functions as if they were not."""
+    ask = unremarkable_is_compiling()
+    for copy in originals.values():
+        copy.__globals__[_COMPILING] = ask
 
 
 def original_code(function: FunctionType) -> CodeType:

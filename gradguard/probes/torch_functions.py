@@ -22,7 +22,7 @@ from gradguard.core.foreign_exceptions import internal_error
 from gradguard.probes import compilers, step_protocol, warning_attribution
 from gradguard.probes.diversions import Diversion, originals
 from gradguard.probes.listeners import listener, local, tracer
-from gradguard.torch_compat.private_api import functorch, is_compiling
+from gradguard.torch_compat.private_api import functorch, is_compiling, like
 
 _lock = threading.Lock()
 _installed = False
@@ -226,9 +226,7 @@ def _handle_torch_function(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _hook(target: Callable[..., Any]) -> Callable[..., Any]:
     """A hook on optimizers that Dynamo, which traces them together with the step, takes for one of torch's that does nothing."""
-    home = register_optimizer_step_pre_hook
-    code = compile("def hook(optimizer, args, kwargs): pass", home.__code__.co_filename, "exec").co_consts[0]
-    hook = FunctionType(code, home.__globals__)
+    hook = like(register_optimizer_step_pre_hook, "def hook(optimizer, args, kwargs): pass")
     _diverted.append(Diversion(hook, lambda original: target))
     return hook
 
