@@ -114,22 +114,30 @@ def swap_callback(callback: Any) -> Any:
     return None if original is None else original(callback)
 
 
-def unguarded(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that runs as in a thread without a guard, such as `torch.export.export`."""
+class Aside:
+    """A block that runs as in a thread without a guard, such as the body of `torch.export.export`."""
 
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        session, coast, compiled = local.listener, local.coast, local.compiled
-        if session is None:
-            return original(*args, **kwargs)
-        local.compiled += 1
-        session.compiled_begins()
-        local.listener = local.coast = None
-        try:
-            return original(*args, **kwargs)
-        finally:
+    def __enter__(self) -> None:
+        self._before = session, _, compiled = local.listener, local.coast, local.compiled
+        if session is not None:
+            local.compiled = compiled + 1
+            session.compiled_begins()
+            local.listener = local.coast = None
+
+    def __exit__(self, *_: object) -> None:
+        session, coast, compiled = self._before
+        if session is not None:
             local.listener, local.coast, local.compiled = session, coast, compiled
             if not compiled:
                 session.compiled_ends()
+
+
+def unguarded(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for a function into which no such block can be put."""
+
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        with Aside():
+            return original(*args, **kwargs)
 
     return guarded
 

@@ -21,6 +21,7 @@ from gradguard.core.foreign_exceptions import internal_error
 from gradguard.instrumentation.facts import CallableRef, StepFact
 from gradguard.instrumentation.fault_barrier import Shield, failed_part, in_thread, mute, say
 from gradguard.instrumentation.journal import current_journal
+from gradguard.instrumentation.tensor_refs import UncountedRef
 from gradguard.monitors import checkpoints
 from gradguard.probes import warning_attribution
 from gradguard.probes.compilers import unseen
@@ -444,7 +445,7 @@ class Session(Incidents):
             caller = user_frame(frame)
             site = None if caller is None else CallSite(caller.f_code, caller.f_lasti)
             journal = self.journal
-            fact = StepFact(journal.tick(), sequence_number(), self.step, site, weakref.ref(optimizer), type(optimizer).__name__)
+            fact = StepFact(journal.tick(), sequence_number(), self.step, site, UncountedRef(optimizer), type(optimizer).__name__)
             journal.later(fact)
         with self.shield:
             step_events.after_step(self, frame, optimizer, site)
