@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from gradguard.instrumentation.fault_barrier import Compiler
+from gradguard.core.foreign_exceptions import internal_error
+from gradguard.instrumentation.fault_barrier import Compiler, say
 from gradguard.probes.diversions import prepare_for_dynamo
 from gradguard.probes.listeners import local
 from gradguard.torch_compat.private_api import eval_frame, never_compile, register_builtin, users_mode, users_modes
@@ -92,9 +93,12 @@ def _enter() -> None:
         rules = sys.modules.get("torch._dynamo.trace_rules")
         if rules is not None and rules is not _state["known"]:
             _state["known"] = rules
-            for package in ("gradguard", "gradguard.integrations"):
-                rules.add(package)
-            prepare_for_dynamo()
+            try:
+                for package in ("gradguard", "gradguard.integrations"):
+                    rules.add(package)
+                prepare_for_dynamo()
+            except internal_error() as fault:
+                say("the watch of compilers", "torch.compile may compile more than without a guard", fault)
         session = local.listener
         if session is not None:
             session.compiled_begins()

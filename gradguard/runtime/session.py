@@ -303,15 +303,17 @@ class Session(Incidents):
 
     def compiled_begins(self) -> None:
         """A function compiled by Dynamo is called: no mode of ours, and no hook on modules, may be in its sight."""
-        self._lifted = mode_is_active(self.probe)
-        self._stand(False)
-        forget_forwards()
-        step_events.pause_census(self)
+        with self.lookout:
+            self._lifted = mode_is_active(self.probe)
+            self._stand(False)
+            forget_forwards()
+            step_events.pause_census(self)
 
     def compiled_ends(self) -> None:
         """It has returned, or calls something that is not to be compiled."""
-        if self._on and self.tracing and self.guards:
-            self._stand(True, self._lifted)
+        with self.lookout:
+            if self._on and self.tracing and self.guards:
+                self._stand(True, self._lifted)
 
     def _off(self) -> None:
         """`trace(False)`, whatever happens."""
