@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 
 from gradguard.core.callsite import CallSite
-from gradguard.instrumentation.tensor_refs import TensorRef
+from gradguard.instrumentation.tensor_refs import TensorRef, UncountedRef
 from gradguard.torch_compat.private_api import node_sequence
 
 
@@ -28,7 +28,7 @@ class CallableRef:
         name = getattr(called, "__name__", None) if isinstance(called, (type, FunctionType, MethodType)) else None
         self.__name__ = name if isinstance(name, str) else ""
         try:
-            self._ref: weakref.ref[Any] | None = weakref.ref(called)
+            self._ref: weakref.ref[Any] | None = UncountedRef(called)
         except TypeError:  # an object with slots
             self._ref = None
 

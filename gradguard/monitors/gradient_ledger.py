@@ -22,6 +22,7 @@ from gradguard.core.callsite import CallSite, user_frame
 from gradguard.instrumentation.facts import BackwardFact
 from gradguard.instrumentation.fault_barrier import mute
 from gradguard.instrumentation.journal import current_journal
+from gradguard.instrumentation.tensor_refs import UncountedRef
 from gradguard.monitors import lightning_fits
 from gradguard.monitors.accumulation import Accumulation
 from gradguard.monitors.cross_network import Crossing
@@ -182,7 +183,7 @@ class Ledger(View):
             wasted: dict[Part, None] = {}
             cleared = each.clear(wasted) or cleared
             if wasted:
-                event = Zeroing(each, wasted, site, weakref.ref(owner))
+                event = Zeroing(each, wasted, site, UncountedRef(owner))
                 for monitor in self._on_zero_grad:
                     self.report(monitor.on_zero_grad(event, self))
             each.zero_site = site
@@ -197,7 +198,7 @@ class Ledger(View):
         ):
             book.idle_zero = site
         self.last_zero = (site, self.backwards, self.steps)
-        self.zeroed_by = weakref.ref(owner)
+        self.zeroed_by = UncountedRef(owner)
 
     def nothing(self) -> None:
         """What was found on the way is to be judged."""
@@ -267,9 +268,9 @@ class Ledger(View):
 
     def loaded_state(self, module: Any, assign: bool, state: Any, site: CallSite | None) -> None:
         """load_state_dict() was called; with assign=True it has replaced the module's parameters."""
-        self.loaded = [*self.loaded[-63:], weakref.ref(module)]
+        self.loaded = [*self.loaded[-63:], UncountedRef(module)]
         if assign:
-            self.assignments = [*self.assignments[-15:], (weakref.ref(module), site, self.steps)]
+            self.assignments = [*self.assignments[-15:], (UncountedRef(module), site, self.steps)]
         else:
             self.report(self.own_states.loaded(module, state, self, site))
 
@@ -293,7 +294,7 @@ class Ledger(View):
             self.counted[id(module)] = Counter()
         self.counted[id(module)][place] += 1
         if known is None or known[0]() is not module or (grad_on and not known[2]):
-            self.called[id(module)] = (weakref.ref(module), place, grad_on)
+            self.called[id(module)] = (UncountedRef(module), place, grad_on)
 
     def calls_of(self, module: Any) -> int:
         """How often a module was called while calls were looked at."""
@@ -311,7 +312,7 @@ class Ledger(View):
             low: whether its dtype is a low-precision one now.
         """
         if low:
-            self.casts = [*self.casts[-15:], (weakref.ref(module), site)]
+            self.casts = [*self.casts[-15:], (UncountedRef(module), site)]
         replicas.was_cast(site)
 
     # -- clipping, closing --------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gradguard.core.callsite import USER_FILES, CallSite
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.safe_read import function_code, in_class, modules_in, variables_of
+from gradguard.instrumentation.tensor_refs import UncountedRef
 from gradguard.probes import replicas
 
 _WATCHED = 8  # steps on a replica's parameters in which it is watched ...
@@ -69,7 +70,7 @@ def watching() -> bool:
 def _watch(ddp: Any) -> Watch:
     found = _watches.get(ddp)
     if found is None:
-        found = _watches[ddp] = Watch({id(module): weakref.ref(module) for module in modules_in(ddp.module)})
+        found = _watches[ddp] = Watch({id(module): UncountedRef(module) for module in modules_in(ddp.module)})
     return found
 
 

@@ -18,7 +18,7 @@ from gradguard.core.callsite import CallSite, user_frame, user_stack
 from gradguard.core.safe_read import peek
 from gradguard.instrumentation.facts import Cut, EscapeFact
 from gradguard.instrumentation.journal import Journal
-from gradguard.instrumentation.tensor_refs import TensorRef
+from gradguard.instrumentation.tensor_refs import TensorRef, UncountedRef
 from gradguard.probes.call_arguments import call_name, is_flat, is_one_of, numbers_in, tensors_in, tensors_within
 from gradguard.probes.distributions import is_scoring, sampled_distribution
 from gradguard.probes.op_table import ADDEND, ALIKE, DETACH, FRESH, GATHER, REWRAP, REWRAPS, WRITE
@@ -205,7 +205,7 @@ class LostPaths:
         value = result if isinstance(result, (int, float, complex)) else (tuple(result) if name == "tolist" and is_flat(result) else None)
         if storage is not None and journal.wanted and cut is not None and source.is_floating_point():
             value = tuple(source.detach().flatten()[:_TELLING].tolist())  # to know them again in a tensor made of arrays
-        array = None if storage is None or not type(result).__weakrefoffset__ else weakref.ref(result)  # a subclass gives what it likes
+        array = None if storage is None or not type(result).__weakrefoffset__ else UncountedRef(result)  # a subclass gives what it likes
         frame_id = 0 if frame is None else id(frame)
         journal.escapes.append(EscapeFact(self.journal.tick(), name, site, value, cut, storage, frame_id, journal.step, array))
 

@@ -39,6 +39,7 @@ from gradguard.core.safe_read import function_code, variables_of
 from gradguard.instrumentation.facts import CallableRef, ModeFact, Region, WriteFact
 from gradguard.instrumentation.fingerprints import fingerprint
 from gradguard.instrumentation.journal import Journal
+from gradguard.instrumentation.tensor_refs import UncountedRef
 from gradguard.probes.broadcasts import PAIRING, Columns, note_spread, note_spread_loss
 from gradguard.probes.call_arguments import any_requires_grad, call_name, region_written, versions_of
 from gradguard.probes.loss_inputs import LOSSES, LossInputs
@@ -320,7 +321,7 @@ class OpProbe(TorchFunctionMode):
                 if module is None and frame.f_code.co_name == "forward":
                     owner = variables_of(frame).get("self")
                     if isinstance(owner, torch.nn.Module):
-                        module = weakref.ref(owner)
+                        module = UncountedRef(owner)
                 frame = frame.f_back
             outer = user_frame(frame.f_back) if frame is not None else None
             unseen = self._is_data_alias(tensor)

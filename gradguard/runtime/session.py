@@ -29,6 +29,7 @@ from gradguard.core.moments import Moment
 from gradguard.instrumentation.facts import BackwardFact, CallableRef, Cut, StepFact
 from gradguard.instrumentation.fault_barrier import Shield, failed_part, in_thread, mute, say
 from gradguard.instrumentation.journal import current_journal
+from gradguard.instrumentation.tensor_refs import UncountedRef
 from gradguard.monitors import checkpoints, idle_ledger
 from gradguard.monitors.findings import Finding
 from gradguard.probes import warning_attribution
@@ -314,14 +315,16 @@ class Session:
 
     def compiled_begins(self) -> None:
         """A function compiled by Dynamo is called: no mode of ours, and no hook on modules, may be in its sight."""
-        self.ops.compiled_begins(nested=self.depth > 0)
-        forget_forwards()
-        self.hooks.pause()
+        with self.lookout:
+            self.ops.compiled_begins(nested=self.depth > 0)
+            forget_forwards()
+            self.hooks.pause()
 
     def compiled_ends(self) -> None:
         """It has returned, or calls something that is not to be compiled."""
-        if self.guards:
-            self.ops.compiled_ends(nested=self.depth > 0)
+        with self.lookout:
+            if self.guards:
+                self.ops.compiled_ends(nested=self.depth > 0)
 
     def _off(self) -> None:
         """`trace(False)`, whatever happens."""
@@ -644,7 +647,7 @@ class Session:
         with self.lookout:
             site = site_of(frame)
             journal = self.journal
-            fact = StepFact(journal.tick(), sequence_number(), self.step, site, weakref.ref(optimizer), type(optimizer).__name__)
+            fact = StepFact(journal.tick(), sequence_number(), self.step, site, UncountedRef(optimizer), type(optimizer).__name__)
             journal.later(fact)
         with self.shield:
             self._stepped(frame, optimizer, site)

@@ -10,6 +10,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import CodeType, FunctionType
 from typing import Any, Literal, cast
 
 import torch
@@ -69,6 +70,26 @@ jit_tracing: Callable[[], bool] = _lookup("_C._is_tracing", lambda: False)
 
 # Whether Dynamo is tracing, or a backend traces for it: probes then must do nothing at all. Torch's own function, which Dynamo knows.
 is_compiling: Callable[[], bool] = torch.compiler.is_compiling
+
+
+def like(function: Callable[..., Any], source: str) -> FunctionType:
+    """The function defined by a line of source, as if it stood beside another: Dynamo goes by the file."""
+    code = next(const for const in compile(source, function.__code__.co_filename, "exec").co_consts if isinstance(const, CodeType))
+    return FunctionType(code, function.__globals__)
+
+
+def unremarkable_is_compiling() -> Callable[[], bool]:
+    """`is_compiling` for functions that Dynamo reads; Dynamo has to be imported.
+
+    Whoever asks torch's own is taken for one that does something else in a compiled program, so that Dynamo compiles frames that it
+    leaves alone otherwise, those without any operator.
+    """
+    copy = FunctionType(is_compiling.__code__, is_compiling.__globals__)
+    try:
+        torch.compiler.substitute_in_graph(copy)(like(torch.optim.Optimizer.register_step_pre_hook, "def is_compiling(): return True"))
+    except internal_error():  # until 2.5 there is no way to tell Dynamo
+        return is_compiling
+    return copy
 
 
 # The part of Dynamo that is C's, which is there before Dynamo is imported.
