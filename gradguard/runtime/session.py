@@ -16,13 +16,16 @@ from functools import cached_property
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from gradguard.core.callsite import CallSite, user_frame
+import torch
+
+from gradguard.core.callsite import CallSite, user_frame, user_stack
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.instrumentation.facts import CallableRef, StepFact
 from gradguard.instrumentation.fault_barrier import Shield, failed_part, in_thread, mute, say
 from gradguard.instrumentation.journal import current_journal
 from gradguard.monitors import checkpoints
 from gradguard.probes import warning_attribution
+from gradguard.probes.call_arguments import any_requires_grad
 from gradguard.probes.compilers import unseen
 from gradguard.probes.finite_results import note_nonfinite
 from gradguard.probes.listeners import local, set_coast, set_listener
@@ -37,6 +40,7 @@ from gradguard.runtime.step_skipping import Withheld, give_back_gradients, withh
 from gradguard.torch_compat.private_api import (
     call_alone,
     can_trace_ops,
+    in_backward,
     insert_mode,
     mode_is_active,
     remove_mode,
@@ -409,7 +413,15 @@ class Session(Incidents):
             if sequence_number() != before:
                 caller = user_frame(frame)
                 if caller is not None:
-                    self.journal.ops.append((before, before + 1, caller.f_code, caller.f_lasti, CallableRef(cls), self.journal.tick()))
+                    function, clock = CallableRef(cls), self.journal.tick()
+                    self.journal.ops.append((before, before + 1, caller.f_code, caller.f_lasti, function, clock))
+                    direct = (
+                        caller in (frame, frame.f_back)
+                        and torch.is_grad_enabled()
+                        and any_requires_grad(result if isinstance(result, tuple) else (result,))
+                    )
+                    if direct and not in_backward():  # nor is it checkpointing's second run
+                        self.run.ledger.applied(function, before, clock, user_stack(caller))
         return result
 
     def mapped(self, frame: FrameType, given: Any, result: Any) -> None:

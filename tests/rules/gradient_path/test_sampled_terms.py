@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from tests.running import applied, only, said
 
 BEGIN = """from torch.distributions import Independent, Normal

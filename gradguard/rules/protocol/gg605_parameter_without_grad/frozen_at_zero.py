@@ -32,7 +32,12 @@ def find(incident: Incident) -> Frozen | None:
     finding: FrozenAtZero = incident.finding
     ledger = incident.memory["ledger"]
     called = ledger.called
-    trained = {_place(state, p) for book in ledger.books.values() for p in book.parameters() if p.requires_grad and (state := incident.names.state(p))}
+    trained = {
+        _place(state, p)
+        for book in ledger.books.values()
+        for p in book.parameters()
+        if p.requires_grad and (state := incident.names.state(p))
+    }
     found: dict[CallSite, Frozen] = {}
     for parameter in (p for ref in finding.parameters if (p := ref()) is not None):
         state, switch = incident.names.state(parameter), incident.journal.toggle_of(parameter)
