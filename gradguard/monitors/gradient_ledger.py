@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from gradguard.core.callsite import CallSite, user_frame
-from gradguard.instrumentation.facts import BackwardFact
+from gradguard.instrumentation.facts import BackwardFact, CallableRef
 from gradguard.instrumentation.fault_barrier import mute
 from gradguard.instrumentation.journal import current_journal
 from gradguard.instrumentation.tensor_refs import UncountedRef
@@ -38,7 +38,7 @@ from gradguard.monitors.retained_graphs import Retained, tag_due
 from gradguard.monitors.summary_records import Recorder
 from gradguard.monitors.surveys import SURVEYS, Survey
 from gradguard.monitors.train_modes import Modes
-from gradguard.monitors.undifferentiated import Undifferentiated
+from gradguard.monitors.undifferentiated import Made, Undifferentiated
 from gradguard.monitors.view import AWAKE_FIRST, View
 from gradguard.probes import replicas
 
@@ -282,7 +282,11 @@ class Ledger(View):
         """
         self.derivatives.went_through(call, roots)
         if call.kind == "grad" and call.create_graph:
-            self.report(self.derivatives.taken(call, end))
+            self.report(self.derivatives.made(Made(call.seq, end, call.step, call.clock, call.stack)))
+
+    def applied(self, function: CallableRef, seq: int, clock: int, stack: tuple[CallSite, ...]) -> None:
+        """A custom Function of the user's was applied in a traced step, and made a node."""
+        self.report(self.derivatives.made(Made(seq, seq + 1, self.journal.step, clock, stack, function)))
 
     def census(self, module: Any, frame: Any) -> None:
         """A module is called, in the steps in which that is looked at: where, and with grad mode on or off."""

@@ -73,6 +73,14 @@ _ADDENDS = {
     "addcmul",
 }
 _FACTORS = {"mul", "multiply", "__mul__", "__rmul__"}
+# a network's last calls; what shifts, scales and reshapes their results; the smaller of two such results
+MAPS = frozenset({"linear", "bilinear", "addmm", "addmv", "mm", "mv", "matmul", "bmm", "baddbmm", "__matmul__", "__rmatmul__"})
+AFFINE = frozenset({
+    *_ADDENDS, *_FACTORS, "div", "divide", "true_divide", "__truediv__", "__div__", "neg", "negative", "__neg__", "mean", "sum",
+    "squeeze", "unsqueeze", "view", "reshape", "flatten", "unflatten", "select", "unbind", "split", "chunk", "__getitem__",
+    "permute", "transpose", "t", "T", "mT", "expand", "clone", "contiguous", "detach", "to", "float", "double", "half",
+})  # fmt: skip
+LESSER = frozenset({"min", "minimum", "amin", "fmin"})
 _QUERIES = {
     "size",
     "dim",

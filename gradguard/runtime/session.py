@@ -22,7 +22,7 @@ import torch
 from gradguard.analysis.graph.walk import nodes_from, root_nodes
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.frames import FrameView, live_frames
-from gradguard.core.callsite import CallSite, site_of, user_frame
+from gradguard.core.callsite import CallSite, site_of, user_frame, user_stack
 from gradguard.core.errors import GradGuardError
 from gradguard.core.foreign_exceptions import internal_error, is_internal
 from gradguard.core.moments import Moment
@@ -34,6 +34,7 @@ from gradguard.monitors import checkpoints, idle_ledger
 from gradguard.monitors.findings import Finding
 from gradguard.probes import warning_attribution
 from gradguard.probes.backward_nodes import NodeWatch
+from gradguard.probes.call_arguments import any_requires_grad
 from gradguard.probes.listeners import local, set_coast, set_listener
 from gradguard.probes.operators import OpProbe
 from gradguard.probes.step_protocol import forget_forwards
@@ -45,7 +46,7 @@ from gradguard.runtime.module_hooks import ModuleHooks
 from gradguard.runtime.op_tracing import OpTracing
 from gradguard.runtime.run import Run
 from gradguard.runtime.step_skipping import Withheld, give_back_gradients, withhold_gradients
-from gradguard.torch_compat.private_api import can_trace_ops, quiet, sequence_number
+from gradguard.torch_compat.private_api import can_trace_ops, in_backward, quiet, sequence_number
 
 if TYPE_CHECKING:
     from gradguard.config.settings import Settings
@@ -615,7 +616,15 @@ class Session:
             if sequence_number() != before:
                 caller = user_frame(frame)
                 if caller is not None:
-                    self.journal.ops.append((before, before + 1, caller.f_code, caller.f_lasti, CallableRef(cls), self.journal.tick()))
+                    function, clock = CallableRef(cls), self.journal.tick()
+                    self.journal.ops.append((before, before + 1, caller.f_code, caller.f_lasti, function, clock))
+                    direct = (
+                        caller in (frame, frame.f_back)
+                        and torch.is_grad_enabled()
+                        and any_requires_grad(result if isinstance(result, tuple) else (result,))
+                    )
+                    if direct and not in_backward():  # nor is it checkpointing's second run
+                        self.run.ledger.applied(function, before, clock, user_stack(caller))
         return result
 
     def mapped(self, frame: FrameType, given: Any, result: Any) -> None:

@@ -45,6 +45,8 @@ def missing() -> tuple[str, ...]:
 
 # The sequence number that the next autograd node of this thread gets; a node's own is one below what is read right after.
 sequence_number: Callable[[], int] = _lookup("_C._autograd._get_sequence_nr", lambda: 0)
+_cdata: Any = _lookup("_C.TensorBase._cdata", None)
+_graph_task: Callable[[], int] = _lookup("_C._current_graph_task_id", lambda: -1)
 _len_stack: Callable[[], int] | None = _lookup("_C._len_torch_function_stack", None)
 _push: Callable[[Any], None] | None = _lookup("_C._push_on_torch_function_stack", None)
 _pop: Callable[[], Any] | None = _lookup("_C._pop_torch_function_stack", None)
@@ -62,6 +64,11 @@ functorch: Any = _lookup("_functorch.apis", None)
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 ACCUMULATE_SEQ = 2**63  # AccumulateGrad nodes carry the maximum number, far above any count
+
+
+def in_backward() -> bool:
+    """Whether the engine runs a backward pass in this thread right now: hooks, custom Functions, checkpointing's second run."""
+    return _graph_task() != -1
 
 
 # Whether torch.jit.trace is recording this thread: what is asked of a tensor then goes into the traced program.
@@ -400,6 +407,11 @@ def numpy_reachable(tensor: torch.Tensor) -> bool:
         return not tensor.untyped_storage().resizable()
     except internal_error():
         return False
+
+
+def implementation(tensor: torch.Tensor) -> int:
+    """Which of C++'s tensors stands behind a Python object: another one after `torch.utils.swap_tensors`; 0 where that can't be seen."""
+    return 0 if _cdata is None else int(_cdata.__get__(tensor))
 
 
 def version_of(tensor: torch.Tensor) -> int | None:
