@@ -24,11 +24,12 @@ from gradguard.core.diagnosis import Diagnosis
 from gradguard.core.errors import GradGuardError, error_type, mark_seen
 from gradguard.core.foreign_exceptions import internal_error, is_internal
 from gradguard.core.safe_read import UNKNOWN, attributes, in_class
+from gradguard.fixes.patched_files import completed
 from gradguard.instrumentation import tensor_refs
 from gradguard.instrumentation.fault_barrier import say
 from gradguard.probes import replicas, torch_functions
 from gradguard.reporting.jsonl import JsonlReport
-from gradguard.reporting.terminal.render import render_for_error
+from gradguard.reporting.terminal.render import render_fixes, render_for_error
 from gradguard.reporting.tracebacks import shorten, show_if_uncaught, take_back_hook
 from gradguard.rules.base import Rule
 from gradguard.rules.registry import rules_for
@@ -46,6 +47,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 _LOGGER = logging.getLogger("gradguard")
+# called with every diagnosis that any guard of this process makes known, before it is
+witnesses: list[Callable[[Diagnosis], None]] = []
 _LOOP = 10  # steps within one `with`: even a GAN does not step that often in one
 
 
@@ -313,6 +316,7 @@ class Guard:
             if self.held is not None and isinstance(error, Exception):
                 self.held.append((diagnosis, error))  # `step` looks closer before anything is said
                 return
+            diagnosis = self.verified(diagnosis)
             text = self.record(diagnosis)
             self.run.raised[diagnosis.title()] += 1
             self.announce()
@@ -344,7 +348,7 @@ class Guard:
                 self.run.depth.incident()
             action = self.run.policy.action_for(diagnosis, raised=False)
             if action == "raise":
-                diagnosis = diagnosis.model_copy(update={"severity": "error"})  # it ends the run
+                diagnosis = self.verified(diagnosis.model_copy(update={"severity": "error"}))  # it ends the run
                 self.run.raised[diagnosis.title()] += 1
                 self.announce()
                 raise GradGuardError(self.record(diagnosis), diagnosis)
@@ -352,6 +356,18 @@ class Guard:
             if self.run.speaker.knows(diagnosis):
                 with current_session().lookout:
                     repeats.learn(rule, incident, diagnosis)
+
+    def verified(self, diagnosis: Diagnosis) -> Diagnosis:
+        """The diagnosis, about to be raised, with its fixes tried, where the settings ask for it (`gradguard.runtime.trials`)."""
+        if not self.settings.verify or self.launched:  # `gradguard run` does that once the program is over
+            return diagnosis
+        try:
+            from gradguard.runtime.trials.verify import verified_here
+
+            return verified_here(diagnosis, self.settings, [each for each in self._found if each is not diagnosis])
+        except internal_error() as fault:
+            say("the verification", "fixes are shown as they are, untried", fault)
+            return diagnosis
 
     def announce(self) -> None:
         """A diagnosis is about to be raised."""
@@ -385,6 +401,10 @@ class Guard:
                     updates["torch_message"] = incident.message
                 if self.aside is not None:
                     updates["notes"] = [*found.notes, self.aside]
+                try:
+                    updates["fixes"] = completed(found.fixes, rule.docs)
+                except internal_error() as fault:
+                    say("the patches of a diagnosis", "the report does not say which files they are for", fault)
                 return found.model_copy(update=updates)
         return None
 
@@ -394,6 +414,8 @@ class Guard:
 
     def record(self, diagnosis: Diagnosis) -> str:
         """Into the report and the list of diagnoses; gives the text."""
+        for witness in witnesses:
+            witness(diagnosis)
         try:
             text = render_for_error(diagnosis)
         except internal_error() as fault:
@@ -461,6 +483,24 @@ class Guard:
             session.guards.pop()
             session.forget_run()
             run.finish()
+        self._verify_silent()
+
+    def _verify_silent(self) -> None:
+        """At the end of a run: tries the fixes of what was only warned of, and logs which one repairs the program."""
+        if not self.settings.verify or self.launched:
+            return
+        for diagnosis in self.run.speaker.said():
+            verified = self.verified(diagnosis)
+            tried = next((fix.verified for fix in verified.fixes if fix.verified.why is not None), None)
+            if tried is None:
+                continue
+            self._found = deque((verified if each is diagnosis else each for each in self._found), maxlen=self._found.maxlen)
+            try:
+                _LOGGER.warning("%s", render_fixes(verified, unicode=False))
+                if self.report is not None and ranks.rank() is None:
+                    self.report.revise(diagnosis, verified, render_for_error(verified))
+            except internal_error() as fault:
+                say("the verification", "what it found is not shown", fault)
 
     def explaining(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Calls a function; what it raises is diagnosed right here, before the callers' own handlers see it.

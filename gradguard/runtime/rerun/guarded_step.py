@@ -101,7 +101,7 @@ def _raise_held(guard: OpenGuard, first: Exception, held: list[tuple[Diagnosis, 
     """Raises the diagnosis that the untraced run had of its own failure, if it had one."""
     for diagnosis, error in held:
         if error is first:
-            told = diagnosis.model_copy(update={"notes": [*diagnosis.notes, *([note] if note else [])]})
+            told = guard.verified(diagnosis.model_copy(update={"notes": [*diagnosis.notes, *([note] if note else [])]}))
             text = guard.record(told)
             guard.announce()
             raise error_type(type(first))(text, told) from first
