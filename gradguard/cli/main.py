@@ -1,4 +1,4 @@
-"""The `gradguard` command: run, explain, rules, demo, config."""
+"""The `gradguard` command: run, fix, explain, rules, demo, config."""
 
 from __future__ import annotations
 
@@ -158,6 +158,33 @@ def _checked_report(path: Path) -> Path:
     if not all(os.access(each, os.W_OK) for each in needed):
         raise typer.BadParameter(f"cannot write {path}", param_hint="--report")
     return path
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def fix(
+    target: Annotated[str, typer.Argument(metavar="REPORT.jsonl|SCRIPT|MODULE", help="A report of `run --report`, or a program to run.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Handed to the program as they are.")] = None,
+    module: Annotated[bool, typer.Option("-m", help="The target is a module's name, as in `python -m`.")] = False,
+    level: Annotated[
+        Level | None, typer.Option(help="How closely to look at the program.", show_default="standard, or as configured")
+    ] = None,
+    apply: Annotated[bool, typer.Option("--apply/--diff", help="Change the files, or show what would be changed.")] = False,
+    unsafe: Annotated[bool, typer.Option("--unsafe", help="Take fixes too that change what is computed.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before files are changed.")] = False,
+) -> None:
+    """Show or make the changes that a report, or a run of a program, recommends.
+
+    Every file keeps a backup beside it (FILE.bak). A file that has changed since the run, is not inside the project around the working
+    directory, or belongs to a library is not touched.
+    """
+    from gradguard.cli.fix_command import fix_program, fix_report, is_report
+
+    path = Path(target)
+    if is_report(path) and not module:
+        if arguments or level:
+            raise typer.BadParameter("a report takes no arguments and no level", param_hint="REPORT.jsonl")
+        raise typer.Exit(fix_report(path, apply, unsafe, ask=not yes))
+    raise typer.Exit(fix_program(target, arguments or [], module, level.value if level else None, apply, unsafe, ask=not yes))
 
 
 @app.command()

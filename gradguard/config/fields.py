@@ -127,7 +127,8 @@ class Settings(_Section):
     )
     summary: bool = Field(default=False, description="print a closing summary")
     verify: bool = Field(
-        default=False, description="run the program again with each fix of a diagnosis, on a copy of its files, and say which one repairs it"
+        default=False,
+        description="run the program again with each fix of a diagnosis, on a copy of its files, and say which one repairs it",
     )
 
     _sources: dict[str, Origin] = PrivateAttr(default_factory=dict)

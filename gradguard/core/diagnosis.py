@@ -56,7 +56,9 @@ class TensorFacts(_Model):
 class PatchedFile(_Model):
     """A file that a patch changes, as it was when the patch was made."""
 
-    name: str = Field(description="as the patch's header has it, without a/ and b/: relative to the working directory where it is below that")
+    name: str = Field(
+        description="as the patch's header has it, without a/ and b/: relative to the working directory where it is below that"
+    )
     path: str = Field(description="absolute")
     sha256: str = Field(description="of its bytes; a tool must not patch a file that has another")
 
@@ -66,12 +68,14 @@ class Verification(_Model):
 
     verdict: Verdict = Field(
         default="not tried",
-        description="verified: the training step runs, every trainable parameter of the optimizers gets a finite gradient, and no diagnosis "
-        "of warning or above is left that was not there before",
+        description="verified: the training step runs, every trainable parameter of the optimizers gets a finite gradient, and no "
+        "diagnosis of warning or above is left that was not there before",
     )
     steps: int = Field(default=0, description="training steps that the patched program ran")
     why: str | None = Field(default=None, description="what was seen; of one that was not tried, the reason")
-    behind: list[str] = Field(default_factory=list, description="further faults that showed once this one was gone, and how they were repaired")
+    behind: list[str] = Field(
+        default_factory=list, description="further faults that showed once this one was gone, and how they were repaired"
+    )
     patch: str | None = Field(default=None, description="unified diff that repairs those as well; null where there are none")
     files: list[PatchedFile] = Field(default_factory=list, description="the files of that diff")
 

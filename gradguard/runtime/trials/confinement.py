@@ -155,7 +155,8 @@ def _announce_torch_save() -> None:
     """`torch.save` opens its file in C++, which no audit hook sees: it is announced as Python's own `open` is."""
     import torch.serialization
 
-    original = getattr(torch.serialization, "_open_zipfile_writer", None)
+    serialization: Any = torch.serialization
+    original = getattr(serialization, "_open_zipfile_writer", None)
     if original is None:
         return
 
@@ -164,7 +165,7 @@ def _announce_torch_save() -> None:
             sys.audit("open", os.fspath(target), "wb", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         return original(target)
 
-    torch.serialization._open_zipfile_writer = announced
+    serialization._open_zipfile_writer = announced
 
 
 # -- Landlock (the same system call numbers on every architecture) --------------------------------------------------------

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from gradguard.config.settings import Settings
@@ -24,34 +23,10 @@ from gradguard.core.foreign_exceptions import internal_error
 from gradguard.instrumentation.tensor_refs import TensorRef
 from gradguard.runtime.guard import Guard, witnesses
 from gradguard.runtime.trials.confinement import confine
+from gradguard.runtime.trials.order import Order
 from gradguard.torch_compat.private_api import quiet
 
 _LOOKED_AT = 8  # first steps whose gradients are all looked at; later, of parameters without one so far and at the end
-VARIABLE = "GRADGUARD_TRIAL"  # set in a trial's process: nothing is verified there
-
-
-class Order(BaseModel):
-    """What a trial is to do.
-
-    Attributes:
-        settings: of the guard.
-        folder: all that may be written to.
-        events: the file for what is seen, inside it.
-        roots: original folders and where they are now.
-        steps: enough, where they have taken as long as `patience`.
-        patience: seconds within which a program that would end by itself is let run to its end.
-        seconds: the time limit.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-
-    settings: dict[str, Any]
-    folder: str
-    events: str
-    roots: dict[str, str]
-    steps: int
-    patience: float
-    seconds: float
 
 
 class Observer:
@@ -64,6 +39,7 @@ class Observer:
     def __init__(self, order: Order) -> None:
         self._order = order
         self._began = time.monotonic()
+        self._first_step = 0.0
         self._file = os.open(order.events, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._steps: Counter[int] = Counter()  # by optimizer
         self._parameters: dict[int, _Parameter] = {}
@@ -89,7 +65,7 @@ class Observer:
 
     def raised(self, error: BaseException | None) -> None:
         """The program is over, perhaps with an exception."""
-        if error is None or isinstance(error, SystemExit) and error.code in (None, 0):
+        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
             return
         kind = next((known.__name__ for known in (PermissionError, ConnectionError, FileNotFoundError) if isinstance(error, known)), "")
         first = (str(error).strip().splitlines() or [""])[0][:300]
@@ -105,8 +81,9 @@ class Observer:
         except internal_error() as fault:
             self._write(unkept=f"gradients were not looked at ({type(fault).__name__}: {fault})")
         self._steps[id(optimizer)] += 1
+        self._first_step = self._first_step or time.monotonic()
         steps = max(self._steps.values())
-        if steps >= self._order.steps and time.monotonic() - self._began >= self._order.patience:
+        if steps >= self._order.steps and time.monotonic() - self._first_step >= self._order.patience:
             self._end("enough")
             self._leave()
 
@@ -190,5 +167,3 @@ def _redirect_imports(roots: dict[str, str]) -> None:
         if isinstance(mapping, dict) and own not in {os.path.dirname(os.path.realpath(str(path))) for path in mapping.values()}:
             for name, path in mapping.items():
                 mapping[name] = moved(str(path))
-
-

@@ -21,7 +21,7 @@ from gradguard.core.foreign_exceptions import internal_error
 from gradguard.fixes.verification import Outcome
 from gradguard.runtime.trials.confinement import can_hold
 from gradguard.runtime.trials.mirror import Mirror, roots_of
-from gradguard.runtime.trials.observer import VARIABLE, Order
+from gradguard.runtime.trials.order import VARIABLE, Order
 
 _PATIENCE = 5.0
 _GRACE = 10.0  # seconds that a process gets to end by itself once its time is up
@@ -107,7 +107,13 @@ def run_trial(launch: Launch, contents: Mapping[str, bytes], settings: Settings,
         events = os.path.join(folder, "events.jsonl")
         plain = settings.model_dump(mode="json", exclude={"report", "verify", "summary", "color"})
         order = Order(
-            settings=plain, folder=folder, events=events, roots=mirror.places, steps=steps, patience=min(_PATIENCE, seconds / 4), seconds=seconds
+            settings=plain,
+            folder=folder,
+            events=events,
+            roots=mirror.places,
+            steps=steps,
+            patience=min(_PATIENCE, seconds / 4),
+            seconds=seconds,
         )
         Path(folder, "order.json").write_text(order.model_dump_json(), encoding="utf-8")
         os.mkdir(os.path.join(folder, "tmp"))

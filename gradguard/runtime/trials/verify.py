@@ -14,7 +14,7 @@ from gradguard.core.foreign_exceptions import internal_error
 from gradguard.fixes.application import PatchError, Text, applied
 from gradguard.fixes.patched_files import hash_of
 from gradguard.fixes.verification import BEHIND, Outcome, Ruling, candidates, judge, reordered, steps_needed
-from gradguard.runtime.trials.observer import VARIABLE
+from gradguard.runtime.trials.order import VARIABLE
 from gradguard.runtime.trials.trial import Launch, NoTrialError, run_trial
 
 SECONDS = 120.0  # of one trial
@@ -47,30 +47,35 @@ class Verifier:
         """
         tried = {i: fix for i, fix in enumerate(diagnosis.fixes) if any(fix is each for each in candidates(diagnosis))}
         found: dict[int, Verification] = {}
+        behind: dict[int, tuple[Diagnosis, dict[str, Text], dict[str, Text]]] = {}
         self._left, self._until = _MOST_TRIALS, time.monotonic() + _MOST_SECONDS
+        try:
+            self._launch.check()
+        except NoTrialError as error:
+            return reordered(diagnosis, dict.fromkeys(tried, Verification(why=str(error))))
         for i, fix in tried.items():
             try:
-                self._launch.check()
                 texts = _texts(fix)
-                found[i] = self._try(diagnosis, fix, texts, known)
+                patched = _with(fix, texts)
+                outcome, ruling = self._trial(patched, diagnosis, known, steps_needed(diagnosis))
             except (NoTrialError, PatchError) as error:
                 found[i] = Verification(why=str(error))
+                continue
             except internal_error(OSError) as error:
                 found[i] = Verification(why=f"the trial could not be made: {error}")
-            if found[i].verdict == "verified":
+                continue
+            found[i] = Verification(verdict=ruling.verdict, steps=outcome.steps, why=_why(ruling, outcome))
+            if ruling.verdict == "verified":
+                return reordered(diagnosis, found)
+            if ruling.behind is not None:
+                behind[i] = (ruling.behind, patched, texts)
+        for i, (fault, patched, texts) in behind.items():  # none does it alone
+            names = {file.path: file.name for file in tried[i].files}
+            further = self._behind(fault, patched, texts, known, [diagnosis], names)
+            if further is not None:
+                found[i] = further
                 break
         return reordered(diagnosis, found)
-
-    def _try(self, diagnosis: Diagnosis, fix: Fix, texts: dict[str, Text], known: Sequence[Diagnosis]) -> Verification:
-        names = {file.path: file.name for file in fix.files}
-        patched = _with(fix, texts)
-        outcome, ruling = self._trial(patched, diagnosis, known, steps_needed(diagnosis))
-        if ruling.behind is None:
-            return Verification(verdict=ruling.verdict, steps=outcome.steps, why=_why(ruling, outcome))
-        further = self._behind(ruling.behind, patched, texts, known, [diagnosis], names)
-        if further is None:
-            return Verification(verdict=ruling.verdict, steps=outcome.steps, why=_why(ruling, outcome))
-        return further
 
     def _behind(
         self,
@@ -105,9 +110,7 @@ class Verifier:
                     return further
         return None
 
-    def _trial(
-        self, texts: Mapping[str, Text], diagnosis: Diagnosis, known: Sequence[Diagnosis], steps: int
-    ) -> tuple[Outcome, Ruling]:
+    def _trial(self, texts: Mapping[str, Text], diagnosis: Diagnosis, known: Sequence[Diagnosis], steps: int) -> tuple[Outcome, Ruling]:
         if self._left <= 0 or time.monotonic() >= self._until:
             return Outcome(), Ruling("not tried", "enough trials were made")
         self._left -= 1
