@@ -216,13 +216,14 @@ class Modes(Monitor):
         if known.number != ENOUGH:
             return
         root, _, caller = outermost(frame)
-        if root is None or root is not known.ref() or caller is None or not USER_FILES[caller.f_code.co_filename]:
+        own: nn.Module | None = known.ref()
+        if own is None or root is not own or caller is None or not USER_FILES[caller.f_code.co_filename]:
             return
         ids = view.trained_ids()
-        if any(id(p) in ids for p in parameters_in(root)):
+        if any(id(p) in ids for p in parameters_in(own)):
             known.said = True
             site = CallSite(caller.f_code, caller.f_lasti)
-            yield ForwardsWithoutGrad(None, known.ref, known.module, site, bare=not root.training)
+            yield ForwardsWithoutGrad(None, known.ref, known.module, site, bare=not own.training)
 
 
 class Forwards:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Protocol
@@ -15,9 +16,10 @@ from gradguard.core.diagnosis import Diagnosis
 from gradguard.core.errors import GradGuardError, error_type, mark_seen
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.safe_read import attributes
+from gradguard.fixes.patched_files import completed
 from gradguard.instrumentation.fault_barrier import say
 from gradguard.reporting.jsonl import JsonlReport
-from gradguard.reporting.terminal.render import render_for_error
+from gradguard.reporting.terminal.render import render_fixes, render_for_error
 from gradguard.reporting.tracebacks import shorten, show_if_uncaught, take_back_hook
 from gradguard.rules.base import Rule
 from gradguard.rules.registry import rules_for
@@ -26,6 +28,8 @@ from gradguard.runtime.run import Run
 from gradguard.torch_compat.private_api import OtherRanksNeeded, this_rank_only
 
 _LOGGER = logging.getLogger("gradguard")
+# called with every diagnosis that any guard of this process makes known, before it is
+witnesses: list[Callable[[Diagnosis], None]] = []
 
 
 class FaultHandler(Protocol):
@@ -84,6 +88,7 @@ class Diagnoser:
             if self.held is not None and isinstance(error, Exception):
                 self.held.append((diagnosis, error))  # `step` looks closer before anything is said
                 return
+            diagnosis = self.verified(diagnosis)
             text = self.record(diagnosis, faults)
             run.raised[diagnosis.title()] += 1
             self.announce()
@@ -116,7 +121,7 @@ class Diagnoser:
                 run.depth.incident()
             action = run.policy.action_for(diagnosis, raised=False)
             if action == "raise":
-                diagnosis = diagnosis.model_copy(update={"severity": "error"})  # it ends the run
+                diagnosis = self.verified(diagnosis.model_copy(update={"severity": "error"}))  # it ends the run
                 run.raised[diagnosis.title()] += 1
                 self.announce()
                 raise GradGuardError(self.record(diagnosis, faults), diagnosis)
@@ -124,6 +129,34 @@ class Diagnoser:
             if run.speaker.knows(diagnosis):
                 with faults.lookout:
                     repeats.learn(rule, incident, diagnosis)
+
+    def verified(self, diagnosis: Diagnosis) -> Diagnosis:
+        """The diagnosis, about to be raised, with its fixes tried, where the settings ask for it (`gradguard.runtime.trials`)."""
+        if not self.settings.verify or self.launched:  # `gradguard run` does that once the program is over
+            return diagnosis
+        try:
+            from gradguard.runtime.trials.verify import verified_here
+
+            return verified_here(diagnosis, self.settings, [each for each in self._found if each is not diagnosis])
+        except internal_error() as fault:
+            say("the verification", "fixes are shown as they are, untried", fault)
+            return diagnosis
+
+    def verify_said(self, run: Run) -> None:
+        """At the end of a run: tries the fixes of what was only warned of, and logs which one repairs the program."""
+        if not self.settings.verify or self.launched:
+            return
+        for diagnosis in run.speaker.said():
+            verified = self.verified(diagnosis)
+            if all(fix.verified.why is None for fix in verified.fixes):
+                continue
+            self._found = deque((verified if each is diagnosis else each for each in self._found), maxlen=self._found.maxlen)
+            try:
+                _LOGGER.warning("%s", render_fixes(verified, unicode=False))
+                if self.report is not None and ranks.rank() is None:
+                    self.report.revise(diagnosis, verified, render_for_error(verified))
+            except internal_error() as fault:
+                say("the verification", "what it found is not shown", fault)
 
     def announce(self) -> None:
         """A diagnosis is about to be raised."""
@@ -157,11 +190,17 @@ class Diagnoser:
                     updates["torch_message"] = incident.message
                 if self.aside is not None:
                     updates["notes"] = [*found.notes, self.aside]
+                try:
+                    updates["fixes"] = completed(found.fixes, rule.docs)
+                except internal_error() as fault:
+                    say("the patches of a diagnosis", "the report does not say which files they are for", fault)
                 return found.model_copy(update=updates)
         return None
 
     def record(self, diagnosis: Diagnosis, faults: FaultHandler) -> str:
         """Into the report and the list of diagnoses; gives the text."""
+        for witness in witnesses:
+            witness(diagnosis)
         try:
             text = render_for_error(diagnosis)
         except internal_error() as fault:

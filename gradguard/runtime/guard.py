@@ -298,6 +298,7 @@ class Guard:
             session.guards.pop()
             session.forget_run()
             run.finish()
+        self.diagnoser.verify_said(run)
 
     def explaining(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Calls a function; what it raises is diagnosed right here, before the callers' own handlers see it.

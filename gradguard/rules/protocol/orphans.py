@@ -14,6 +14,7 @@ from gradguard.analysis.places.source import ResolvedSite, assignments_to, at_li
 from gradguard.analysis.program.syntax import Source, load
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import is_quiet, modules_in, own_dict, peek
+from gradguard.fixes.at_places import without_keyword
 from gradguard.instrumentation.tensor_refs import TensorRef
 from gradguard.monitors.optimizer_books import Book
 from gradguard.rules import wording
@@ -55,7 +56,9 @@ def told(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]],
     called: SourceSpan | None = None
     if assigned is not None:
         culprit = wording.span(assigned, f"replaces the parameters of `{model}`: `{name}` still has the old ones", "culprit")
-        fix = Fix(title=f"Load the model before making `{name}`, or load without `assign=True`", safety="unsafe")
+        loaded = resolve(assigned)
+        patch = without_keyword(loaded.source, loaded.call, "assign") if loaded is not None and loaded.source and loaded.call else None
+        fix = Fix(title=f"Load the model before making `{name}`, or load without `assign=True`", safety="unsafe", patch=patch)
     else:
         culprit = replaced
         after = None if everything and whole else later(incident, book.made, culprit)

@@ -103,7 +103,7 @@ def _raise_held(
     """Raises the diagnosis that the untraced run had of its own failure, if it had one."""
     for diagnosis, error in held:
         if error is first:
-            told = diagnosis.model_copy(update={"notes": [*diagnosis.notes, *([note] if note else [])]})
+            told = diagnoser.verified(diagnosis.model_copy(update={"notes": [*diagnosis.notes, *([note] if note else [])]}))
             text = diagnoser.record(told, session)
             diagnoser.announce()
             raise error_type(type(first))(text, told) from first
