@@ -64,6 +64,7 @@ from gradguard.probes.op_table import (
     asked_in_place,
 )
 from gradguard.probes.saved_contents import Contents
+from gradguard.probes.unused_results import UnusedResults
 from gradguard.probes.wrapped_functions import asked_by
 from gradguard.torch_compat.private_api import quiet, sequence_number, storage_key
 
@@ -102,6 +103,8 @@ class OpProbe(TorchFunctionMode):
         self.lost = LostPaths(journal, self.prints)
         self.losses = LossInputs(journal)
         self.columns = Columns()
+        self.results = UnusedResults()
+        journal.unused_results = self.results.settle
         self._append = journal.ops.append
         self._tick = journal.tick
         self.live = True  # False: hands everything through, where it cannot be taken off the stack (within a call it sees)
@@ -123,12 +126,16 @@ class OpProbe(TorchFunctionMode):
             kind = SKIP
         if _is_compiling() or not self.live:
             return func(*args, **(kwargs or _NO_KWARGS))
+        if self.results.open and not (kind == SKIP and func.__name__ == "__get__"):
+            self._use(args, kwargs)
         if kind == SKIP:
             return func(*args, **kwargs) if kwargs else func(*args)
         if kind == GRAD:
+            result = func(*args)
             if USER_FILES[sys._getframe(1).f_code.co_filename]:
                 self.journal.grad_reads += 1
-            return func(*args)
+                self._gradient(result)
+            return result
         if kind == SET_DATA:
             return self._set_data(func, args)
         before = sequence_number()
@@ -159,6 +166,18 @@ class OpProbe(TorchFunctionMode):
             self.on_fault(fault)
         return result
 
+    def _use(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        try:
+            self.results.use(args, kwargs)
+        except internal_error() as fault:
+            self.on_fault(fault)
+
+    def _gradient(self, gradient: Any) -> None:
+        try:
+            self.results.gradient(gradient)
+        except internal_error() as fault:
+            self.on_fault(fault)
+
     def _returned(
         self,
         kind: int,
@@ -179,6 +198,10 @@ class OpProbe(TorchFunctionMode):
                 self.columns.note(func, args, result)
         if kind & GATHER:
             self.lost.gathered(func, args, kwargs or _NO_KWARGS)
+        if (
+            self.results.read or (after == before and not _grad_enabled()) or (args and _Parameter in (type(args[0]), type(args[-1])))
+        ) and not (kwargs and "out" in kwargs):
+            self.results.note(kind, func, args, result, sys._getframe(2))
         if after != before:
             frame: FrameType | None = sys._getframe(2)
             files = USER_FILES

@@ -68,6 +68,10 @@ class Incidents:
         """Decides whether the step that begins is traced."""
         raise NotImplementedError
 
+    def between_backwards(self) -> None:
+        """A backward call has ended before any optimizer has stepped."""
+        raise NotImplementedError
+
     def fault(self, error: BaseException, rules: tuple[Rule, ...] = (), lasting: bool = True) -> None:
         """gradguard itself failed."""
         raise NotImplementedError

@@ -237,6 +237,11 @@ class Session(Incidents):
         except internal_error() as error:
             self.fault(error, part=run.calm)
 
+    def between_backwards(self) -> None:
+        """A backward call has ended before any optimizer has stepped: what follows may be traced, where nothing else ends a step."""
+        if not self._traces and self.depth <= 1 and (on := self.run.depth.next_part()) != self.tracing:
+            self.trace(on)
+
     def catch_up(self) -> None:
         """What was only written down in calm steps is told."""
         coast, self._coast = self._coast, None
@@ -276,6 +281,8 @@ class Session(Incidents):
             trace = self.run.settings.trace
             self.probe.prints.whose = trace.contents
             self.probe.locate = note_nonfinite if trace.locate_nonfinite else None
+        elif self._on:
+            self.probe.results.settle(going_on=False)
         self._stand(on)
         self._lifted = on
         # a step that ends within a backward (an optimizer in a hook) leaves the probe where torch will put it back afterwards

@@ -60,6 +60,8 @@ def after_backward(session: Incidents, frame: FrameType, call: BackwardFact, roo
     ledger = session.run.ledger
     if not ledger.asleep or ledger.backward_asleep():
         tell(session, "after_backward", frame, call, roots)
+    if not ledger.steps:
+        session.between_backwards()
 
 
 def differentiated(session: Incidents, call: BackwardFact, roots: tuple[Any, ...]) -> None:
