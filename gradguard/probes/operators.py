@@ -82,6 +82,14 @@ Locate = Callable[[Journal, Any, tuple[Any, ...], dict[str, Any] | None, Any], N
 Failure = Callable[[BaseException, Any, tuple[Any, ...], dict[str, Any]], None]
 
 
+def _reads_parameter(args: tuple[Any, ...]) -> bool:
+    """Whether a call's first or last argument is a Parameter, or its first a list of them."""
+    first = args[0]
+    if type(first) is list and first:
+        first = first[0]
+    return type(first) is _Parameter or type(args[-1]) is _Parameter
+
+
 class OpProbe(TorchFunctionMode):
     """Watches the torch calls of one thread and writes to its journal.
 
@@ -198,10 +206,8 @@ class OpProbe(TorchFunctionMode):
                 self.columns.note(func, args, result)
         if kind & GATHER:
             self.lost.gathered(func, args, kwargs or _NO_KWARGS)
-        if (
-            self.results.read or (after == before and not _grad_enabled()) or (args and _Parameter in (type(args[0]), type(args[-1])))
-        ) and not (kwargs and "out" in kwargs):
-            self.results.note(kind, func, args, result, sys._getframe(2))
+        if self.results.read or (args and _reads_parameter(args)):
+            self.results.note(kind, func, args, kwargs, result, sys._getframe(2))
         if after != before:
             frame: FrameType | None = sys._getframe(2)
             files = USER_FILES

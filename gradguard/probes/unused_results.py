@@ -3,9 +3,9 @@
 `p = 0.9 * p + 0.1 * q` binds a name and changes no parameter. Whatever the program calls its variables and however it goes over its
 parameters, such a result is made by an operation that works element by element, becomes the operand of no other call, and is freed.
 
-Only calls that make no graph node with grad mode off, and those that read a Parameter (or its `.data`, its `.grad`, what `detach()`
-gives), are followed. A call that makes something of a followed result alone passes it on: of `(0.9 * p + 0.1 * q).to(p.dtype)` the last
-result is the one that counts. Results are held weakly, and so is their memory, which another tensor may have taken over.
+Only calls that read a Parameter are followed (or its `.data`, its `.grad`, what `detach()` and `state_dict()` give). A call that makes
+something of a followed result alone passes it on: of `(0.9 * p + 0.1 * q).to(p.dtype)` the last result is the one that counts. Results
+are held weakly, and so is their memory, which another tensor may have taken over.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ _MOST = 4_096  # results followed at once
 _MOST_UNUSED = 1_024  # results that were found unused, between two looks
 _OPERANDS = 6
 _VALUES, _AT_ONE_LINE = 4, 3  # values of each tensor that are compared, results of one line of which that is done between two looks
-_grad_enabled = torch.is_grad_enabled
 _in_backward = getattr(torch._C, "_current_graph_task_id", None)
 
 Stack = tuple[CallSite, ...]
@@ -122,10 +121,14 @@ class UnusedResults:
             elif type(value) is dict:
                 pending.extend(value.values())
 
-    def note(self, kind: int, func: Any, args: tuple[Any, ...], result: Any, frame: Any) -> None:
-        """A call has returned that reads what is followed, or a Parameter, or that ran with grad mode off."""
+    def note(self, kind: int, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, frame: Any) -> None:
+        """A call has returned that reads what is followed, or a Parameter."""
         read, self.read = self.read, []
-        if not args or (_in_backward is not None and _in_backward() != -1):  # a hook's result goes to the engine
+        if not read and not kind & DETACH and kind != DATA and not is_elementwise(func):
+            return
+        if not args or (kwargs and "out" in kwargs):
+            return
+        if _in_backward is not None and _in_backward() != -1:  # a hook's result goes to the engine
             return
         if kind & DETACH or kind == DATA:
             if type(result) is _Tensor and result is not args[0]:
@@ -151,7 +154,7 @@ class UnusedResults:
             self._add(result, known.result, known.operands)
         elif known is not None:
             self._add(result, None, known.operands)
-        elif type(of) in _PLAIN and (of is result or type(of) is _Parameter or not _grad_enabled()):
+        elif type(of) in _PLAIN and (of is result or type(of) is _Parameter):
             self._add(result, None, (Operand(TensorRef(of), of._version),))
 
     def _result(self, func: Any, args: tuple[Any, ...], result: Any, frame: Any, read: list[_Followed]) -> None:

@@ -182,7 +182,8 @@ def test_updates_by_hand_that_are_kept_are_silent(tmp_path: Path, level: str) ->
         "for p in net.parameters():\n    p.data = p.data - 0.1 * p.grad",
         "for n, p in list(net.named_parameters()):\n    setattr(net, n, nn.Parameter((p - 0.1 * p.grad).detach()))",
         "steps = [p - 0.1 * p.grad for p in net.parameters()]\nif step % 20 == 19:\n    print(steps[0].sum())",
-        "kept = [p - 0.1 * p.grad for p in net.parameters()]\nif step % 20 == 19:\n    net.load_state_dict(dict(zip(net.state_dict(), kept)))",
+        "kept = [p - 0.1 * p.grad for p in net.parameters()]\n"
+        "if step % 20 == 19:\n    net.load_state_dict(dict(zip(net.state_dict(), kept)))",
         "ratio = max((0.1 * p.grad / p).abs().max().item() for p in net.parameters())",
         "torch.func.functional_call(net, {n: p - 0.1 * p.grad for n, p in net.named_parameters()}, (x,)).sum()",
     ):
