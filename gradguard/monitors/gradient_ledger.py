@@ -39,6 +39,7 @@ from gradguard.monitors.summary_records import Recorder
 from gradguard.monitors.surveys import SURVEYS, Survey
 from gradguard.monitors.train_modes import Modes
 from gradguard.monitors.undifferentiated import Made, Undifferentiated
+from gradguard.monitors.unused_updates import UnusedUpdates
 from gradguard.monitors.view import AWAKE_FIRST, View
 from gradguard.probes import replicas
 
@@ -83,7 +84,7 @@ class Ledger(View):
         monitors: tuple[Monitor, ...] = (
             self.frozen_moves,  # looks at what the survey of the step before has noted
             self.survey, self.retained, self.severed, self.scaling, Crossing(), self.contributions, Sharing(), Accumulation(),
-            *([] if self.recorder is None else [self.recorder]), self.schedules, self.modes,
+            UnusedUpdates(), *([] if self.recorder is None else [self.recorder]), self.schedules, self.modes,
         )  # fmt: skip
         on_backward = listeners(monitors, "on_backward")
         self._on_backward_first = tuple(each for each in on_backward if each.ASLEEP)

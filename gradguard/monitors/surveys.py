@@ -113,7 +113,7 @@ class SharedMemoryDue(Finding):
 
 
 class CopiesDue(Finding):
-    """Copies of what an optimizer trains are to be looked for."""
+    """Copies of what an optimizer trains are to be looked for, which an average may be meant to move."""
 
     CODE = "GG611"
     ROUTINE = True
@@ -242,8 +242,7 @@ class Survey(Monitor):
                 view.wake(2)
         if book.steps < 12:
             return
-        if book.steps in (12, 24):
-            yield CopiesDue(book)
+        yield CopiesDue(book)
         again, view.survey_again = view.survey_again == view.steps, 0 if view.survey_again == view.steps else view.survey_again
         if book.steps in (12, 24, 60, 400):
             yield from self._idle(book, view)

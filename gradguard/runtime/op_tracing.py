@@ -63,6 +63,8 @@ class OpTracing:
         if on and trace is not None:
             self.probe.prints.whose = trace.contents
             self.probe.locate = note_nonfinite if trace.locate_nonfinite else None
+        elif self._put:
+            self.probe.results.settle(going_on=False)
         self._stand(on, nested)
         self._lifted = on
         # a step that ends within a backward (an optimizer in a hook) leaves the probe where torch will put it back afterwards

@@ -272,6 +272,11 @@ class Session:
         except internal_error() as error:
             self.fault(error, part=run.calm)
 
+    def _between_backwards(self) -> None:
+        """A backward call has ended before any optimizer has stepped: what follows may be traced, where nothing else ends a step."""
+        if not self._traces and self.depth <= 1 and (on := self.run.depth.next_part()) != self.tracing:
+            self.trace(on)
+
     def catch_up(self) -> None:
         """What was only written down in calm steps is told."""
         coast, self._coast = self._coast, None
@@ -554,6 +559,8 @@ class Session:
                 ledger = self.run.ledger
                 if call is not None and (not ledger.asleep or ledger.backward_asleep()):
                     self._tell("after_backward", frame, call, roots)
+                if not ledger.steps:
+                    self._between_backwards()
             with self.shield:
                 self._backwards += 1
                 if self._backwards > _BACKWARDS_PER_STEP:  # a loop without optimizers still has steps
