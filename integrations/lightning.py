@@ -24,7 +24,6 @@ from gradguard.core.errors import ConfigError
 from gradguard.monitors.lightning_fits import Fit, IdleFit, NoLossReturned
 from gradguard.runtime.guard import Guard
 from gradguard.runtime.session import current_session
-from gradguard.runtime.step_events import judge
 
 logger = logging.getLogger("gradguard")
 _NO_LOSS_BATCHES = 5
@@ -94,7 +93,7 @@ class _GradGuardCallback:
         self.guard = Guard(**{name: value for name, value in given.items() if value is not None})
         self.guard.made_at = None  # each callback is a run of its own, also where one line makes several
         self.log_every_n_steps = log_every_n_steps
-        self._own_report = self.guard.report is None
+        self._own_report = self.guard.diagnoser.report is None
         self._fetching = False  # between two steps
         self._entered = False
         self._restored: dict[str, Any] = {}
@@ -186,7 +185,7 @@ class _GradGuardCallback:
         if code is not None:
             finding = NoLossReturned(None, type(module).__name__, code, self._without_loss)
             self._without_loss = None
-            judge(current_session(), finding, sys._getframe(1))
+            current_session().judge(finding, sys._getframe(1))
 
     def _wrap(self, owner: Any, name: str, call: Callable[..., Any], always: bool = False) -> bool:
         """Replaces a bound method on the instance, if there is one; taken back when the fit ends.
@@ -258,7 +257,7 @@ class _GradGuardCallback:
         self._leave()
         self._unwrap()
         if self.guard.level != "off":
-            self.guard.shorten(exception)
+            self.guard.diagnoser.shorten(exception)
             self.guard.run.broken_off()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -271,7 +270,7 @@ class _GradGuardCallback:
                 self._no_loss(pl_module)
         if self._fit is not None and self._fit.idle(self.guard.run.ledger):
             with self.guard:
-                judge(current_session(), IdleFit(None, self._fit), sys._getframe())
+                current_session().judge(IdleFit(None, self._fit), sys._getframe())
         self.guard.close()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:

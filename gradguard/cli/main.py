@@ -1,14 +1,13 @@
-"""The `gradguard` command: run, explain, rules, demo, config."""
+"""The `gradguard` command: run, fix, explain, rules, demo, config."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +16,7 @@ from gradguard.core.errors import ConfigError, UnknownRuleError
 
 if TYPE_CHECKING:
     from gradguard.rules.base import Rule
+    from gradguard.runtime.guard import Guard
 
 app = typer.Typer(
     name="gradguard",
@@ -88,8 +88,13 @@ def run(
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="A YAML file of settings.")] = None,
     no_color: Annotated[bool, typer.Option("--no-color", help="Plain text, on a terminal too.")] = False,
     summary: Annotated[bool, typer.Option("--summary", help="Print what the run did when it ends.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Run the program again with each fix, and say which one repairs it.")] = False,
+    trial: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run an unmodified program under the guard, as python runs it."""
+    if trial is not None:
+        _to_run.append(lambda: _run_as_trial(trial, target, arguments or [], module))
+        return
     if report is not None:
         report = _checked_report(report)
     if config is not None and not config.is_file():
@@ -98,9 +103,17 @@ def run(
     def start() -> None:
         from gradguard.cli.script import run_program
 
-        run_program(target, arguments or [], make_guard, as_module=module, color=False if no_color else None)
+        verified = None
+        if verify:
+            from gradguard.cli.verified_run import VerifiedRun
+            from gradguard.runtime.trials.trial import Launch
 
-    def make_guard() -> AbstractContextManager[Any]:
+            verified = VerifiedRun(Launch(target, tuple(arguments or ()), module))
+        guard = make_guard if verified is None else verified.around(make_guard)
+        finish = None if verified is None else verified.finish
+        run_program(target, arguments or [], guard, as_module=module, color=False if no_color else None, finish=finish)
+
+    def make_guard() -> Guard:
         from gradguard.config.settings import load_settings
         from gradguard.core import ranks
         from gradguard.reporting.jsonl import begin_anew
@@ -112,14 +125,24 @@ def run(
             report=report,
             color="never" if no_color else None,
             summary=summary or None,
+            verify=verify or None,
         )
         if report is not None and ranks.begins_the_launch():
             begin_anew(report)
         guard = gradguard(settings=settings)
-        guard.launched = True
+        guard.diagnoser.launched = True
         return guard
 
     _to_run.append(start)
+
+
+def _run_as_trial(order: Path, target: str, arguments: list[str], module: bool) -> None:
+    """What `gradguard.runtime.trials.trial` starts."""
+    from gradguard.cli.script import run_program
+    from gradguard.runtime.trials.observer import Observer
+
+    observer = Observer.of(order)
+    run_program(target, arguments, observer.begin, as_module=module, finish=observer.raised)
 
 
 def _checked_report(path: Path) -> Path:
@@ -135,6 +158,33 @@ def _checked_report(path: Path) -> Path:
     if not all(os.access(each, os.W_OK) for each in needed):
         raise typer.BadParameter(f"cannot write {path}", param_hint="--report")
     return path
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def fix(
+    target: Annotated[str, typer.Argument(metavar="REPORT.jsonl|SCRIPT|MODULE", help="A report of `run --report`, or a program to run.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Handed to the program as they are.")] = None,
+    module: Annotated[bool, typer.Option("-m", help="The target is a module's name, as in `python -m`.")] = False,
+    level: Annotated[
+        Level | None, typer.Option(help="How closely to look at the program.", show_default="standard, or as configured")
+    ] = None,
+    apply: Annotated[bool, typer.Option("--apply/--diff", help="Change the files, or show what would be changed.")] = False,
+    unsafe: Annotated[bool, typer.Option("--unsafe", help="Take fixes too that change what is computed.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask before files are changed.")] = False,
+) -> None:
+    """Show or make the changes that a report, or a run of a program, recommends.
+
+    Every file keeps a backup beside it (FILE.bak). A file that has changed since the run, is not inside the project around the working
+    directory, or belongs to a library is not touched.
+    """
+    from gradguard.cli.fix_command import fix_program, fix_report, is_report
+
+    path = Path(target)
+    if is_report(path) and not module:
+        if arguments or level:
+            raise typer.BadParameter("a report takes no arguments and no level", param_hint="REPORT.jsonl")
+        raise typer.Exit(fix_report(path, apply, unsafe, ask=not yes))
+    raise typer.Exit(fix_program(target, arguments or [], module, level.value if level else None, apply, unsafe, ask=not yes))
 
 
 @app.command()

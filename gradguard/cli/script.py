@@ -29,6 +29,7 @@ from gradguard.reporting.tracebacks import show_user_frames_only
 from gradguard.runtime.module_isolation import load_apart
 
 MakeGuard = Callable[[], AbstractContextManager[Any]]
+Finish = Callable[[BaseException | None], None]
 
 
 class LaunchError(Exception):
@@ -54,11 +55,13 @@ def run_program(
     *,
     as_module: bool = False,
     color: bool | None = None,
+    finish: Finish | None = None,
 ) -> None:
     """Run the program to its end in this process. Meant to be the last thing that a process does.
 
     `target` is a script, a folder or zip file with a `__main__.py`, `-` for standard input, or, with `as_module`, a
-    module's dotted name. `make_guard` builds the guard when the program is ready to start.
+    module's dotted name. `make_guard` builds the guard when the program is ready to start. `finish` is called when the program is
+    over, with what leaves it, before that is shown.
 
     Raises:
         SystemExit: the program could not be started (2, or 1 for a module that is not found, as Python has it).
@@ -70,12 +73,15 @@ def run_program(
         sys.modules["__main__"] = program.module
         with shield:
             exec(program.code, program.module.__dict__)
+        _call(finish, None)
     except LaunchError as error:
         print(f"gradguard run: {error}", file=sys.stderr)
         raise SystemExit(error.status) from None
-    except SystemExit:
+    except SystemExit as error:
+        _call(finish, error)
         raise
-    except BaseException:
+    except BaseException as error:
+        _call(finish, error)
         if shield.traceback == "user":
             show_user_frames_only(color)
         raise
@@ -111,6 +117,14 @@ class _Shield(AbstractContextManager[None]):
         except Exception as failure:
             if failure is not error:
                 _report_own_failure("while closing the guard", failure)
+
+
+def _call(finish: Finish | None, error: BaseException | None) -> None:
+    try:
+        if finish is not None:
+            finish(error)
+    except Exception as failure:
+        _report_own_failure("after the program's end", failure)
 
 
 def _report_own_failure(where: str, error: Exception) -> None:

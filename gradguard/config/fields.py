@@ -126,6 +126,10 @@ class Settings(_Section):
         description="frames shown of an error that was diagnosed; user: those of the program, full: those of PyTorch and gradguard too",
     )
     summary: bool = Field(default=False, description="print a closing summary")
+    verify: bool = Field(
+        default=False,
+        description="run the program again with each fix of a diagnosis, on a copy of its files, and say which one repairs it",
+    )
 
     _sources: dict[str, Origin] = PrivateAttr(default_factory=dict)
 

@@ -35,7 +35,8 @@ from gradguard.core.errors import ConfigError, UnknownRuleError
 
 ENV_PREFIX = "GRADGUARD_"
 _NESTED = "__"
-_NOT_SETTINGS = frozenset({"GRADGUARD_DEBUG"})  # shows internal faults with their traceback; no part of what a run means
+# shows internal faults with their traceback, no part of what a run means; and what gradguard tells the processes that it starts
+_NOT_SETTINGS = frozenset({"GRADGUARD_DEBUG", "GRADGUARD_SHARED", "GRADGUARD_TRIAL", "GRADGUARD_WORKER"})
 Kind = Literal["preset", "pyproject", "project file", "config file", "environment", "argument"]
 
 

@@ -86,6 +86,12 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
     return frame
 
 
+def site_of(frame: FrameType | None) -> CallSite | None:
+    """The user's innermost call, from `frame` outwards; None when there is none."""
+    caller = user_frame(frame)
+    return None if caller is None else CallSite(caller.f_code, caller.f_lasti)
+
+
 def user_stack(frame: FrameType | None, limit: int = 12) -> tuple[CallSite, ...]:
     """The user's frames from `frame` outwards, innermost first, at most `limit` of them."""
     files = USER_FILES

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Severity = Literal["error", "warning", "info"]
 Confidence = Literal["certain", "likely", "possible"]
 Safety = Literal["safe", "unsafe", "manual"]
+Verdict = Literal["verified", "failed", "not tried"]
 Role = Literal["culprit", "saved", "changed", "backward", "made", "freed", "cut", "carried", "declared", "context"]
 
 
@@ -52,6 +53,33 @@ class TensorFacts(_Model):
     requires_grad: bool | None = None
 
 
+class PatchedFile(_Model):
+    """A file that a patch changes, as it was when the patch was made."""
+
+    name: str = Field(
+        description="as the patch's header has it, without a/ and b/: relative to the working directory where it is below that"
+    )
+    path: str = Field(description="absolute")
+    sha256: str = Field(description="of its bytes; a tool must not patch a file that has another")
+
+
+class Verification(_Model):
+    """What came of running the program with a fix applied."""
+
+    verdict: Verdict = Field(
+        default="not tried",
+        description="verified: the training step runs, every trainable parameter of the optimizers gets a finite gradient, and no "
+        "diagnosis of warning or above is left that was not there before",
+    )
+    steps: int = Field(default=0, description="training steps that the patched program ran")
+    why: str | None = Field(default=None, description="what was seen; of one that was not tried, the reason")
+    behind: list[str] = Field(
+        default_factory=list, description="further faults that showed once this one was gone, and how they were repaired"
+    )
+    patch: str | None = Field(default=None, description="unified diff that repairs those as well; null where there are none")
+    files: list[PatchedFile] = Field(default_factory=list, description="the files of that diff")
+
+
 class Fix(_Model):
     """A suggested change. The first fix of a diagnosis is the one an expert would make."""
 
@@ -60,8 +88,11 @@ class Fix(_Model):
         default="manual",
         description="safe: cannot change a correct program's results; unsafe: changes what is computed; manual: needs thought",
     )
+    reason: str | None = Field(default=None, description="why it is safe, unsafe or manual")
     detail: str | None = None
-    patch: str | None = Field(default=None, description="unified diff against the user's file")
+    patch: str | None = Field(default=None, description="unified diff against the user's files, for `patch -p1` in the working directory")
+    files: list[PatchedFile] = Field(default_factory=list, description="the files of the diff, in its order")
+    verified: Verification = Field(default_factory=Verification, description="whether the program was run with the fix applied")
 
 
 class Diagnosis(_Model):

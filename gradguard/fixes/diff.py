@@ -24,8 +24,26 @@ def unified(source: Source, new: list[str], context: int = 1) -> str | None:
         return None
     if not _is_python(source, new):
         return None
-    name = os.path.basename(source.filename)
-    return "".join(difflib.unified_diff(_ended(source.lines), _ended(new), f"a/{name}", f"b/{name}", n=context)) or None
+    names = header_names(source.filename)
+    return None if names is None else "".join(difflib.unified_diff(_ended(source.lines), _ended(new), *names, n=context)) or None
+
+
+def header_names(filename: str) -> tuple[str, str] | None:
+    """A file's names in the header of a diff; None where its name cannot stand there.
+
+    Relative to the working directory, for `patch -p1`, where the file is below it, else absolute.
+    """
+    path = os.path.abspath(filename)
+    if not path.isprintable():
+        return None
+    try:
+        folder = os.path.join(os.getcwd(), "")
+    except OSError:  # it is gone
+        return path, path
+    if not path.startswith(folder):
+        return path, path
+    name = path[len(folder) :].replace(os.sep, "/")
+    return f"a/{name}", f"b/{name}"
 
 
 def _ended(lines: list[str]) -> list[str]:

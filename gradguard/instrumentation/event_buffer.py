@@ -18,7 +18,7 @@ import torch
 
 from gradguard.core.callsite import USER_FILES, KnownStacks
 from gradguard.core.foreign_exceptions import internal_error
-from gradguard.instrumentation.tensor_refs import TensorRef
+from gradguard.instrumentation.tensor_refs import TensorRef, UncountedRef
 from gradguard.torch_compat.private_api import dispatch_modes, function_modes, sequence_number
 
 ODD = 1e9  # a loss beyond this is worth a closer look
@@ -141,7 +141,7 @@ class Coast:
             rate = optimizer.param_groups[0].get("lr")
             if type(rate) is not float and type(rate) is not int:  # a tensor, which may hang on a graph
                 rate = None
-            self.log.append(("step", _where(frame), now, weakref.ref(optimizer), key, rate))
+            self.log.append(("step", _where(frame), now, UncountedRef(optimizer), key, rate))
         except internal_error():  # an optimizer without groups
             return False
         if sizes is not None:
@@ -153,7 +153,7 @@ class Coast:
         """A learning-rate scheduler was stepped by the user."""
         if self._turns <= 0 or self.inside:
             return False
-        self.log.append(("turn", _where(frame), weakref.ref(scheduler), id(scheduler)))
+        self.log.append(("turn", _where(frame), UncountedRef(scheduler), id(scheduler)))
         self._turns -= 1
         return True
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 
 from gradguard.core.callsite import CallSite
-from gradguard.instrumentation.tensor_refs import TensorRef
+from gradguard.instrumentation.tensor_refs import TensorRef, UncountedRef
 from gradguard.torch_compat.private_api import node_sequence
 
 
@@ -28,7 +28,7 @@ class CallableRef:
         name = getattr(called, "__name__", None) if isinstance(called, (type, FunctionType, MethodType)) else None
         self.__name__ = name if isinstance(name, str) else ""
         try:
-            self._ref: weakref.ref[Any] | None = weakref.ref(called)
+            self._ref: weakref.ref[Any] | None = UncountedRef(called)
         except TypeError:  # an object with slots
             self._ref = None
 
@@ -152,6 +152,7 @@ class Cut:
         "drawn",
         "flat",
         "func",
+        "given",
         "guess",
         "into_graph",
         "into_leaf",
@@ -166,6 +167,7 @@ class Cut:
         "seq",
         "site",
         "sources",
+        "valued",
     )
 
     def __init__(
@@ -204,6 +206,10 @@ class Cut:
         self.into_leaf = False
         self.flat = False  # a new tensor made of a list of single numbers, each of which had a graph
         self.scored = False  # of a random sample: its probability was taken, as score-function estimators do
+        # of a value made of a random sample: it is what a network gives of it, shifted and scaled at most; of the sample itself: the
+        # sequence numbers of the sums that such a value went into
+        self.given = False
+        self.valued: tuple[int, ...] = ()
 
     def roots(self) -> tuple[Cut, ...]:
         return self.origins or (self,)

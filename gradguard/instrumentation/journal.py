@@ -18,6 +18,7 @@ import threading
 import weakref
 from bisect import bisect_right
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 from types import CodeType
@@ -92,6 +93,7 @@ class Journal:
         # parameters whose way to the loss is looked for, by id; cuts met that have some of them behind them, and which
         self.wanted: dict[int, weakref.ref[Any]] = {}
         self.severed: list[tuple[Cut, frozenset[int], tuple[Cut, ...]]] = []
+        self.unused_results: Callable[[], list[Any]] = list  # what was computed and freed unread since it was called last
         self.data_writes = 0  # writes through `.data` so far
         self.broken: BrokenFact | None = None
         self.step = 0

@@ -1,10 +1,11 @@
-"""Weak references to tensors that do not change what code counting weak references sees.
+"""Weak references to what is the program's that do not change what code counting weak references sees.
 
 `torch.utils.swap_tensors` refuses tensors that have weak references. `nn.Module.to`, `to_empty` and `load_state_dict` swap
 parameters that are tensor subclasses (DTensor, and with it FSDP2; torchao), and all parameters after
 `torch.__future__.set_swap_module_params_on_conversion(True)`. A swapped parameter is the same Python object with another
 content, so a weak reference to it stays right; only the count has to be as without the guard. `weakref.getweakrefs` and
-`weakref.getweakrefcount` therefore leave out the references of this class, and no other class may refer to a tensor.
+`weakref.getweakrefcount` therefore leave out the references of these classes, and no other class may refer to a tensor, an optimizer
+or anything else that a program can ask about.
 """
 
 from __future__ import annotations
@@ -16,10 +17,19 @@ from functools import wraps
 from typing import Any
 
 
-class TensorRef(weakref.ref[Any]):
-    """A weak reference to a tensor, invisible to `weakref.getweakrefs`."""
+class UncountedRef(weakref.ref[Any]):
+    """A weak reference that is invisible to `weakref.getweakrefs`."""
 
     __slots__ = ()
+
+
+class TensorRef(UncountedRef):
+    """One to a tensor."""
+
+    __slots__ = ()
+
+
+_UNCOUNTED = (UncountedRef, TensorRef)
 
 
 def install(replace: Callable[..., None]) -> None:
@@ -31,7 +41,7 @@ def install(replace: Callable[..., None]) -> None:
 def _references(original: Callable[[Any], list[Any]]) -> Callable[[Any], list[Any]]:
     @wraps(original)
     def getweakrefs(object: Any, /) -> list[Any]:
-        return [ref for ref in original(object) if type(ref) is not TensorRef]
+        return [ref for ref in original(object) if type(ref) not in _UNCOUNTED]
 
     return getweakrefs
 
@@ -39,6 +49,6 @@ def _references(original: Callable[[Any], list[Any]]) -> Callable[[Any], list[An
 def _count(original: Callable[[Any], int]) -> Callable[[Any], int]:
     @wraps(original)
     def getweakrefcount(object: Any, /) -> int:
-        return original(object) - sum(type(ref) is TensorRef for ref in _weakref.getweakrefs(object))
+        return original(object) - sum(type(ref) in _UNCOUNTED for ref in _weakref.getweakrefs(object))
 
     return getweakrefcount

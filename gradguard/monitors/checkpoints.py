@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from gradguard.core.safe_read import named_modules, named_parameters, pairs, unless_loud
-from gradguard.instrumentation.tensor_refs import TensorRef
+from gradguard.instrumentation.tensor_refs import TensorRef, UncountedRef
 from gradguard.monitors.findings import Finding
 from gradguard.torch_compat.private_api import quiet, storage_key, version_of
 
@@ -119,7 +119,7 @@ def _random(memory: dict[str, Any], function: Any, site: CallSite | None) -> Ite
     if drawing and site not in told:
         told.add(site)
         module, path, p = drawing[0]
-        yield AnotherMask(None, site, weakref.ref(module), type(module).__name__, path, p)
+        yield AnotherMask(None, site, UncountedRef(module), type(module).__name__, path, p)
 
 
 def _reads(function: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:

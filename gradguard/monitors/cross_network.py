@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gradguard.analysis.graph.walk import root_nodes
 from gradguard.analysis.live.optimizer_contents import trained_by
 from gradguard.core.callsite import CallSite
+from gradguard.instrumentation.tensor_refs import UncountedRef
 from gradguard.monitors.findings import Finding
 from gradguard.monitors.monitor import Backward, Monitor
 from gradguard.monitors.optimizer_books import Book, Part
@@ -59,12 +60,12 @@ class Crossing(Monitor):
         if other is None:
             return ()
         if self._book is None or self._book() is not book or self._site != old.call.site:
-            self._book, self._other, self._site = weakref.ref(book), weakref.ref(other), old.call.site
+            self._book, self._other, self._site = weakref.ref(book), UncountedRef(other), old.call.site
             self._count, self._through = 0, None
         self._count += 1
         if self._count >= _TIMES and self._through:
             self._through = False  # said
-            return (LeftByAnother(book, weakref.ref(other), old),)
+            return (LeftByAnother(book, UncountedRef(other), old),)
         return ()
 
     def on_backward(self, event: Backward, view: View) -> Sequence[Finding]:

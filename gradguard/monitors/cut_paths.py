@@ -13,7 +13,7 @@ from gradguard.core.callsite import CallSite
 from gradguard.instrumentation.facts import BackwardFact, Cut
 from gradguard.instrumentation.fault_barrier import barred
 from gradguard.instrumentation.journal import Journal
-from gradguard.instrumentation.tensor_refs import TensorRef
+from gradguard.instrumentation.tensor_refs import TensorRef, UncountedRef
 from gradguard.monitors.monitor import Backward, Monitor
 from gradguard.torch_compat.private_api import node_sequence
 
@@ -170,7 +170,7 @@ class Severed(Monitor):
                 by = through
                 if isinstance(kind, type):
                     made = self._journal.op_at(node_sequence(node))
-                    by = (*through[-2:], Blocked(weakref.ref(kind), None if made is None else made.site, call.site, (i, count)))
+                    by = (*through[-2:], Blocked(UncountedRef(kind), None if made is None else made.site, call.site, (i, count)))
                 if (below, by) not in seen:
                     seen.add((below, by))
                     stack.append((below, by))

@@ -12,6 +12,7 @@ from gradguard.core.callsite import CallSite
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.safe_read import UNKNOWN, peek
 from gradguard.instrumentation.fault_barrier import barred
+from gradguard.instrumentation.tensor_refs import UncountedRef
 from gradguard.monitors.findings import Finding
 from gradguard.monitors.monitor import Backward, Clipping, Monitor, Step
 
@@ -67,17 +68,19 @@ class Scaling(Monitor):
         self._outstanding = 0  # losses scaled, less backward calls: several may be scaled first, and some of them added up
         self._calls: deque[int] = deque(maxlen=64)  # backward calls on scaled losses
         self._plain: dict[int, int] = {}  # steps past the scaler, by the optimizer's book
-        self._known: weakref.WeakSet[Any] = weakref.WeakSet()  # every scaler that has scaled a loss
+        self._known: dict[int, weakref.ref[Any]] = {}  # every scaler that has scaled a loss and is alive, by its id
         self._bare: deque[int] = deque(maxlen=64)  # backward calls on losses that no scaler has scaled
         self._divided: dict[int, int] = {}  # steps through the scaler after such a call, by the optimizer's book
 
     @barred
     def scaled(self, scaler: Any, site: CallSite | None) -> None:
         """A loss was scaled."""
-        self._scaler, self._site = weakref.ref(scaler), site
+        self._scaler, self._site = UncountedRef(scaler), site
         self._awaited = True
         self._outstanding += 1
-        self._known.add(scaler)
+        known, key = self._known, id(scaler)
+        if key not in known:
+            known[key] = UncountedRef(scaler, lambda _: known.pop(key, None))
 
     def on_backward(self, event: Backward, view: View) -> Sequence[Finding]:
         """On a scaled loss, if one was scaled since the last."""
@@ -126,7 +129,7 @@ class Scaling(Monitor):
 
     def _never_scaled(self, view: View, book: Book, optimizer: Any, used: Part, written: bool) -> Iterator[Finding]:
         """A scaler has divided gradients by its scale that come from a loss it has not multiplied."""
-        for scaler in list(self._known):
+        for scaler in [ref() for ref in list(self._known.values())]:
             states, scale = peek(scaler, "_per_optimizer_states", None), peek(scaler, "_scale", None)
             if states is None or scale is None or id(optimizer) not in states or not peek(scaler, "_enabled", False):
                 continue

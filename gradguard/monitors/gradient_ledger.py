@@ -19,9 +19,10 @@ from typing import Any
 import torch
 
 from gradguard.core.callsite import CallSite, user_frame
-from gradguard.instrumentation.facts import BackwardFact
+from gradguard.instrumentation.facts import BackwardFact, CallableRef
 from gradguard.instrumentation.fault_barrier import mute
 from gradguard.instrumentation.journal import current_journal
+from gradguard.instrumentation.tensor_refs import UncountedRef
 from gradguard.monitors import lightning_fits
 from gradguard.monitors.accumulation import Accumulation
 from gradguard.monitors.cross_network import Crossing
@@ -37,7 +38,8 @@ from gradguard.monitors.retained_graphs import Retained, tag_due
 from gradguard.monitors.summary_records import Recorder
 from gradguard.monitors.surveys import SURVEYS, Survey
 from gradguard.monitors.train_modes import Modes
-from gradguard.monitors.undifferentiated import Undifferentiated
+from gradguard.monitors.undifferentiated import Made, Undifferentiated
+from gradguard.monitors.unused_updates import UnusedUpdates
 from gradguard.monitors.view import AWAKE_FIRST, View
 from gradguard.probes import replicas
 
@@ -82,7 +84,7 @@ class Ledger(View):
         monitors: tuple[Monitor, ...] = (
             self.frozen_moves,  # looks at what the survey of the step before has noted
             self.survey, self.retained, self.severed, self.scaling, Crossing(), self.contributions, Sharing(), Accumulation(),
-            *([] if self.recorder is None else [self.recorder]), self.schedules, self.modes,
+            UnusedUpdates(), *([] if self.recorder is None else [self.recorder]), self.schedules, self.modes,
         )  # fmt: skip
         on_backward = listeners(monitors, "on_backward")
         self._on_backward_first = tuple(each for each in on_backward if each.ASLEEP)
@@ -182,7 +184,7 @@ class Ledger(View):
             wasted: dict[Part, None] = {}
             cleared = each.clear(wasted) or cleared
             if wasted:
-                event = Zeroing(each, wasted, site, weakref.ref(owner))
+                event = Zeroing(each, wasted, site, UncountedRef(owner))
                 for monitor in self._on_zero_grad:
                     self.report(monitor.on_zero_grad(event, self))
             each.zero_site = site
@@ -197,7 +199,7 @@ class Ledger(View):
         ):
             book.idle_zero = site
         self.last_zero = (site, self.backwards, self.steps)
-        self.zeroed_by = weakref.ref(owner)
+        self.zeroed_by = UncountedRef(owner)
 
     def nothing(self) -> None:
         """What was found on the way is to be judged."""
@@ -267,9 +269,9 @@ class Ledger(View):
 
     def loaded_state(self, module: Any, assign: bool, state: Any, site: CallSite | None) -> None:
         """load_state_dict() was called; with assign=True it has replaced the module's parameters."""
-        self.loaded = [*self.loaded[-63:], weakref.ref(module)]
+        self.loaded = [*self.loaded[-63:], UncountedRef(module)]
         if assign:
-            self.assignments = [*self.assignments[-15:], (weakref.ref(module), site, self.steps)]
+            self.assignments = [*self.assignments[-15:], (UncountedRef(module), site, self.steps)]
         else:
             self.report(self.own_states.loaded(module, state, self, site))
 
@@ -281,7 +283,11 @@ class Ledger(View):
         """
         self.derivatives.went_through(call, roots)
         if call.kind == "grad" and call.create_graph:
-            self.report(self.derivatives.taken(call, end))
+            self.report(self.derivatives.made(Made(call.seq, end, call.step, call.clock, call.stack)))
+
+    def applied(self, function: CallableRef, seq: int, clock: int, stack: tuple[CallSite, ...]) -> None:
+        """A custom Function of the user's was applied in a traced step, and made a node."""
+        self.report(self.derivatives.made(Made(seq, seq + 1, self.journal.step, clock, stack, function)))
 
     def census(self, module: Any, frame: Any) -> None:
         """A module is called, in the steps in which that is looked at: where, and with grad mode on or off."""
@@ -293,7 +299,7 @@ class Ledger(View):
             self.counted[id(module)] = Counter()
         self.counted[id(module)][place] += 1
         if known is None or known[0]() is not module or (grad_on and not known[2]):
-            self.called[id(module)] = (weakref.ref(module), place, grad_on)
+            self.called[id(module)] = (UncountedRef(module), place, grad_on)
 
     def calls_of(self, module: Any) -> int:
         """How often a module was called while calls were looked at."""
@@ -311,7 +317,7 @@ class Ledger(View):
             low: whether its dtype is a low-precision one now.
         """
         if low:
-            self.casts = [*self.casts[-15:], (weakref.ref(module), site)]
+            self.casts = [*self.casts[-15:], (UncountedRef(module), site)]
         replicas.was_cast(site)
 
     # -- clipping, closing --------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from gradguard.core.callsite import CallSite
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.safe_read import attributes, elements, item_of, peek
 from gradguard.instrumentation.fault_barrier import barred
-from gradguard.instrumentation.tensor_refs import TensorRef
+from gradguard.instrumentation.tensor_refs import TensorRef, UncountedRef
 from gradguard.monitors.findings import Finding
 from gradguard.monitors.monitor import Monitor, Step
 from gradguard.monitors.optimizer_books import Book, rate_of
@@ -68,10 +67,10 @@ class Schedule:
     """One learning-rate scheduler."""
 
     def __init__(self, scheduler: Any) -> None:
-        self.ref = weakref.ref(scheduler)
+        self.ref = UncountedRef(scheduler)
         self.type_name = type(scheduler).__name__
         optimizer = None if (held := peek(scheduler, "optimizer", None)) is None else innermost(held)
-        self.optimizer = None if optimizer is None else weakref.ref(optimizer)
+        self.optimizer = None if optimizer is None else UncountedRef(optimizer)
         self.key = id(optimizer)  # the ledger's, which outlives it
         rates = peek(scheduler, "base_lrs", None)
         self.base = max((rate for rate in rates if isinstance(rate, float)), default=0.0) if isinstance(rates, list) else 0.0

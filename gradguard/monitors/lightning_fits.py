@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from gradguard.core.safe_read import follow, peek, variables_of
+from gradguard.instrumentation.tensor_refs import UncountedRef
 from gradguard.monitors.findings import Finding
 from gradguard.monitors.untrained_leaves import Stranger, leaves
 from gradguard.torch_compat.private_api import quiet
@@ -65,7 +66,7 @@ class Fit:
     """
 
     def __init__(self, module: Any, view: View) -> None:
-        self.module: weakref.ref[Any] = weakref.ref(module)
+        self.module: weakref.ref[Any] = UncountedRef(module)
         self.kind: type = type(module)
         self.progress = peek(module, "_trainer").fit_loop.epoch_loop.batch_progress  # numbers, and nothing else
         self._before = (view.backwards, view.steps)
@@ -115,7 +116,7 @@ def begun(view: View) -> Fit | None:
         if known is not None or "training_step" in vars(strategy):
             return known
         fit = Fit(module, view)
-        vars(strategy)["training_step"] = _looked_at(weakref.ref(strategy), fit)
+        vars(strategy)["training_step"] = _looked_at(UncountedRef(strategy), fit)
     except (AttributeError, TypeError):
         return None
     return fit

@@ -13,7 +13,7 @@ from gradguard.core.callsite import CallSite
 from gradguard.core.safe_read import elements, peek
 from gradguard.instrumentation.facts import BackwardFact
 from gradguard.instrumentation.journal import Journal
-from gradguard.instrumentation.tensor_refs import TensorRef
+from gradguard.instrumentation.tensor_refs import TensorRef, UncountedRef
 from gradguard.monitors.tensor_state import few_values, version_of
 
 LOOK_EVERY = 8  # steps between two looks at a learning rate while no gradients are followed
@@ -145,7 +145,7 @@ class Book:
     """What is known of one optimizer."""
 
     def __init__(self, optimizer: Any, ended: Any = None) -> None:
-        self.ref: weakref.ref[Any] = weakref.ref(optimizer, None if ended is None else lambda _: ended(self))
+        self.ref: weakref.ref[Any] = UncountedRef(optimizer, None if ended is None else lambda _: ended(self))
         self.key = id(optimizer)
         self.type_name = type(optimizer).__name__
         self.made: CallSite | None = None

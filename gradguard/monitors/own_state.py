@@ -13,6 +13,7 @@ from torch import nn
 from gradguard.core.callsite import CallSite
 from gradguard.core.safe_read import named_parameters
 from gradguard.instrumentation.fault_barrier import barred
+from gradguard.instrumentation.tensor_refs import UncountedRef
 from gradguard.monitors.findings import Finding
 from gradguard.monitors.monitor import Monitor
 from gradguard.monitors.tensor_state import version_of
@@ -59,11 +60,11 @@ class OwnStates(Monitor):
         known = self._known.pop(id(module), None)
         while len(self._known) >= _MOST:
             self._known.pop(next(iter(self._known)))
-        self._known[id(module)] = weakref.ref(module), versions, view.steps
+        self._known[id(module)] = UncountedRef(module), versions, view.steps
         if known is None or known[0]() is not module or known[2] == view.steps:
             return []
         again = versions == [version + 1 for version in known[1]]
-        return [OwnState(None, weakref.ref(module), site)] if again else []
+        return [OwnState(None, UncountedRef(module), site)] if again else []
 
 
 def _is_alias(given: Any, parameter: torch.Tensor) -> bool:

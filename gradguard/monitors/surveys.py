@@ -21,6 +21,7 @@ from gradguard.monitors.untrained_leaves import Stranger, leaves
 from gradguard.monitors.without_optimizer import Unheld
 
 if TYPE_CHECKING:
+    from gradguard.instrumentation.journal import Journal
     from gradguard.monitors.optimizer_books import Book
     from gradguard.monitors.view import View
 
@@ -81,6 +82,15 @@ class SwitchedOff(Finding):
     parameters: list[weakref.ref[Any]]
 
 
+@dataclass(frozen=True, eq=False)
+class FrozenAtZero(Finding):
+    """Matrices that are all zeros and were frozen, by a statement that froze others with them."""
+
+    CODE = "GG605"
+
+    parameters: list[weakref.ref[Any]]
+
+
 class FrozenModesDue(Finding):
     """An optimizer's modules are to be looked at: do frozen ones act as in training?"""
 
@@ -103,7 +113,7 @@ class SharedMemoryDue(Finding):
 
 
 class CopiesDue(Finding):
-    """Copies of what an optimizer trains are to be looked for."""
+    """Copies of what an optimizer trains are to be looked for, which an average may be meant to move."""
 
     CODE = "GG611"
     ROUTINE = True
@@ -232,8 +242,7 @@ class Survey(Monitor):
                 view.wake(2)
         if book.steps < 12:
             return
-        if book.steps in (12, 24):
-            yield CopiesDue(book)
+        yield CopiesDue(book)
         again, view.survey_again = view.survey_again == view.steps, 0 if view.survey_again == view.steps else view.survey_again
         if book.steps in (12, 24, 60, 400):
             yield from self._idle(book, view)
@@ -250,10 +259,29 @@ class Survey(Monitor):
             for ref, version in book.first_versions
             if (p := ref()) is not None and p.requires_grad and p.grad is None and version_of(p) == version
         ]
-        if idle and len(idle) < len(book.first_versions) and book.steps == 12:
-            view.seek_cuts(idle)
+        partly = 0 < len(idle) < len(book.first_versions)
+        zeros = frozen_at_zero(view.journal) if book.steps in (12, book.idle_at) else []
+        if book.steps == 12 and (partly or zeros):
+            view.seek_cuts([*(idle if partly else ()), *zeros])
             book.idle_at = book.steps + 4
-        elif idle and len(idle) < len(book.first_versions):
+            return
+        if partly:
             yield NeverFilled(book, idle)
         elif book.steps != book.idle_at and (off := book.switched_off()):
             yield SwitchedOff(book, off)
+        if zeros:
+            yield FrozenAtZero(book, zeros)
+
+
+def frozen_at_zero(journal: Journal) -> list[weakref.ref[Any]]:
+    """What lets nothing through for as long as it is frozen: matrices, such as adapters begin with, that went into a freeze of many."""
+    frozen: dict[CallSite, list[torch.Tensor]] = {}
+    for ref, on, site, *_ in journal.toggles.values():
+        parameter = ref()
+        if type(parameter) is torch.nn.Parameter and site is not None and not on and not parameter.requires_grad:
+            frozen.setdefault(site, []).append(parameter)
+    found: list[weakref.ref[Any]] = []
+    for together in frozen.values():
+        zeros = [p for p in together if p.dim() > 1 and (few := few_values(p)) and not any(few) and not bool(p.detach().any())]
+        found += [TensorRef(p) for p in zeros] if len(zeros) < len(together) else ()
+    return found

@@ -17,6 +17,7 @@ from gradguard.core.callsite import USER_FILES, CallSite
 from gradguard.core.safe_read import elements, function_code, in_class, modules_in, parameters_in, variables_of
 from gradguard.instrumentation.fault_barrier import barred
 from gradguard.instrumentation.fingerprints import fingerprint
+from gradguard.instrumentation.tensor_refs import UncountedRef
 from gradguard.monitors.findings import Finding
 from gradguard.monitors.monitor import Monitor, Step
 
@@ -35,7 +36,7 @@ class Switch:
     __slots__ = ("kept", "mode", "ref", "site", "step", "was")
 
     def __init__(self, module: nn.Module, mode: bool, was: bool, step: int, site: CallSite | None) -> None:
-        self.ref = weakref.ref(module)
+        self.ref = UncountedRef(module)
         self.mode = mode
         self.was = was
         self.step = step
@@ -167,7 +168,7 @@ class Modes(Monitor):
         if code is not None and USER_FILES[code.co_filename]:
             ids = view.trained_ids()
             if any(id(p) in ids for p in parameters_in(module)):
-                yield EvalOfOwnForward(None, weakref.ref(module))
+                yield EvalOfOwnForward(None, UncountedRef(module))
 
     def _first(self, module: nn.Module, frame: FrameType | None, view: View) -> Iterator[Finding]:
         """A dropout or batch norm acts in train mode: in which root module's forward?"""
@@ -197,7 +198,7 @@ class Modes(Monitor):
         self._strays.add(place)
         ids = view.trained_ids()
         if not _holds(root, module) and any(id(p) in ids for p in parameters_in(root)):
-            yield OutOfReach(None, weakref.ref(root), weakref.ref(module), type(module).__name__, place)
+            yield OutOfReach(None, UncountedRef(root), UncountedRef(module), type(module).__name__, place)
 
     def _again(self, known: Forwards, arguments: Any, frame: FrameType | None, view: View) -> Iterator[Finding]:
         begun = known.backwards != view.backwards
@@ -215,13 +216,14 @@ class Modes(Monitor):
         if known.number != ENOUGH:
             return
         root, _, caller = outermost(frame)
-        if root is None or root is not known.ref() or caller is None or not USER_FILES[caller.f_code.co_filename]:
+        own: nn.Module | None = known.ref()
+        if own is None or root is not own or caller is None or not USER_FILES[caller.f_code.co_filename]:
             return
         ids = view.trained_ids()
-        if any(id(p) in ids for p in parameters_in(root)):
+        if any(id(p) in ids for p in parameters_in(own)):
             known.said = True
             site = CallSite(caller.f_code, caller.f_lasti)
-            yield ForwardsWithoutGrad(None, known.ref, known.module, site, bare=not root.training)
+            yield ForwardsWithoutGrad(None, known.ref, known.module, site, bare=not own.training)
 
 
 class Forwards:
@@ -230,8 +232,8 @@ class Forwards:
     __slots__ = ("argument", "backwards", "bare", "module", "number", "ref", "said")
 
     def __init__(self, root: nn.Module, module: nn.Module, backwards: int, argument: Any) -> None:
-        self.ref = weakref.ref(root)
-        self.module = weakref.ref(module)
+        self.ref = UncountedRef(root)
+        self.module = UncountedRef(module)
         self.backwards = backwards
         self.argument = argument
         self.number = 1

@@ -19,7 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 from gradguard.core.callsite import USER_FILES, CallSite
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.safe_read import function_code, in_class, modules_in, variables_of
+from gradguard.instrumentation.tensor_refs import UncountedRef
 from gradguard.probes import replicas
+from gradguard.torch_compat.private_api import in_backward
 
 _WATCHED = 8  # steps on a replica's parameters in which it is watched ...
 _MOST = 24  # and steps of any optimizer
@@ -69,13 +71,13 @@ def watching() -> bool:
 def _watch(ddp: Any) -> Watch:
     found = _watches.get(ddp)
     if found is None:
-        found = _watches[ddp] = Watch({id(module): weakref.ref(module) for module in modules_in(ddp.module)})
+        found = _watches[ddp] = Watch({id(module): UncountedRef(module) for module in modules_in(ddp.module)})
     return found
 
 
 def forward(module: Any, caller: FrameType) -> None:
     """A module is called."""
-    if not torch.is_grad_enabled() or torch._C._current_graph_task_id() != -1:  # nor is it checkpointing's second run
+    if not torch.is_grad_enabled() or in_backward():  # nor is it checkpointing's second run
         return
     for ddp in list(replicas.known):
         watch = _watch(ddp)

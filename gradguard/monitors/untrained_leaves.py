@@ -8,6 +8,7 @@ import torch
 
 from gradguard.instrumentation.tensor_refs import TensorRef
 from gradguard.monitors.tensor_state import few_values, version_of
+from gradguard.torch_compat.private_api import implementation
 
 _MOST_NODES = 20_000
 
@@ -15,12 +16,13 @@ _MOST_NODES = 20_000
 class Stranger:
     """A leaf that gets gradient and is in no optimizer."""
 
-    __slots__ = ("first_backward", "is_parameter", "last_backward", "ref", "seen", "shape", "step", "values", "version")
+    __slots__ = ("dtype", "first_backward", "impl", "is_parameter", "last_backward", "ref", "seen", "shape", "step", "values", "version")
 
     def __init__(self, leaf: torch.Tensor, backward: int, step: int) -> None:
         self.ref = TensorRef(leaf)
         self.shape = tuple(leaf.shape)
         self.is_parameter = isinstance(leaf, torch.nn.Parameter)
+        self.impl, self.dtype = implementation(leaf), leaf.dtype
         self.version = version_of(leaf)
         self.values = few_values(leaf)
         self.seen = 1
@@ -28,9 +30,15 @@ class Stranger:
         self.step = step
 
     def same(self) -> bool:
-        """Whether it lives and has not changed since it was first seen (written through `.data` included)."""
+        """Whether it lives and has not changed since it was first seen (written through `.data` included), but for a conversion."""
         leaf = self.ref()
-        return leaf is not None and version_of(leaf) == self.version and few_values(leaf) == self.values
+        if leaf is None:
+            return False
+        if leaf.dtype != self.dtype:
+            self.dtype, self.values = leaf.dtype, torch.tensor(self.values).to(leaf.dtype).tolist()
+        if implementation(leaf) != self.impl:  # swapped for another tensor, which has a count of versions of its own
+            self.impl, self.version = implementation(leaf), version_of(leaf)
+        return version_of(leaf) == self.version and few_values(leaf) == self.values
 
 
 def leaves(roots: tuple[Any, ...]) -> list[torch.Tensor]:

@@ -13,6 +13,7 @@ import torch
 from gradguard.core.callsite import USER_FILES
 from gradguard.instrumentation.facts import Spread
 from gradguard.instrumentation.journal import Journal
+from gradguard.instrumentation.tensor_refs import TensorRef
 from gradguard.probes.call_arguments import call_name
 from gradguard.torch_compat.private_api import grad_fn_of, node_sequence
 
@@ -51,7 +52,7 @@ class Columns:
         else:
             meant = result.dim() == args[0].dim() if name in _KEEPING else result.dim() > args[0].dim()
         if meant:
-            self._made.append(weakref.ref(result))
+            self._made.append(TensorRef(result))
 
     def __contains__(self, column: torch.Tensor) -> bool:
         return any(ref() is column for ref in self._made)

@@ -16,7 +16,9 @@ from typing import Any
 
 import torch
 
-from gradguard.instrumentation.fault_barrier import Compiler
+from gradguard.core.foreign_exceptions import internal_error
+from gradguard.instrumentation.fault_barrier import Compiler, say
+from gradguard.probes.diversions import prepare_for_dynamo
 from gradguard.probes.listeners import local
 from gradguard.torch_compat.private_api import eval_frame, never_compile, register_builtin, users_mode, users_modes
 
@@ -91,8 +93,12 @@ def _enter() -> None:
         rules = sys.modules.get("torch._dynamo.trace_rules")
         if rules is not None and rules is not _state["known"]:
             _state["known"] = rules
-            for package in ("gradguard", "gradguard.integrations"):
-                rules.add(package)
+            try:
+                for package in ("gradguard", "gradguard.integrations"):
+                    rules.add(package)
+                prepare_for_dynamo()
+            except internal_error() as fault:
+                say("the watch of compilers", "torch.compile may compile more than without a guard", fault)
         session = local.listener
         if session is not None:
             session.compiled_begins()
@@ -112,22 +118,30 @@ def swap_callback(callback: Any) -> Any:
     return None if original is None else original(callback)
 
 
-def unguarded(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that runs as in a thread without a guard, such as `torch.export.export`."""
+class Aside:
+    """A block that runs as in a thread without a guard, such as the body of `torch.export.export`."""
 
-    def guarded(*args: Any, **kwargs: Any) -> Any:
-        session, coast, compiled = local.listener, local.coast, local.compiled
-        if session is None:
-            return original(*args, **kwargs)
-        local.compiled += 1
-        session.compiled_begins()
-        local.listener = local.coast = None
-        try:
-            return original(*args, **kwargs)
-        finally:
+    def __enter__(self) -> None:
+        self._before = session, _, compiled = local.listener, local.coast, local.compiled
+        if session is not None:
+            local.compiled = compiled + 1
+            session.compiled_begins()
+            local.listener = local.coast = None
+
+    def __exit__(self, *_: object) -> None:
+        session, coast, compiled = self._before
+        if session is not None:
             local.listener, local.coast, local.compiled = session, coast, compiled
             if not compiled:
                 session.compiled_ends()
+
+
+def unguarded(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for a function into which no such block can be put."""
+
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        with Aside():
+            return original(*args, **kwargs)
 
     return guarded
 

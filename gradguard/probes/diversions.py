@@ -9,15 +9,22 @@ hold for it. Dynamo reads the branch that leads straight to the copy; it never s
 """
 
 from __future__ import annotations
+import __future__
 
+import ast
+import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import CodeType, FunctionType
 from typing import Any
 
-from gradguard.torch_compat.private_api import is_compiling, never_compile
+from gradguard.torch_compat.private_api import is_compiling, never_compile, unremarkable_is_compiling
 
 _TARGET = "gradguard's function goes here"
+_AROUND = "__gradguard_around_{}__"
 _COMPILING = "__gradguard_compiling__"
+
+_FUTURE = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 
 originals: dict[CodeType, FunctionType] = {}
 """Copies of the diverted functions, by the code that stands in for theirs."""
@@ -47,7 +54,7 @@ class Diversion:
         self._detour = _detour(code, make(copy), self._name)
         never_compile(self._detour)
         originals[self._detour] = copy
-        function.__globals__[_COMPILING] = is_compiling
+        function.__globals__.setdefault(_COMPILING, is_compiling)
         function.__globals__[self._name] = copy
         function.__code__ = self._detour
 
@@ -56,6 +63,60 @@ class Diversion:
         if self._function.__code__ is self._detour:
             self._function.__code__ = self._code
             self._function.__globals__.pop(self._name, None)
+
+
+class Surrounding:
+    """A function whose body runs inside a context, with no frame more on the stack and each line where it was: for those whose callers
+    write the stack down, as the tracer of TorchScript does.
+
+    Args:
+        function: of plain Python, without closure, whose source is at hand.
+        context: what makes the context of a call.
+
+    Raises:
+        OSError: there is no source.
+        ValueError: the source is not that of the function, which may have a closure.
+    """
+
+    def __init__(self, function: FunctionType, context: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._function = function
+        code = self._code = function.__code__
+        self._name = _AROUND.format(function.__name__)
+        lines, first = inspect.getsourcelines(function)
+        module = ast.increment_lineno(ast.parse("".join(lines)), first - 1)
+        if _outline(_compiled(module, code)) != _outline(code):
+            raise ValueError(f"the source of {code.co_name} is another")
+        call = ast.Call(ast.Name(self._name, ast.Load()), [], [])
+        definition: Any = module.body[0]
+        definition.body = [ast.With([ast.withitem(call)], definition.body)]
+        self._surrounded = _compiled(ast.fix_missing_locations(module), code)
+        never_compile(self._surrounded)
+        function.__globals__[self._name] = context
+        function.__code__ = self._surrounded
+
+    def end(self) -> None:
+        """The function does what it did; nothing happens if somebody else has given it other code since."""
+        if self._function.__code__ is self._surrounded:
+            self._function.__code__ = self._code
+            self._function.__globals__.pop(self._name, None)
+
+
+def _compiled(module: ast.Module, code: CodeType) -> CodeType:
+    """The code of the one function in a module, compiled as this code was."""
+    consts = compile(module, code.co_filename, "exec", code.co_flags & _FUTURE, dont_inherit=True).co_consts
+    (found,) = [const for const in consts if isinstance(const, CodeType) and const.co_name == code.co_name]
+    return found
+
+
+def _outline(code: CodeType) -> tuple[Any, ...]:
+    return code.co_varnames, code.co_freevars, code.co_names, {line for _, _, line in code.co_lines()}
+
+
+def prepare_for_dynamo() -> None:
+    """Dynamo, which has been imported, is to compile diverted functions as if they were not."""
+    ask = unremarkable_is_compiling()
+    for copy in originals.values():
+        copy.__globals__[_COMPILING] = ask
 
 
 def original_code(function: FunctionType) -> CodeType:

@@ -18,10 +18,10 @@ from gradguard.core.callsite import CallSite, user_frame, user_stack
 from gradguard.core.safe_read import peek
 from gradguard.instrumentation.facts import Cut, EscapeFact
 from gradguard.instrumentation.journal import Journal
-from gradguard.instrumentation.tensor_refs import TensorRef
+from gradguard.instrumentation.tensor_refs import TensorRef, UncountedRef
 from gradguard.probes.call_arguments import call_name, is_flat, is_one_of, numbers_in, tensors_in, tensors_within
 from gradguard.probes.distributions import is_scoring, sampled_distribution
-from gradguard.probes.op_table import ADDEND, ALIKE, DETACH, FRESH, GATHER, REWRAP, REWRAPS, WRITE
+from gradguard.probes.op_table import ADDEND, AFFINE, ALIKE, DETACH, FRESH, GATHER, LESSER, MAPS, REWRAP, REWRAPS, WRITE
 from gradguard.probes.saved_contents import Contents
 from gradguard.torch_compat.collectives import GATHERING
 from gradguard.torch_compat.private_api import (
@@ -38,6 +38,7 @@ from gradguard.torch_compat.private_api import (
 _grad_enabled = torch.is_grad_enabled
 _Tensor = torch.Tensor
 _MOST_AT_ONE_LINE, _MOST_SEARCHED = 8, 64
+_MOST_SUMS = 256  # that values of one random sample go into
 _MOST_SEVERED, _MOST_BEHIND = 64, 4_096  # cuts noted, graph nodes searched for each
 _TELLING, _ARRAYS_SEARCHED = 4, 32  # values of an array by which it is known again, arrays compared
 _ESCAPES_SEARCHED = 256  # for the number a new tensor is made of; all 4,096 would take milliseconds
@@ -118,8 +119,19 @@ class LostPaths:
                 cut = Cut("rewrap", cut.clock, site, name, cut.seq, (), None, _merge([(cut,), *origins]))
         else:
             cut = Cut("rewrap", self.journal.tick(), site, name, sequence_number(), (), None, _merge(origins), guess=guess)
+            cut.given = any(origin.kind == "sample" for origin in cut.origins) and self._is_given(name, tensors_in(args, kwargs))
         for out in tensors:
             journal.remember_cut(out, cut)
+
+    def _is_given(self, name: str, inputs: list[Any]) -> bool:
+        """Whether a call that was given a value made of a random sample is a network's last one, or shifts and scales what it gives.
+
+        Where the sample is on both sides (`d @ precision * d`) the result is no linear map of it.
+        """
+        made = [cut for cut in map(self.journal.cut_of, inputs) if cut is not None and any(each.kind == "sample" for each in cut.roots())]
+        if name in LESSER:
+            return bool(made) and all(cut.given for cut in made)
+        return len(made) == 1 and (name in MAPS or (name in AFFINE and made[0].given))
 
     def _written(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         """With grad mode off a value with a graph is written where a graph begins or goes on: no gradient comes back to the value."""
@@ -205,7 +217,7 @@ class LostPaths:
         value = result if isinstance(result, (int, float, complex)) else (tuple(result) if name == "tolist" and is_flat(result) else None)
         if storage is not None and journal.wanted and cut is not None and source.is_floating_point():
             value = tuple(source.detach().flatten()[:_TELLING].tolist())  # to know them again in a tensor made of arrays
-        array = None if storage is None or not type(result).__weakrefoffset__ else weakref.ref(result)  # a subclass gives what it likes
+        array = None if storage is None or not type(result).__weakrefoffset__ else UncountedRef(result)  # a subclass gives what it likes
         frame_id = 0 if frame is None else id(frame)
         journal.escapes.append(EscapeFact(self.journal.tick(), name, site, value, cut, storage, frame_id, journal.step, array))
 
@@ -344,6 +356,8 @@ class LostPaths:
         for origin in roots:
             if origin.kind == "sample" and not origin.scored and is_scoring(sys._getframe(1)):
                 origin.scored = True
+            if cut.given and kind & ADDEND and len(origin.valued) < _MOST_SUMS:
+                origin.valued = (*origin.valued, seq)
 
     def _inputs(
         self, args: tuple[Any, ...], kwargs: dict[str, Any] | None

@@ -14,6 +14,8 @@ from types import (
 )
 from typing import Any
 
+import torch
+
 from gradguard.probes.broadcasts import COLUMNS, PAIRING
 from gradguard.probes.loss_inputs import LOSSES
 from gradguard.torch_compat.collectives import GATHERING
@@ -73,6 +75,14 @@ _ADDENDS = {
     "addcmul",
 }
 _FACTORS = {"mul", "multiply", "__mul__", "__rmul__"}
+# a network's last calls; what shifts, scales and reshapes their results; the smaller of two such results
+MAPS = frozenset({"linear", "bilinear", "addmm", "addmv", "mm", "mv", "matmul", "bmm", "baddbmm", "__matmul__", "__rmatmul__"})
+AFFINE = frozenset({
+    *_ADDENDS, *_FACTORS, "div", "divide", "true_divide", "__truediv__", "__div__", "neg", "negative", "__neg__", "mean", "sum",
+    "squeeze", "unsqueeze", "view", "reshape", "flatten", "unflatten", "select", "unbind", "split", "chunk", "__getitem__",
+    "permute", "transpose", "t", "T", "mT", "expand", "clone", "contiguous", "detach", "to", "float", "double", "half",
+})  # fmt: skip
+LESSER = frozenset({"min", "minimum", "amin", "fmin"})
 _QUERIES = {
     "size",
     "dim",
@@ -132,6 +142,8 @@ _QUERIES = {
     "names",
     "is_autocast_enabled",
 }
+_OPERATORS = {"truediv": "div", "rtruediv": "reciprocal", "rpow": "pow"}
+_elementwise: dict[Any, bool] = {}
 _PROPERTY_VIEWS = {"T", "mT", "H", "mH", "real", "imag"}
 
 
@@ -178,6 +190,21 @@ def classify(func: Any) -> int:
     if name in GATHERING and str(getattr(func, "__module__", "")).startswith("torch.distributed"):
         flags |= GATHER
     return flags
+
+
+def is_elementwise(func: Any) -> bool:
+    """Whether a function works element by element, in place or not, of one tensor each or of lists, as PyTorch's schemas say."""
+    known = _elementwise.get(func)
+    if known is None:
+        name = str(getattr(func, "__name__", "")).removeprefix("_foreach_").strip("_")
+        for each in (name, name[1:]):  # `__rmul__`, `__iadd__`
+            packet = getattr(torch.ops.aten, _OPERATORS.get(each, each), None) if each else None
+            if packet is not None:
+                break
+        known = packet is not None and any(torch.Tag.pointwise in getattr(packet, each).tags for each in packet.overloads())
+        if _of_torch(func):
+            _elementwise[func] = known
+    return known
 
 
 def asked_in_place(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:

@@ -39,6 +39,7 @@ from gradguard.core.safe_read import function_code, variables_of
 from gradguard.instrumentation.facts import CallableRef, ModeFact, Region, WriteFact
 from gradguard.instrumentation.fingerprints import fingerprint
 from gradguard.instrumentation.journal import Journal
+from gradguard.instrumentation.tensor_refs import UncountedRef
 from gradguard.probes.broadcasts import PAIRING, Columns, note_spread, note_spread_loss
 from gradguard.probes.call_arguments import any_requires_grad, call_name, region_written, versions_of
 from gradguard.probes.loss_inputs import LOSSES, LossInputs
@@ -64,6 +65,7 @@ from gradguard.probes.op_table import (
     asked_in_place,
 )
 from gradguard.probes.saved_contents import Contents
+from gradguard.probes.unused_results import UnusedResults
 from gradguard.probes.wrapped_functions import asked_by
 from gradguard.torch_compat.private_api import quiet, sequence_number, storage_key
 
@@ -79,6 +81,14 @@ _ESCAPES_SEARCHED = 256  # for the number a new tensor is made of; all 4,096 wou
 Fault = Callable[[BaseException], None]
 Locate = Callable[[Journal, Any, tuple[Any, ...], dict[str, Any] | None, Any], None]
 Failure = Callable[[BaseException, Any, tuple[Any, ...], dict[str, Any]], None]
+
+
+def _reads_parameter(args: tuple[Any, ...]) -> bool:
+    """Whether a call's first or last argument is a Parameter, or its first a list of them."""
+    first = args[0]
+    if type(first) is list and first:
+        first = first[0]
+    return type(first) is _Parameter or type(args[-1]) is _Parameter
 
 
 class OpProbe(TorchFunctionMode):
@@ -102,6 +112,8 @@ class OpProbe(TorchFunctionMode):
         self.lost = LostPaths(journal, self.prints)
         self.losses = LossInputs(journal)
         self.columns = Columns()
+        self.results = UnusedResults()
+        journal.unused_results = self.results.settle
         self._append = journal.ops.append
         self._tick = journal.tick
         self.live = True  # False: hands everything through, where it cannot be taken off the stack (within a call it sees)
@@ -123,12 +135,16 @@ class OpProbe(TorchFunctionMode):
             kind = SKIP
         if _is_compiling() or not self.live:
             return func(*args, **(kwargs or _NO_KWARGS))
+        if self.results.open and not (kind == SKIP and func.__name__ == "__get__"):
+            self._use(args, kwargs)
         if kind == SKIP:
             return func(*args, **kwargs) if kwargs else func(*args)
         if kind == GRAD:
+            result = func(*args)
             if USER_FILES[sys._getframe(1).f_code.co_filename]:
                 self.journal.grad_reads += 1
-            return func(*args)
+                self._gradient(result)
+            return result
         if kind == SET_DATA:
             return self._set_data(func, args)
         before = sequence_number()
@@ -159,6 +175,18 @@ class OpProbe(TorchFunctionMode):
             self.on_fault(fault)
         return result
 
+    def _use(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        try:
+            self.results.use(args, kwargs)
+        except internal_error() as fault:
+            self.on_fault(fault)
+
+    def _gradient(self, gradient: Any) -> None:
+        try:
+            self.results.gradient(gradient)
+        except internal_error() as fault:
+            self.on_fault(fault)
+
     def _returned(
         self,
         kind: int,
@@ -179,6 +207,8 @@ class OpProbe(TorchFunctionMode):
                 self.columns.note(func, args, result)
         if kind & GATHER:
             self.lost.gathered(func, args, kwargs or _NO_KWARGS)
+        if self.results.read or (args and _reads_parameter(args)):
+            self.results.note(kind, func, args, kwargs, result, sys._getframe(2))
         if after != before:
             frame: FrameType | None = sys._getframe(2)
             files = USER_FILES
@@ -320,7 +350,7 @@ class OpProbe(TorchFunctionMode):
                 if module is None and frame.f_code.co_name == "forward":
                     owner = variables_of(frame).get("self")
                     if isinstance(owner, torch.nn.Module):
-                        module = weakref.ref(owner)
+                        module = UncountedRef(owner)
                 frame = frame.f_back
             outer = user_frame(frame.f_back) if frame is not None else None
             unseen = self._is_data_alias(tensor)

@@ -22,6 +22,7 @@ from gradguard.core.callsite import CallSite, user_frame
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.safe_read import named_modules, named_parameters
 from gradguard.instrumentation.fault_barrier import say
+from gradguard.instrumentation.tensor_refs import UncountedRef
 from gradguard.torch_compat.private_api import quiet
 
 Divert = Callable[[Any, str, Callable[[Any], Any]], None]
@@ -198,7 +199,7 @@ class Exchange:
         self._every = every
         self._tolerance = tolerance
         self.prefix = f"gradguard/{ordinal}"
-        self.optimizer = weakref.ref(optimizer)
+        self.optimizer = UncountedRef(optimizer)
         self.steps = 0
         self.pending: dict[int, tuple[list[Any], list[Any], float]] = {}
         self.differed: list[int] = []
@@ -232,7 +233,7 @@ class Exchange:
         if ddp is None:
             stepped = {id(p) for group in optimizer.param_groups for p in group["params"]}
             ddp = next((d for d in list(known) if any(id(p) in stepped for _, p in parameters(d))), None)
-            self.ddp = None if ddp is None else weakref.ref(ddp)
+            self.ddp = None if ddp is None else UncountedRef(ddp)
         # a communication hook may be meant to let ranks differ for a while, such as PostLocalSGD's
         return None if ddp is None or getattr(ddp, "_comm_hooks", None) else ddp
 

@@ -20,13 +20,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.probes import compilers, step_protocol, warning_attribution
-from gradguard.probes.diversions import Diversion, originals
+from gradguard.probes.diversions import Diversion, Surrounding, originals
 from gradguard.probes.listeners import listener, local, tracer
-from gradguard.torch_compat.private_api import functorch, is_compiling
+from gradguard.torch_compat.private_api import functorch, is_compiling, like
 
 _lock = threading.Lock()
 _installed = False
-_diverted: list[Diversion] = []
+_diverted: list[Diversion | Surrounding] = []
 _replaced: list[tuple[Any, str, Any, Any]] = []  # what is not Python's: owner, attribute, original, replacement
 _hooks: list[Any] = []
 _LOGGER = logging.getLogger("gradguard")
@@ -58,9 +58,9 @@ def install(*more: Callable[[Callable[..., None]], None]) -> None:
             _divert(functorch, "vmap_impl", _vmap)
         step_protocol.install(_divert)
         _divert(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _checkpoint)
-        _divert(torch.export, "export", compilers.unguarded)
-        for name in ("trace", "trace_module", "_get_trace_graph"):  # the tracer names values and lines after the innermost frame
-            _divert(torch.jit._trace, name, compilers.unguarded)
+        _set_aside(torch.export, "export")
+        for name in ("trace", "trace_module", "_get_trace_graph"):  # the tracer names values after frames, and keeps the stack
+            _set_aside(torch.jit._trace, name)
         _replace(torch.nn.functional, "handle_torch_function", _handle_torch_function)
         _replace(torch._tensor, "handle_torch_function", _handle_torch_function)
         for put in more:
@@ -98,6 +98,18 @@ def _divert(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
             _diverted.append(Diversion(plain, make))
         except internal_error() as fault:
             _unwatched(name, fault)
+
+
+def _set_aside(owner: Any, name: str) -> None:
+    """A function of torch's that runs as in a thread without a guard."""
+    function = vars(owner).get(name)
+    if isinstance(function, FunctionType):
+        try:
+            _diverted.append(Surrounding(function, compilers.Aside))
+            return
+        except internal_error():  # no source, say: with a frame more on the stack
+            pass
+    _divert(owner, name, compilers.unguarded)
 
 
 def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
@@ -226,9 +238,7 @@ def _handle_torch_function(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _hook(target: Callable[..., Any]) -> Callable[..., Any]:
     """A hook on optimizers that Dynamo, which traces them together with the step, takes for one of torch's that does nothing."""
-    home = register_optimizer_step_pre_hook
-    code = compile("def hook(optimizer, args, kwargs): pass", home.__code__.co_filename, "exec").co_consts[0]
-    hook = FunctionType(code, home.__globals__)
+    hook = like(register_optimizer_step_pre_hook, "def hook(optimizer, args, kwargs): pass")
     _diverted.append(Diversion(hook, lambda original: target))
     return hook
 

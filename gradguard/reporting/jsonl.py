@@ -60,6 +60,24 @@ class JsonlReport:
         finally:
             os.close(descriptor)
 
+    def revise(self, old: Diagnosis, new: Diagnosis, message: str) -> None:
+        """Writes a diagnosis anew in the place of its line: more is known of it by now. Not while other processes write.
+
+        Where the file does not have that line, it is appended.
+        """
+        known = old.model_dump(mode="json")
+        lines = self.path.read_bytes().splitlines(keepends=True) if self.path.is_file() else []
+        for i in reversed(range(len(lines))):
+            record = json.loads(lines[i])
+            record.pop("message", None)
+            if record == known:
+                lines[i] = json.dumps(to_record(new, message), separators=(",", ":")).encode() + b"\n"
+                fresh = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+                fresh.write_bytes(b"".join(lines))
+                os.replace(fresh, self.path)
+                return
+        self.write(new, message)
+
     def close(self) -> None:
         """End the report. Nothing is held open between lines; a line written later (by a daemon thread, say) is still appended."""
 

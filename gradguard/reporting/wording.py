@@ -25,6 +25,20 @@ def safety(diagnosis: Diagnosis, fix: Fix) -> str:
     return SAFETY[fix.safety]
 
 
+def standing(diagnosis: Diagnosis, fix: Fix) -> str:
+    """What a change may do, and what came of trying it."""
+    words, verified = safety(diagnosis, fix), fix.verified
+    if verified.verdict == "verified":
+        return f"{words}; verified over {_count(verified.steps, 'step')}" if verified.steps else f"{words}; verified: {verified.why}"
+    if verified.why is None:
+        return words
+    return f"{words}; {'tried, and failed' if verified.verdict == 'failed' else 'not verified'}: {verified.why}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def title(diagnosis: Diagnosis) -> str:
     """The first line: severity, code and headline, never broken, because logs and test summaries show just this line."""
     return f"{diagnosis.severity}[{diagnosis.code}]: {one_line(diagnosis.headline)}"

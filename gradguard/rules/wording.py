@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
-import os
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -19,6 +17,7 @@ from gradguard.core.callsite import CallSite
 from gradguard.core.diagnosis import Role, SourceSpan, TensorFacts
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.safe_read import parameters_in
+from gradguard.fixes.diff import unified
 from gradguard.monitors.optimizer_books import Book
 
 _LISTED = 4
@@ -187,9 +186,4 @@ def inserted_before(place: ResolvedSite | None, text: str) -> str | None:
     if old[: place.statement.col_offset].strip():  # not the first of its line
         return None
     new = [*source.lines[: line - 1], f"{indent}{text}\n", *source.lines[line - 1 :]]
-    try:
-        compile("".join(new), source.filename, "exec", ast.PyCF_ONLY_AST)
-    except (SyntaxError, ValueError):
-        return None
-    name = os.path.basename(source.filename)
-    return "".join(difflib.unified_diff(source.lines, new, f"a/{name}", f"b/{name}", n=2)) or None
+    return unified(source, new, context=2)

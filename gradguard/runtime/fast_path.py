@@ -3,29 +3,43 @@
 Most steps of a long training are calm, and nearly all that a guard costs there is Python that asks whether there is anything to
 do. So the rules say when they have business (`Rule.idle`) and at how many backward calls they need no more than the loss
 (`Rule.ahead`); that far the steps are coasted through (`instrumentation.event_buffer`), and what happened is told to the
-journal, the ledger and the rules when the stretch ends: `catch_up`, before anything out of the ordinary is looked at.
+journal, the ledger and the rules when the stretch ends: `tell`, before anything out of the ordinary is looked at.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple
 
 from gradguard.core.callsite import CallSite
 from gradguard.instrumentation.event_buffer import Coast, Event, Place, Where
 from gradguard.instrumentation.facts import BackwardFact, StepFact
+from gradguard.instrumentation.journal import Journal
 from gradguard.monitors import idle_ledger
-
-if TYPE_CHECKING:
-    from gradguard.runtime.incident_routing import Incidents
+from gradguard.runtime.run import Run
 
 _STEPS = 128  # the longest stretch: what could give a rule business from elsewhere (a replica made) can wait that long
 _STACK = 12  # frames a fact keeps
 
 
-def set_off(session: Incidents) -> Coast | None:
+class Told(NamedTuple):
+    """Where a session stands after a stretch.
+
+    Attributes:
+        step: how many steps have begun.
+        stepped: whether any of them began in the stretch.
+        backwards: backward calls since the last one began, or since the stretch did.
+        inside: whether the newest backward call has not returned.
+    """
+
+    step: int
+    stepped: bool
+    backwards: int
+    inside: bool
+
+
+def set_off(session: Any, run: Run) -> Coast | None:
     """A calm step begins: how far it may be coasted from here; None where that is not worth a list."""
-    run = session.run
     depth = run.depth.ahead()
     steps, backwards = idle_ledger.ahead(run.ledger)
     calls = run.calm.calls(run.memory)
@@ -38,16 +52,17 @@ def set_off(session: Incidents) -> Coast | None:
     return coast
 
 
-def catch_up(session: Incidents, coast: Coast) -> None:
-    """Tells the journal, the ledger and the rules what has been written down; the session is as if it had been told at once."""
-    run, journal, log = coast.run, session.journal, coast.log
+def tell(coast: Coast, journal: Journal, step: int) -> Told:
+    """Tells the journal, the ledger and the rules what has been written down since step `step` began."""
+    run, log = coast.run, coast.log
     ledger, depth = run.ledger, run.depth
     ledger.coast = None
     told = tuple(each.told for each in run.calm.ahead)
-    journal.later(Stretch(log, journal.backward_count, [journal.tick() for _ in log], session.step))
+    journal.later(Stretch(log, journal.backward_count, [journal.tick() for _ in log], step))
     losses: dict[Place, list[float]] = {}
     newest: dict[Place, int] = {}  # of the calls at a place
     calls = journal.backward_count
+    first, backwards = step, 0
     for number, event in enumerate(log):
         if number == coast.opened:
             ledger.opened()
@@ -58,12 +73,12 @@ def catch_up(session: Incidents, coast: Coast) -> None:
             losses.setdefault(place, []).append(event[2])
             newest[place] = calls
             if not (coast.inside and number == len(log) - 1):
-                session._backwards += 1
+                backwards += 1
                 ledger.backwards += 1
         elif event[0] == "step":
             idle_ledger.coasted(ledger, event[4], event[3](), event[1], event[5])
-            session.step += 1
-            session._backwards = 0
+            step += 1
+            backwards = 0
             depth.steps += 1
         elif (scheduler := event[2]()) is not None:
             ledger.scheduler_stepped(scheduler, _site(event[1]))
@@ -73,12 +88,11 @@ def catch_up(session: Incidents, coast: Coast) -> None:
     for place in sorted(newest, key=newest.__getitem__):  # the newest call's last: it is the one that rules may be asked about
         for tell in told:
             tell(run.memory, place, newest[place], losses[place])
-    journal.step = session.step
+    journal.step = step
     if coast.opened == len(log):
         ledger.opened()
-    if coast.inside:
-        coast.inside = False
-        session.depth = 1
+    inside, coast.inside = coast.inside, False
+    return Told(step, step > first, backwards, inside)
 
 
 class Stretch:

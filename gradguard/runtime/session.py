@@ -1,4 +1,4 @@
-"""The guarding session of one thread: takes what the probes see, decides which steps are traced, turns failures into
+"""The guarding session of one thread: takes what the probes see, decides which steps are traced, turns failures and findings into
 incidents.
 
 One session a thread, kept for the thread's life, so that what a step leaves behind is still known in the next
@@ -11,57 +11,96 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from gradguard.core.callsite import CallSite, user_frame
-from gradguard.core.foreign_exceptions import internal_error
-from gradguard.instrumentation.facts import CallableRef, StepFact
+import torch
+
+from gradguard.analysis.graph.walk import nodes_from, root_nodes
+from gradguard.analysis.incident import Incident
+from gradguard.analysis.live.frames import FrameView, live_frames
+from gradguard.core.callsite import CallSite, site_of, user_frame, user_stack
+from gradguard.core.errors import GradGuardError
+from gradguard.core.foreign_exceptions import internal_error, is_internal
+from gradguard.core.moments import Moment
+from gradguard.instrumentation.facts import BackwardFact, CallableRef, Cut, StepFact
 from gradguard.instrumentation.fault_barrier import Shield, failed_part, in_thread, mute, say
 from gradguard.instrumentation.journal import current_journal
-from gradguard.monitors import checkpoints
+from gradguard.instrumentation.tensor_refs import UncountedRef
+from gradguard.monitors import checkpoints, idle_ledger
+from gradguard.monitors.findings import Finding
 from gradguard.probes import warning_attribution
-from gradguard.probes.compilers import unseen
-from gradguard.probes.finite_results import note_nonfinite
+from gradguard.probes.backward_nodes import NodeWatch
+from gradguard.probes.call_arguments import any_requires_grad
 from gradguard.probes.listeners import local, set_coast, set_listener
 from gradguard.probes.operators import OpProbe
 from gradguard.probes.step_protocol import forget_forwards
 from gradguard.rules.base import SKIP, Rule
-from gradguard.runtime import fast_path, step_events
-from gradguard.runtime.backward_calls import coasted_failed, coasted_returned, run_backward
-from gradguard.runtime.incident_routing import Incidents
+from gradguard.runtime import fast_path
+from gradguard.runtime.backward_calls import backward_fact, inputs_of, is_same_call, roots_of
+from gradguard.runtime.diagnoser import Diagnoser
+from gradguard.runtime.module_hooks import ModuleHooks
+from gradguard.runtime.op_tracing import OpTracing
 from gradguard.runtime.run import Run
 from gradguard.runtime.step_skipping import Withheld, give_back_gradients, withhold_gradients
-from gradguard.torch_compat.private_api import (
-    call_alone,
-    can_trace_ops,
-    insert_mode,
-    mode_is_active,
-    remove_mode,
-    sequence_number,
-    stands_alone,
-)
+from gradguard.torch_compat.private_api import can_trace_ops, in_backward, quiet, sequence_number
 
 if TYPE_CHECKING:
     from gradguard.config.settings import Settings
     from gradguard.instrumentation.event_buffer import Coast
-    from gradguard.runtime.open_guard import OpenGuard
+
+_BACKWARDS_PER_STEP = 64
+_HANDED_ON = OpProbe.__torch_function__.__code__
 
 
-class Session(Incidents):
-    """See the module's docstring. Implements `gradguard.probes.listeners.Listener`."""
+class OpenGuard(Protocol):
+    """What the session asks of the guards that are open in its thread; `gradguard.runtime.guard.Guard` is one.
+
+    Attributes:
+        settings: its own.
+        diagnoser: what has its rules asked.
+        models: what it was told of.
+        run: what it remembers in this thread.
+    """
+
+    settings: Settings
+    diagnoser: Diagnoser
+
+    @property
+    def models(self) -> Any: ...
+
+    @property
+    def run(self) -> Run: ...
+
+
+class Session:
+    """See the module's docstring. Implements `gradguard.probes.listeners.Listener`.
+
+    Attributes:
+        guards: those open in this thread, the outermost first.
+        step: how many steps have begun.
+        depth: how many backward calls are under way, one within another.
+        ended: whether the loop is over: the step that began behind the last optimizer's step is none.
+        faulty: whether anything of gradguard's own has failed in this thread.
+        shield: around what keeps account of something.
+        lookout: around what is only asked, and kept by nothing.
+    """
 
     def __init__(self) -> None:
         self.journal = current_journal()
         self.guards: list[OpenGuard] = []
         self._runs: dict[tuple[CallSite | None, int], Run] = {}
-        self.tracing = False
         self.step = 0
-        self.faulty = False  # whether anything of gradguard's own has failed in this thread
+        self.depth = 0
+        self.ended = False
+        self.faulty = False
+        ref = in_thread.session = weakref.ref(self)
+        self.shield = Shield(ref)
+        self.lookout = Shield(ref, lasting=False)
         # the probe is kept by the thread's function-mode stack: it must not keep the session in a cycle
-        ref = weakref.ref(self)
 
         def failed(error: BaseException, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             session = ref()
@@ -74,27 +113,24 @@ class Session(Incidents):
             if session is not None:
                 session.fault(error)
 
-        self.probe = OpProbe(self.journal, failed, fault)
-        in_thread.session = ref
-        self.shield = Shield(ref)
-        self.lookout = Shield(ref, lasting=False)  # around what is only asked, and kept by nothing
-        self.census: Any = None  # the handle of a hook on module calls, while there is one
-        self.forwards: Any = None  # that of one on forwards past DistributedDataParallel
-        self.registrations: Any = None  # that of one on what modules are given as parameters
-        self.depth = 0  # nested backward calls
-        self.under_way: Any = None  # the fact of the newest of those that are not
-        self._on = False  # whether the op probe stands on the mode stack, as far as this session put it there
+        self.ops = OpTracing(self.journal, self.shield, failed, fault)
+        self.run_engine = self.ops.run_engine
+        self.run_python = self.ops.run_python
+        self.unwatched = self.ops.unwatched
+        self.hooks = ModuleHooks(self.shield)
+        self._under_way: BackwardFact | None = None  # the newest backward call that was not made by another
         self._backwards = 0  # since the step began
         self._opened: Run | None = None  # the run that was under way last
-        self.ended = False  # the loop is over: the step that began behind the last optimizer's step is none
-        self._stands = False  # whether the whole step is watched, apart from what an optimizer and torch's own functions do
-        self._lifted = False  # whether the op probe was on the stack, or is to be on it, when what is compiled has ended
-        self._stale = False  # whether the op probe may have been left on the stack
         self._traces = False  # whether the current step is a traced one
         self._calm = False  # whether nothing but the loss has to be looked at in the current step
         self._coast: Coast | None = None  # a stretch of such steps, of which is yet to be told
         self._entered_run: Run | None = None
         self._withheld: Withheld = []  # gradients that the step under way must not see
+
+    @property
+    def tracing(self) -> bool:
+        """Whether the current step is traced."""
+        return self.ops.on
 
     # -- opening, closing, tracing ------------------------------------------------------------------------------------
 
@@ -149,11 +185,11 @@ class Session(Incidents):
             with self.lookout:
                 sizes = guard.settings.journal
                 if self.journal.resize(sizes.ops, sizes.writes):
-                    self.probe.rebind()
+                    self.ops.probe.rebind()
             with self.shield:
                 run.ledger.opened()
             with self.shield:
-                step_events.resume_census(self)
+                self.hooks.resume(run.ledger, run.depth)
             with self.shield:
                 run.depth.resume()
                 self.begin_step(entered=True)
@@ -182,7 +218,7 @@ class Session(Incidents):
             with self.shield:
                 run.depth.pause()
             with self.shield:
-                step_events.pause_census(self)
+                self.hooks.pause()
             with self.lookout:
                 # a guard around a single step is left a thousand times, mostly by the same files
                 if (run.entries < 8 or not run.entries % 64) and run.settings.actions.unused_ignores != "off":
@@ -205,8 +241,7 @@ class Session(Incidents):
         if guard in self.guards:
             self.guards.remove(guard)
         if not self.guards:
-            self.tracing = self._on = self.probe.live = False
-            self._stale = True
+            self.ops.abandon()
 
     def begin_step(self, entered: bool = False) -> None:
         """Decides whether the step that begins is traced.
@@ -225,17 +260,22 @@ class Session(Incidents):
         run = self.run
         on = self._traces = not run.blind and run.depth.next_step()
         self._calm = False
-        if on != self.tracing or (on and not self._on) or (self._stale and not self.depth):
+        if not self.ops.is_set(on, nested=self.depth > 0):
             self.trace(on)
         if on or run.blind or not run.ledger.asleep:
             return
         try:
             self._calm = run.calm.begins(run.memory)
             if self._calm and not self.depth and not self._withheld and self._coast is None:
-                self._coast = fast_path.set_off(self)
+                self._coast = fast_path.set_off(self, run)
                 set_coast(self._coast)
         except internal_error() as error:
             self.fault(error, part=run.calm)
+
+    def _between_backwards(self) -> None:
+        """A backward call has ended before any optimizer has stepped: what follows may be traced, where nothing else ends a step."""
+        if not self._traces and self.depth <= 1 and (on := self.run.depth.next_part()) != self.tracing:
+            self.trace(on)
 
     def catch_up(self) -> None:
         """What was only written down in calm steps is told."""
@@ -243,10 +283,15 @@ class Session(Incidents):
         if coast is not None:
             set_coast(None)
             try:
-                fast_path.catch_up(self, coast)
+                self._told(fast_path.tell(coast, self.journal, self.step))
             except internal_error() as error:
                 mute(coast.run.calm)
                 self.fault(error, part=coast.run.ledger)
+
+    def _told(self, stretch: fast_path.Told) -> None:
+        self.step, self._backwards = stretch.step, stretch.backwards + (0 if stretch.stepped else self._backwards)
+        if stretch.inside:
+            self.depth = 1
 
     def steps_so_far(self) -> int:
         """How many steps have begun, those included that are only written down."""
@@ -263,7 +308,7 @@ class Session(Incidents):
             with self.shield:
                 self.ended = not self._backwards
                 try:
-                    step_events.tell(self, "closing", frame)
+                    self._tell("closing", frame)
                 finally:
                     self.ended = False
 
@@ -272,53 +317,27 @@ class Session(Incidents):
         if on and self._coast is not None:
             self.catch_up()
         on = on and can_trace_ops() and bool(self.guards) and not self.run.blind
-        if on:
-            trace = self.run.settings.trace
-            self.probe.prints.whose = trace.contents
-            self.probe.locate = note_nonfinite if trace.locate_nonfinite else None
-        self._stand(on)
-        self._lifted = on
-        # a step that ends within a backward (an optimizer in a hook) leaves the probe where torch will put it back afterwards
-        self._stale = not on and self.depth > 0
-        self.probe.live = on
-        self.tracing = self._on = on
-
-    def _stand(self, on: bool, lifted: bool = True) -> None:
-        """Puts the op probe on this thread's stack, where nothing compiled is under way, or takes it off.
-
-        Args:
-            on: whether it is to watch.
-            lifted: False where it is torch that will put it back on the stack, once the function has returned that it handles.
-        """
-        on = on and not local.compiled
-        stands = on or (self.depth > 0 and not local.compiled)  # torch may put it back, see `trace`
-        if stands != self._stands:
-            unseen.keep(self.probe, stands)
-            self._stands = stands
-        if not on:
-            remove_mode(self.probe)
-        elif lifted and not mode_is_active(self.probe):
-            insert_mode(self.probe)
+        self.ops.switch(on, self.run.settings.trace if on else None, nested=self.depth > 0)
 
     def compiled_begins(self) -> None:
         """A function compiled by Dynamo is called: no mode of ours, and no hook on modules, may be in its sight."""
-        self._lifted = mode_is_active(self.probe)
-        self._stand(False)
-        forget_forwards()
-        step_events.pause_census(self)
+        with self.lookout:
+            self.ops.compiled_begins(nested=self.depth > 0)
+            forget_forwards()
+            self.hooks.pause()
 
     def compiled_ends(self) -> None:
         """It has returned, or calls something that is not to be compiled."""
-        if self._on and self.tracing and self.guards:
-            self._stand(True, self._lifted)
+        with self.lookout:
+            if self.guards:
+                self.ops.compiled_ends(nested=self.depth > 0)
 
     def _off(self) -> None:
         """`trace(False)`, whatever happens."""
         with self.lookout:
             self.trace(False)
             return
-        self.tracing = self._on = self.probe.live = False
-        remove_mode(self.probe)
+        self.ops.off()
 
     def fault(self, error: BaseException, rules: tuple[Rule, ...] = (), lasting: bool = True, part: Any = None) -> None:
         """gradguard itself failed: says so once, leaves out the part that failed for the rest of the run, lets the training go on.
@@ -351,71 +370,274 @@ class Session(Incidents):
             if run is not None and run.blind:
                 self.trace(False)
         except internal_error():
-            self.tracing = False
+            self.ops.on = False
 
-    # -- what the probes report ---------------------------------------------------------------------------------------
+    # -- incidents ----------------------------------------------------------------------------------------------------
 
-    run_backward = run_backward
-    coasted_failed = coasted_failed
-    coasted_returned = coasted_returned
+    def op_failed(self, error: BaseException, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A torch call of the user's raised."""
+        if isinstance(error, GradGuardError) or not isinstance(error, (RuntimeError, TypeError, ValueError, IndexError)):
+            return
+        if isinstance(error, torch.OutOfMemoryError):
+            return
+        self._failed(error, "forward", sys._getframe(2), func=func, args=args, kwargs=kwargs)
 
-    def run_engine(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The op probe is off while torch handles `backward` itself; custom Functions' backwards shall be seen."""
-        probe = self.probe
-        put = False
-        try:
-            try:
-                with self.shield:
-                    if put := not (mode_is_active(probe) or local.compiled):
-                        insert_mode(probe)
-                return original(*args, **kwargs)
-            finally:
-                if put:
-                    remove_mode(probe)
-        except BaseException:
-            if put:  # once more: an exception from outside may have come in the midst of it
-                remove_mode(probe)
-            raise
-
-    def unwatched(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Calls a function without the op probe on the stack; modes of the user's stay."""
-        taken = False
-        with self.shield:
-            if taken := mode_is_active(self.probe):
-                remove_mode(self.probe)
-        try:
-            return function(*args, **kwargs)
-        finally:
-            if taken:
-                with self.shield:
-                    insert_mode(self.probe)
-
-    def run_python(
-        self, original: Callable[..., Any], function: Callable[..., Any], relevant: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """A torch function written in Python, of plain tensors, for the modes on the stack."""
+    def _failed(self, error: Exception, where: str, frame: FrameType, **facts: Any) -> None:
         __tracebackhide__ = True
-        probe = self.probe
-        return call_alone(probe, function, args, kwargs) if stands_alone(probe) else original(function, relevant, *args, **kwargs)
+        if not self.guards:
+            return
+
+        def frames() -> list[FrameView]:
+            inner = _inner_frames(error) if where in ("backward", "grad") else []
+            return [view for view in inner if view.is_user] + live_frames(frame)  # a custom backward's own frame, a hook's
+
+        self.explain(self.guard, where, frames, error=error, **facts)
+
+    def explain(self, guard: OpenGuard, where: str, frames: Callable[[], list[FrameView]], **facts: Any) -> None:
+        """Has an exception diagnosed; a fault on the way leaves the exception as it is.
+
+        Raises:
+            GradGuardError: the diagnosis.
+        """
+        __tracebackhide__ = True
+        self.catch_up()
+        with self.lookout, quiet():
+            incident = self.incident("error", where, frames, **facts)
+            with self._disposing(incident):
+                guard.diagnoser.failed(incident, guard.run, self)
+
+    @contextmanager
+    def _disposing(self, incident: Incident) -> Iterator[None]:
+        """Lets go of an incident in the end."""
+        try:
+            yield
+        finally:
+            with self.lookout:
+                incident.dispose()
+
+    def incident(self, moment: Moment, where: str, frames: Callable[[], list[FrameView]], **facts: Any) -> Incident:
+        """An incident of this session."""
+        return Incident(
+            moment,
+            where,
+            self.journal,
+            frames,
+            traced=self.tracing,
+            step=self.run.ledger.turn(self.step - 1 if self.ended and self.step > 1 else self.step, self.ended),
+            models=tuple(self.guard.models),
+            memory=self.run.memory,
+            **facts,
+        )
+
+    def moment(self, moment: Moment, where: str, frame: FrameType, **facts: Any) -> None:
+        """Lets the rules that look at this moment look."""
+        run, traced = self.run, self.tracing
+        with quiet():
+            asked: list[Rule] = []
+            memory = run.memory
+            for screen, rules in run.screens(moment, traced):
+                try:
+                    if screen is None or screen(memory, moment, facts, traced):
+                        asked += rules
+                except internal_error() as fault:
+                    self.fault(fault, rules)
+        if asked:
+            asked.sort(key=run.silent_rules(moment, traced).index)
+            self._check(tuple(asked), moment, where, frame, **facts)
+
+    def judge(self, finding: Finding, frame: FrameType | None) -> None:
+        """Asks the one rule that a finding is for."""
+        run = self.run
+        if not finding.ROUTINE:  # a look that every healthy program gets
+            run.depth.incident()  # the next steps are traced
+        rules = tuple(rule for rule in run.silent_rules("finding", True) if rule.code == finding.code)
+        if rules:
+            optimizer = None if finding.book is None else finding.book.ref()
+            self._check(rules, "finding", "protocol", frame, finding=finding, optimizer=optimizer)
+
+    def _judge_all(self, findings: Iterable[Finding], frame: FrameType | None) -> None:
+        for finding in findings:
+            with self.lookout:
+                self.judge(finding, frame)
+
+    def _check(self, rules: tuple[Rule, ...], moment: Moment, where: str, frame: FrameType | None, **facts: Any) -> None:
+        incident = self.incident(moment, where, lambda: live_frames(frame), **facts)
+        with self._disposing(incident), quiet():
+            guard = self.guard
+            guard.diagnoser.check(rules, incident, guard.run, self)
+
+    def _tell(self, happening: str, frame: FrameType | None, *facts: Any) -> None:
+        """Tells the ledger what happened (a method's name of `Ledger` and its arguments). The caller holds up the shield.
+
+        Raises:
+            GradGuardError, GradGuardWarning: a rule has found something and the policy raises.
+        """
+        run = self.run
+        ledger = run.ledger
+        with quiet():  # by a mode, or by a `__torch_function__` of a tensor's class
+            getattr(ledger, happening)(*facts)
+        self.hooks.follow(ledger, run.depth)
+        if ledger.found:
+            found, ledger.found = ledger.found, []
+            self._judge_all(found, frame)
+
+    # -- backward calls -----------------------------------------------------------------------------------------------
+
+    def run_backward(self, kind: str, original: Callable[..., Any], frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs a backward call of the user's, at which the rules look before and after.
+
+        Raises:
+            GradGuardError: what it raised, diagnosed.
+        """
+        __tracebackhide__ = True
+        # autograd.grad is a torch function: this is the call that is under way, by way of the op probe
+        if frame.f_back is not None and frame.f_back.f_code is _HANDED_ON:
+            return original(*args, **kwargs)
+        self._calm = False
+        depth = self.depth
+        call: BackwardFact | None = None
+        roots: tuple[Any, ...] = ()
+        again = False
+        outermost = kind == "backward" and not depth
+        with self.shield:
+            if not depth and self.ops.was_taken:  # an optimizer's step() raised: its post hook never came
+                self.trace(True)
+        with self.lookout:
+            roots = roots_of(args, kwargs)
+            call = backward_fact(self.journal, kind, frame, args, kwargs, roots, self.step, self.tracing, depth > 0)
+            again = depth > 0 and is_same_call(call, self._under_way)
+            if not again:
+                self._begin(call, frame, roots, depth, outermost)
+        if again:  # what it raises is told by the call that handed it on
+            return original(*args, **kwargs)
+        watch: NodeWatch | None = None
+        try:
+            if call is not None and self.tracing and self.run.settings.trace.node_hooks:
+                with self.lookout, quiet():
+                    watch = NodeWatch(nodes_from(root_nodes(roots)), self.journal, call.index)
+            self.depth = depth + 1
+            result = original(*args, **kwargs)
+        except BaseException as error:
+            self.depth = depth
+            if watch is not None:
+                with self.lookout:
+                    watch.remove()
+            with self.lookout:
+                self._backward_failed(error, kind, frame, args, kwargs, roots, call)
+            raise
+        self.depth = depth
+        if watch is not None:
+            with self.lookout:
+                watch.remove()
+        self._end(call, frame, roots, outermost, result)
+        return result
+
+    def _begin(self, call: BackwardFact, frame: FrameType, roots: tuple[Any, ...], depth: int, outermost: bool) -> None:
+        """A backward call is about to run."""
+        if not depth:
+            self._under_way = call
+        self.journal.backward_count = call.index
+        self.journal.later(call)
+        if outermost:
+            with self.shield:
+                ledger = self.run.ledger
+                if not ledger.asleep or ledger.ended:
+                    self._tell("before_backward", frame)
+        self.moment("before_backward", call.kind, frame, roots=roots, call=call)
+
+    def _end(self, call: BackwardFact | None, frame: FrameType, roots: tuple[Any, ...], outermost: bool, result: Any) -> None:
+        """A backward call has returned; `call` is None where what came before it failed."""
+        with self.lookout:
+            if self.tracing and call is not None:
+                if call.kind == "grad" and not call.create_graph:
+                    self._gradients(call, result)
+                if not call.nested:
+                    with quiet():
+                        self.run.ledger.differentiated(call, roots, sequence_number())
+        if outermost:
+            with self.shield:
+                ledger = self.run.ledger
+                if call is not None and (not ledger.asleep or ledger.backward_asleep()):
+                    self._tell("after_backward", frame, call, roots)
+                if not ledger.steps:
+                    self._between_backwards()
+            with self.shield:
+                self._backwards += 1
+                if self._backwards > _BACKWARDS_PER_STEP:  # a loop without optimizers still has steps
+                    self.begin_step()
+        with self.lookout:
+            kind = "backward" if call is None else call.kind
+            self.moment("after_backward", kind, frame, roots=roots, call=call)
+
+    def _gradients(self, call: BackwardFact, result: Any) -> None:
+        """Gradients taken without create_graph have no graph of their own: what is made of them remembers that."""
+        cut = Cut("detach", self.journal.tick(), call.site, "autograd.grad", call.seq, call.root_seqs)
+        for gradient in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(gradient, torch.Tensor) and not gradient.requires_grad:
+                self.journal.remember_cut(gradient, cut)
+
+    def _backward_failed(
+        self,
+        error: BaseException,
+        kind: str,
+        frame: FrameType,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        roots: tuple[Any, ...],
+        call: BackwardFact | None,
+    ) -> None:
+        __tracebackhide__ = True
+        # an exception of the training's: neither a diagnosis nor come from outside
+        if isinstance(error, Exception) and is_internal(error):
+            self._failed(error, kind, frame, roots=roots, inputs=inputs_of(kind, args, kwargs), call=call)
+
+    def coasted_failed(self, error: BaseException, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A backward call that was only written down (`gradguard.instrumentation.event_buffer`) has raised."""
+        __tracebackhide__ = True
+        self.catch_up()
+        self.depth = 0
+        with self.lookout:
+            self._backward_failed(error, "backward", frame, args, kwargs, args[:1], self._outermost())
+
+    def coasted_returned(self, frame: FrameType, args: tuple[Any, ...]) -> None:
+        """A backward call in whose course something out of the ordinary came: in a hook, or in a Function's backward."""
+        self.depth = 0
+        self._backwards += 1
+        with self.shield:
+            self._tell("after_backward", frame, self._outermost(), args[:1])
+
+    def _outermost(self) -> BackwardFact | None:
+        """The newest backward call that was not made by another."""
+        return next((fact for fact in reversed(self.journal.backwards) if not fact.nested), None)
+
+    # -- what else the probes report ----------------------------------------------------------------------------------
 
     def run_function(self, original: Callable[..., Any], cls: Any, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Function.apply makes its node outside any torch call: the op probe does not see it."""
         if cls.__name__ == "CheckpointFunction":
             with self.lookout:
-                step_events.judge_all(self, checkpoints.reentrant(self.run.memory, args, step_events.site_of(frame)), frame)
+                self._judge_all(checkpoints.reentrant(self.run.memory, args, site_of(frame)), frame)
         before = sequence_number()
         result = original(cls, *args, **kwargs)
         with self.lookout:
             if sequence_number() != before:
                 caller = user_frame(frame)
                 if caller is not None:
-                    self.journal.ops.append((before, before + 1, caller.f_code, caller.f_lasti, CallableRef(cls), self.journal.tick()))
+                    function, clock = CallableRef(cls), self.journal.tick()
+                    self.journal.ops.append((before, before + 1, caller.f_code, caller.f_lasti, function, clock))
+                    direct = (
+                        caller in (frame, frame.f_back)
+                        and torch.is_grad_enabled()
+                        and any_requires_grad(result if isinstance(result, tuple) else (result,))
+                    )
+                    if direct and not in_backward():  # nor is it checkpointing's second run
+                        self.run.ledger.applied(function, before, clock, user_stack(caller))
         return result
 
     def mapped(self, frame: FrameType, given: Any, result: Any) -> None:
         """`torch.vmap(f)(...)` has returned: within it tensors are others, and what they remember ends with it."""
         with self.lookout:
-            self.probe.lost.mapped(frame, given, result)
+            self.ops.probe.lost.mapped(frame, given, result)
 
     def before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         with self.shield:
@@ -431,32 +653,40 @@ class Session(Incidents):
                 withhold_gradients(optimizer, self._withheld)
                 self.run.skipped += 1
         with self.shield:
-            if self.tracing and not _has_closure(args, kwargs):
-                # most torch calls of a small model's step are its optimizer's own (TORCH_FACTS 29), and none of them is a clue
-                remove_mode(self.probe)
-                self._on = False
+            if not _has_closure(args, kwargs):
+                self.ops.step_aside()
 
     def after_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         frame, site = sys._getframe(2), None
         with self.shield:
             give_back_gradients(self._withheld)
         with self.lookout:
-            caller = user_frame(frame)
-            site = None if caller is None else CallSite(caller.f_code, caller.f_lasti)
+            site = site_of(frame)
             journal = self.journal
-            fact = StepFact(journal.tick(), sequence_number(), self.step, site, weakref.ref(optimizer), type(optimizer).__name__)
+            fact = StepFact(journal.tick(), sequence_number(), self.step, site, UncountedRef(optimizer), type(optimizer).__name__)
             journal.later(fact)
         with self.shield:
-            step_events.after_step(self, frame, optimizer, site)
+            self._stepped(frame, optimizer, site)
         with self.shield:
             self.begin_step()
+
+    def _stepped(self, frame: FrameType, optimizer: Any, site: CallSite | None) -> None:
+        ledger = self.run.ledger
+        if not ledger.asleep:
+            self._tell("after_step", frame, optimizer, site)
+            return
+        with quiet():
+            asked = idle_ledger.step(ledger, optimizer, site)
+        self.hooks.idle_step()
+        if asked:
+            self._tell("nothing", frame)
 
     def run_checkpoint(self, function: Any, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Non-reentrant checkpointing begins: what the function reads beside its arguments must stay as it is."""
         with self.lookout:
             preserve = args[0] if args else kwargs.get("preserve_rng_state")
-            found = checkpoints.begins(self.run.memory, self.journal, function, preserve, step_events.site_of(frame))
-            step_events.judge_all(self, found, frame)
+            found = checkpoints.begins(self.run.memory, self.journal, function, preserve, site_of(frame))
+            self._judge_all(found, frame)
 
     def protocol(self, happening: str, frame: FrameType, *facts: Any) -> None:
         """Something that the ledger of the step protocol keeps account of."""
@@ -465,7 +695,7 @@ class Session(Incidents):
                 return
             if happening == "made" or (happening == "switched" and facts[1] != facts[2]):
                 self.run.depth.changed = True  # a new optimizer; from train to eval or back
-            step_events.tell(self, happening, frame, *facts, step_events.site_of(frame))
+            self._tell(happening, frame, *facts, site_of(frame))
 
     def wants_forwards(self) -> bool:
         """Whether forwards without grad shall be reported."""
@@ -478,6 +708,16 @@ def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     # the hook gets step()'s own arguments, `self` first
     candidates = [*list(args[1:]), kwargs.get("closure")]
     return any(callable(candidate) for candidate in candidates)
+
+
+def _inner_frames(error: BaseException) -> list[FrameView]:
+    """The frames of an exception's traceback inside the backward call, innermost first."""
+    found = []
+    tb = error.__traceback__
+    while tb is not None:
+        found.append(FrameView(tb.tb_frame, tb.tb_lasti))
+        tb = tb.tb_next
+    return found[::-1]
 
 
 class _Local(threading.local):

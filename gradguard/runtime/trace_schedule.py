@@ -76,6 +76,12 @@ class Depth:
         """A step went wrong: the next ones are looked at closely."""
         self._left = max(self._left, self._trace.after_incident)
 
+    def next_part(self) -> bool:
+        """A backward call has ended where no optimizer ends the steps: whether what follows is traced, as after an incident."""
+        traced = self._left > 0
+        self._left -= traced
+        return traced
+
     def pause(self) -> None:
         """The guard is left: what runs until it is entered again is none of its business."""
         self.sequence -= sequence_number()

@@ -73,7 +73,7 @@ class GuardedWorker:
             with guard:
                 return self.function(index, *args)
         except GradGuardError as error:  # without this function's frame: the parent is sent the text
-            guard.shorten(error)
+            guard.diagnoser.shorten(error)
             raise
 
 
@@ -94,7 +94,7 @@ def _start(original: Callable[..., Any]) -> Callable[..., Any]:
             guard = session.guards[-1]
             folder = tempfile.mkdtemp(prefix="gradguard-")
             atexit.register(shutil.rmtree, folder, ignore_errors=True)
-            report = None if guard.report is None else str(guard.report.path)
+            report = None if guard.diagnoser.report is None else str(guard.diagnoser.report.path)
             worker = GuardedWorker(type(guard), fn, guard.settings.model_dump_json(), report, folder)
         return original(worker, *args, **kwargs)
 

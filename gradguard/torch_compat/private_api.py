@@ -10,6 +10,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import CodeType, FunctionType
 from typing import Any, Literal, cast
 
 import torch
@@ -44,6 +45,8 @@ def missing() -> tuple[str, ...]:
 
 # The sequence number that the next autograd node of this thread gets; a node's own is one below what is read right after.
 sequence_number: Callable[[], int] = _lookup("_C._autograd._get_sequence_nr", lambda: 0)
+_cdata: Any = _lookup("_C.TensorBase._cdata", None)
+_graph_task: Callable[[], int] = _lookup("_C._current_graph_task_id", lambda: -1)
 _len_stack: Callable[[], int] | None = _lookup("_C._len_torch_function_stack", None)
 _push: Callable[[Any], None] | None = _lookup("_C._push_on_torch_function_stack", None)
 _pop: Callable[[], Any] | None = _lookup("_C._pop_torch_function_stack", None)
@@ -63,12 +66,37 @@ _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 ACCUMULATE_SEQ = 2**63  # AccumulateGrad nodes carry the maximum number, far above any count
 
 
+def in_backward() -> bool:
+    """Whether the engine runs a backward pass in this thread right now: hooks, custom Functions, checkpointing's second run."""
+    return _graph_task() != -1
+
+
 # Whether torch.jit.trace is recording this thread: what is asked of a tensor then goes into the traced program.
 jit_tracing: Callable[[], bool] = _lookup("_C._is_tracing", lambda: False)
 
 
 # Whether Dynamo is tracing, or a backend traces for it: probes then must do nothing at all. Torch's own function, which Dynamo knows.
 is_compiling: Callable[[], bool] = torch.compiler.is_compiling
+
+
+def like(function: Callable[..., Any], source: str) -> FunctionType:
+    """The function defined by a line of source, as if it stood beside another: Dynamo goes by the file."""
+    code = next(const for const in compile(source, function.__code__.co_filename, "exec").co_consts if isinstance(const, CodeType))
+    return FunctionType(code, function.__globals__)
+
+
+def unremarkable_is_compiling() -> Callable[[], bool]:
+    """`is_compiling` for functions that Dynamo reads; Dynamo has to be imported.
+
+    Whoever asks torch's own is taken for one that does something else in a compiled program, so that Dynamo compiles frames that it
+    leaves alone otherwise, those without any operator.
+    """
+    copy = FunctionType(is_compiling.__code__, is_compiling.__globals__)
+    try:
+        torch.compiler.substitute_in_graph(copy)(like(torch.optim.Optimizer.register_step_pre_hook, "def is_compiling(): return True"))
+    except internal_error():  # until 2.5 there is no way to tell Dynamo
+        return is_compiling
+    return copy
 
 
 # The part of Dynamo that is C's, which is there before Dynamo is imported.
@@ -379,6 +407,11 @@ def numpy_reachable(tensor: torch.Tensor) -> bool:
         return not tensor.untyped_storage().resizable()
     except internal_error():
         return False
+
+
+def implementation(tensor: torch.Tensor) -> int:
+    """Which of C++'s tensors stands behind a Python object: another one after `torch.utils.swap_tensors`; 0 where that can't be seen."""
+    return 0 if _cdata is None else int(_cdata.__get__(tensor))
 
 
 def version_of(tensor: torch.Tensor) -> int | None:

@@ -179,7 +179,6 @@ def test_update_that_binds_the_loops_variable(tmp_path: Path, level: str) -> Non
     [
         "p -= 0.1 * p.grad",
         "p.data = p.data - 0.1 * p.grad",
-        "p = p - 0.1 * p.grad\n            kept.append(p)",
         "q = p - 0.1 * p.grad\n            p.copy_(q)",
         "kept.append(p.grad.norm())",
     ],

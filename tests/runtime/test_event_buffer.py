@@ -303,7 +303,7 @@ def test_nothing_is_forgotten(program: Callable[[Guard], Training], level: str, 
     for coasts in (True, False):  # from one line, since lines are what is compared
         with monkeypatch.context() as patched:
             if not coasts:
-                patched.setattr(fast_path, "set_off", lambda session: None)
+                patched.setattr(fast_path, "set_off", lambda session, run: None)
             runs.append(_known(program, level))
     (coasting, known), (awake, expected) = runs
     assert not awake.coasted

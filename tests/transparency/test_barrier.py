@@ -211,7 +211,7 @@ def test_a_rule_that_fails_costs_itself(level: str, monkeypatch: pytest.MonkeyPa
 
     rule = registry.get_rule("GG102")
     broken = type(rule)(**{**vars(rule), "recognise": fails, "priority": 10_000, "messages": ()})
-    monkeypatch.setattr("gradguard.runtime.guard.rules_for", lambda moment: (broken, *registry.rules_for(moment)))
+    monkeypatch.setattr("gradguard.runtime.diagnoser.rules_for", lambda moment: (broken, *registry.rules_for(moment)))
     with Guard(level=level):
         for _ in range(3):
             error = _write_in_place()

@@ -41,7 +41,7 @@ _BARRIER = {
     *(f"gradguard.runtime.session.Session.{name}" for name in ("run_backward", "run_engine", "run_python", "run_function", "unwatched")),
     *(
         f"gradguard.runtime.session.Session.{name}"
-        for name in ("before_step", "after_step", "protocol", "run_checkpoint", "coasted_returned")
+        for name in ("before_step", "after_step", "protocol", "run_checkpoint", "coasted_returned", "compiled_begins", "compiled_ends")
     ),
     *(
         f"gradguard.torch_compat.private_api.{name}"
@@ -52,7 +52,8 @@ _BARRIER = {
         for name in ("__init__", "__enter__", "__exit__", "watch", "explaining", "step", "steps", "_leave")
     ),
     *("gradguard.runtime.rerun.guarded_step.run_step", "gradguard.runtime.guard.Guard.of_run", "gradguard.probes.step_protocol._caller"),
-    "gradguard.torch_compat.private_api.quiet",  # which every shield begins with
+    *(f"gradguard.torch_compat.private_api.{name}" for name in ("quiet", "_foreign_modes")),  # which every shield begins with
+    *(f"gradguard.probes.compilers.{name}" for name in ("_enter", "_leave", "Aside", "swap_callback")),
 }
 
 
@@ -72,6 +73,11 @@ class _Halves(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
         return grad * 0.5
+
+
+@torch.compile(backend="eager")
+def _compiled(x: torch.Tensor) -> torch.Tensor:
+    return x.sin() * 2
 
 
 def _train(steps: int = 6) -> list[Any]:
@@ -94,6 +100,8 @@ def _train(steps: int = 6) -> list[Any]:
             seen.append(isinstance(info.value, RuntimeError))
         if i == 2:
             seen.append(torch.autograd.grad(model(x).sum(), model[0].weight)[0].clone())
+            seen.append(_compiled(model(x)).detach())
+            seen.append(torch.jit.trace(torch.cos, x, check_trace=False)(x))
             with torch.no_grad():
                 model.eval()
                 seen.append(model(x).numpy().sum())

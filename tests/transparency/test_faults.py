@@ -27,6 +27,7 @@ from gradguard.probes.operators import OpProbe
 from gradguard.runtime import backward_calls, fast_path
 from gradguard.runtime import session as session_module
 from gradguard.runtime.calm_steps import Calm
+from gradguard.runtime.module_hooks import ModuleHooks
 from gradguard.runtime.run import Run
 from gradguard.runtime.session import Session, current_session
 from gradguard.runtime.trace_schedule import Depth
@@ -86,14 +87,14 @@ def _train(level: str | None) -> list[Any]:
         (OpProbe, "_mode_switch"),
         (Journal, "remember_cut"),
         (Journal, "cut_of"),
-        (backward_calls, "backward_fact"),
+        (session_module, "backward_fact"),
         (Session, "moment"),
         (session_module, "user_frame"),
         (session_module, "StepFact"),
         (backward_calls, "BackwardFact"),
-        (session_module.step_events, "site_of"),
-        (session_module.step_events, "tell"),
-        (session_module.step_events, "pause_census"),
+        (session_module, "site_of"),
+        (Session, "_tell"),
+        (ModuleHooks, "pause"),
         (Ledger, "opened"),
         (Ledger, "before_step"),
         (Depth, "next_step"),
@@ -126,6 +127,31 @@ def test_a_failing_part_leaves_the_training_as_it_is(
         assert "Fault: injected" in told[0].getMessage()
         assert "training goes on" in told[0].getMessage()
         assert current_session().faulty
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "part"),
+    [
+        (LostPaths, "_inputs", LostPaths.PART),
+        (Ledger, "after_backward", Ledger.PART),
+    ],
+)
+def test_only_the_part_that_failed_is_lost(
+    owner: Any, name: str, part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Wherever in the package the part lives: the innermost one in the traceback is off, nothing else is."""
+    asked = getattr(owner, name)
+
+    def fail(self: Any, *args: Any, **kwargs: Any) -> Any:
+        asked(self, *args, **kwargs)
+        raise Fault("injected")
+
+    monkeypatch.setattr(owner, name, fail)
+    with caplog.at_level(logging.ERROR, logger="gradguard"):
+        _train("strict")
+    told = [record.getMessage() for record in caplog.records if "had an internal fault" in record.getMessage()]
+    assert [line.split(" had an internal fault, ")[0] for line in told] == [f"gradguard: the {part}"]
+    assert "it is off for the rest of this run" in told[0]
 
 
 def test_a_fault_while_diagnosing_lets_the_original_through(
@@ -185,7 +211,7 @@ def test_a_missing_private_name_degrades(monkeypatch: pytest.MonkeyPatch) -> Non
             y.sum().backward()
 
 
-@pytest.mark.parametrize(("owner", "name"), [(fast_path, "catch_up"), (fast_path, "set_off"), (Calm, "begins")])
+@pytest.mark.parametrize(("owner", "name"), [(fast_path, "tell"), (fast_path, "set_off"), (Calm, "begins")])
 def test_a_fault_in_a_calm_step(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def train(guarded: bool) -> list[Any]:
         torch.manual_seed(3)

@@ -319,7 +319,7 @@ def test_the_probe_comes_back_after_a_step_that_raised() -> None:
         assert stack_length() == 1
         session = current_session()
         assert session is not None
-        assert mode_is_active(session.probe)
+        assert mode_is_active(session.ops.probe)
 
 
 def test_no_mode_stands_in_steps_that_are_not_traced() -> None:

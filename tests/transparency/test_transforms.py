@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -11,6 +17,9 @@ from torch import nn
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, stack_module_state, vjp, vmap
 
 from gradguard.analysis.graph.node_values import health, plain
+from gradguard.probes.diversions import Surrounding
+from gradguard.probes.listeners import local
+from gradguard.probes.torch_functions import uninstall
 from tests.transparency.helpers import assert_transparent, grads, guarding
 
 
@@ -107,6 +116,75 @@ def test_jit_trace() -> None:
         return traced(x), grads(*net.parameters()), traced.code, str(traced.inlined_graph).count("aten::")
 
     assert_transparent(program)
+
+
+def _files_of_a_trace(trace: Any) -> dict[str, bytes]:
+    saved = io.BytesIO()
+    torch.jit.save(trace(lambda x: torch.relu(x + 1).sum(), torch.ones(2, 3)), saved)
+    archive = zipfile.ZipFile(saved)
+    return {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_saved_trace_has_the_same_bytes(level: str) -> None:
+    """The tracer keeps the stack of every call, so a frame more or another line would be seen."""
+    uninstall()
+    bare, guarded = [_in(guard, lambda: _files_of_a_trace(torch.jit.trace)) for guard in (nullcontext(), guarding(level))]
+    assert bare == guarded
+    assert any(b"_trace.py" in content for content in bare.values())
+
+
+def _in(guard: Any, program: Any) -> Any:
+    with guard:
+        return program()
+
+
+def test_a_function_set_aside_is_the_same_to_its_callers() -> None:
+    """Its lines, its warnings, its exceptions; and no guard is open inside."""
+    seen = []
+    for guard in (nullcontext(), guarding("standard")):
+        uninstall()
+        with guard:
+            with pytest.raises(RuntimeError, match="inside") as failed, pytest.warns(FutureWarning) as warned:
+                torch.jit.trace(_fails, torch.ones(2), optimize=True)
+            session = local.listener
+            assert (session is None) == isinstance(guard, nullcontext)
+            traceback = [(each.path, each.lineno) for each in failed.traceback if "_trace.py" in str(each.path)]
+            seen.append((traceback, [(each.filename, each.lineno) for each in warned if each.category is FutureWarning]))
+    assert seen[0] == seen[1]
+    assert seen[0][1][0][0] == __file__
+
+
+def _fails(x: torch.Tensor) -> torch.Tensor:
+    assert local.listener is None
+    raise RuntimeError("inside")
+
+
+def test_what_cannot_be_surrounded_is_left_alone(tmp_path: Path) -> None:
+    entered = []
+
+    @contextmanager
+    def around() -> Iterator[None]:
+        entered.append(True)
+        yield
+
+    made: dict[str, Any] = {}
+    exec(compile("def f(x): return x + 1", str(tmp_path / "gone.py"), "exec"), made)
+    wrong = FunctionType((lambda x, y: x).__code__.replace(co_filename=__file__, co_firstlineno=1), made)
+    for function in (made["f"], wrong):
+        code = function.__code__
+        with pytest.raises((OSError, ValueError, SyntaxError)):
+            Surrounding(function, around)
+        assert function.__code__ is code
+    surrounding = Surrounding(_plain, around)
+    assert _plain(1) == (1, 2) and entered
+    surrounding.end()
+    assert _plain(1, other=3) == (1, 3) and len(entered) == 1
+
+
+def _plain(x: int, *, other: int = 2) -> tuple[int, int]:
+    """Something."""
+    return x, other
 
 
 @torch.jit.script

@@ -81,6 +81,46 @@ def test_no_tensor_has_more_weak_references(level: str) -> None:
     assert weakref.getweakrefs(model.weight) == [own] and weakref.getweakrefcount(model.bias) == 0
 
 
+def _counts(level: str | None) -> list[int]:
+    """How many weak references there are to what a training is made of, in each of its steps and afterwards."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True), nn.Dropout(0.1), nn.BatchNorm1d(3), nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    scaler = torch.amp.GradScaler("cpu")
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    criterion = nn.MSELoss()
+    array = torch.ones(4, 3).numpy()
+    pairwise = torch.ones(4, 1)[:, None]
+    objects = [*model.modules(), optimizer, scheduler, scaler, averaged, criterion, array, pairwise, _counts]
+    found = []
+    with guarding(level) if level else nullcontext():
+        for i in range(8):
+            optimizer.zero_grad()
+            rows = model(torch.from_numpy(array)).detach().numpy()
+            loss = criterion(model(torch.from_numpy(array)), torch.ones(4)[:, None])
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            scheduler.step()
+            averaged.update_parameters(model)
+            if i == 4:
+                model.load_state_dict(model.state_dict())
+                model.double().float()
+                with pytest.raises(RuntimeError):
+                    loss.backward()
+            model.eval()
+            with torch.no_grad():
+                model(torch.ones(4, 3))
+            model.train()
+            found += [weakref.getweakrefcount(each) for each in (*objects, rows)]
+    return found + [weakref.getweakrefcount(each) for each in objects]
+
+
+def test_nothing_of_a_training_has_more_weak_references(level: str) -> None:
+    assert _counts(level) == _counts(None)
+
+
 def _made_in_each_step(kept: list[weakref.ref[Any]]) -> None:
     """A step that makes its own classes and functions, all of which capture `mask`."""
     mask = torch.ones(4)

@@ -641,6 +641,20 @@ class Program:
             writes.sort(key=lambda write: _place(write.node))
         return found
 
+    def attribute_reads(self, attribute: str) -> list[ast.Attribute]:
+        """The places that read an attribute, of whatever object, in source order."""
+        return self._attribute_reads.get(attribute, [])
+
+    @cached_property
+    def _attribute_reads(self) -> dict[str, list[ast.Attribute]]:
+        found: dict[str, list[ast.Attribute]] = {}
+        for node in self.source.parents:
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                found.setdefault(node.attr, []).append(node)
+        for nodes in found.values():
+            nodes.sort(key=_place)
+        return found
+
     def _constants(self, expr: ast.expr) -> set[object]:
         return {value.value for value in self.values(expr) if isinstance(value, ast.Constant)}
 

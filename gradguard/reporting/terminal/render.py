@@ -45,6 +45,14 @@ def render(
     if unicode is None:
         unicode = _is_unicode(sys.stderr)
     writer = _Writer(diagnosis, max(width, 40), verbose, UNICODE if unicode else ASCII)
+    writer.write_all()
+    return "\n".join(paint(row, color) for row in writer.rows)
+
+
+def render_fixes(diagnosis: Diagnosis, *, width: int = DEFAULT_WIDTH, color: bool = False, unicode: bool | None = None) -> str:
+    """The first line and the fixes alone: of a diagnosis that was shown before its fixes were tried."""
+    writer = _Writer(diagnosis, max(width, 40), False, UNICODE if (_is_unicode(sys.stderr) if unicode is None else unicode) else ASCII)
+    writer.write_fixes()
     return "\n".join(paint(row, color) for row in writer.rows)
 
 
@@ -52,6 +60,12 @@ class _Writer:
     def __init__(self, diagnosis: Diagnosis, width: int, verbose: bool, glyphs: Glyphs) -> None:
         self.diagnosis, self.width, self.verbose, self.glyphs = diagnosis, width, verbose, glyphs
         self.rows: list[Row] = []
+
+    def write_fixes(self) -> None:
+        self._title()
+        self._fixes()
+
+    def write_all(self) -> None:
         self._title()
         self._places()
         self._why()
@@ -127,9 +141,11 @@ class _Writer:
         if fixes:
             self._blank()
         for index, fix in enumerate(fixes):
-            self._field("or" if index else "fix", f"{one_line(fix.title)} ({wording.safety(diagnosis, fix)})", "fix")
+            self._field("or" if index else "fix", f"{one_line(fix.title)} ({wording.standing(diagnosis, fix)})", "fix")
             if fix.detail:
                 self._field_below(fix.detail)
+            for further in fix.verified.behind:
+                self._field_below(f"and behind it, {further}")
             if fix.patch and (not index or self.verbose):
                 self._patch(fix)
         if hidden := len(diagnosis.fixes) - len(fixes):
@@ -140,7 +156,7 @@ class _Writer:
         self.rows.extend([Segment(" " * COLUMN + line)] for line in wrap(text, max(30, self.width - COLUMN)))
 
     def _patch(self, fix: Fix) -> None:
-        text = fix.patch or ""
+        text = fix.verified.patch or fix.patch or ""
         patches = read_patch(text)
         if not patches:
             self.rows.extend([Segment(" " * (COLUMN + 2) + line)] for line in clean(text).strip("\n").split("\n"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,7 +14,7 @@ from gradguard.analysis.places.source import ResolvedSite
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.instrumentation.facts import Cut
 from gradguard.rules.gradient_path import lost_path, patching, wording
-from gradguard.rules.gradient_path.additive import Region, pathless_side
+from gradguard.rules.gradient_path.additive import Region
 from gradguard.torch_compat.private_api import node_sequence
 
 # what a network gives, and the smaller of two such values: summed into a loss as they are, not compared with a target
@@ -44,7 +43,7 @@ def sampled(incident: Incident, region: Region, since: int) -> Diagnosis | None:
         live = [seq for seq in uses if seq in nodes]
         behind = [seq for seq in cut.sources if seq in nodes]
         if cut.scored:
-            live = [seq for seq in live if not _by_hand(nodes, [seq], behind) and _is_a_term(incident, region, nodes[seq])]
+            live = [seq for seq in live if not _by_hand(nodes, [seq], behind) and _is_a_term(region, nodes[seq], cut)]
         if not live or not behind or _by_hand(nodes, live, behind):
             continue
         origin = cut_origins.of_cut(incident, cut)
@@ -54,22 +53,13 @@ def sampled(incident: Incident, region: Region, since: int) -> Diagnosis | None:
     return None
 
 
-def _is_a_term(incident: Incident, region: Region, use: Any) -> bool:
+def _is_a_term(region: Region, use: Any, sample: Cut) -> bool:
     """Whether the value that the sample goes into here is summed into the loss as a network gives it."""
     if use in region.sums:  # the network is frozen, and its value has no graph: beside the sum's other side
-        return _is_value(incident, use)
+        return node_sequence(use) in sample.valued
     ends = [end for end in region.ends if end.name().rstrip("0123456789").removesuffix("Backward") in _VALUES]
     others = [end for end in region.ends if end not in ends]
     return bool(others) and any(node is use for node, _ in walk(ends)) and not any(node is use for node, _ in walk(others))
-
-
-def _is_value(incident: Incident, node: Any) -> bool:
-    """Whether the side of a sum without a graph is something else than the sample's log-probability under another distribution."""
-    side, place = pathless_side(incident, node), incident.place_of_node(node_sequence(node))
-    operation = None if place is None else place.node
-    if side is None or place is None or place.source is None or not isinstance(operation, ast.BinOp):
-        return False
-    return "log" not in place.source.flat((operation.left, operation.right)[side]).lower()
 
 
 def _by_hand(nodes: dict[int, Any], uses: Iterable[int], sources: Iterable[int]) -> bool:

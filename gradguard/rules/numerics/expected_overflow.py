@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
-import weakref
 
 import torch
 
 from gradguard.analysis.incident import Incident
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.safe_read import peek
+from gradguard.instrumentation.tensor_refs import UncountedRef
 from gradguard.monitors.numerics import Numbers
 
 
@@ -18,7 +18,7 @@ def scaler_in_use(memory: Numbers) -> bool:
     known = None if memory.scaler is None else memory.scaler()
     if known is None:
         known = next((obj for obj in gc.get_objects() if issubclass(type(obj), torch.amp.GradScaler)), None)
-        memory.scaler = None if known is None else weakref.ref(known)
+        memory.scaler = None if known is None else UncountedRef(known)
     try:
         return known is not None and bool(peek(known, "_enabled", False)) and peek(known, "_scale", None) is not None
     except internal_error():

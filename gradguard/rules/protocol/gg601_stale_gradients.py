@@ -42,6 +42,7 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import resolve
 from gradguard.core.callsite import CallSite
 from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.fixes.at_places import put_after, put_before
 from gradguard.monitors.cross_network import LeftByAnother
 from gradguard.monitors.findings import Finding
 from gradguard.monitors.gradient_ledger import Ledger
@@ -108,8 +109,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
         culprit = bare[0]
         history = "`zero_grad` is named and never called"
     several = book.filled >= 1.5 * book.steps  # backward calls a step: gradients are accumulated on purpose
-    patched = (never or theirs) and not several and name.replace(".", "").isidentifier()
-    patch = wording.inserted_before(backward, f"{name}.zero_grad()") if patched else None
+    patched = not several and name.replace(".", "").isidentifier()
+    patch = put_before(backward, f"{name}.zero_grad()") if patched else None
     return Diagnosis(
         code=CODE,
         name=NAME,
@@ -126,7 +127,11 @@ def recognise(incident: Incident) -> Diagnosis | None:
         fixes=[
             Fix(title=f"Write the parentheses: `{wording.short(bare[0].text, 40)}()`", safety="unsafe", patch=bare[1])
             if bare is not None
-            else Fix(title=f"Call `{name}.zero_grad()` right after `{name}.step()`, where it clears once an accumulation", safety="unsafe")
+            else Fix(
+                title=f"Call `{name}.zero_grad()` right after `{name}.step()`, where it clears once an accumulation",
+                safety="unsafe",
+                patch=put_after(step, f"{name}.zero_grad()"),
+            )
             if several
             else Fix(
                 title=f"Call `{name}.zero_grad()` once a step, before `{wording.short(backward.text if backward else 'backward()', 40)}`",

@@ -30,6 +30,8 @@ import ast
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import resolve
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.fixes.at_places import bare_call, sees
+from gradguard.fixes.edits import replaced
 from gradguard.monitors.ledger_verdicts import AnotherStepped, NoStepYet
 from gradguard.monitors.optimizer_books import Book
 from gradguard.rules import wording
@@ -86,8 +88,17 @@ def _instead(incident: Incident, book: Book, other: Book) -> Diagnosis:
             f"`{name}` has not stepped once. "
             f"At this line `{stepped}` applies gradients that its step before had applied already."
         ),
-        fixes=[Fix(title=f"Call `{name}.step()` here", safety="unsafe")],
+        fixes=[Fix(title=f"Call `{name}.step()` here", safety="unsafe", patch=_here(other, stepped, name))],
     )
+
+
+def _here(other: Book, stepped: str, name: str) -> str | None:
+    """The step of the one that waits, in the place of the second step of the other."""
+    place = resolve(other.step_site)
+    own = bare_call(place)
+    if own is None or place is None or place.receiver != stepped or not sees(place, name):
+        return None
+    return replaced(own[0], [(own[1], f"{name}.step()")])
 
 
 def _never(book: Book) -> Diagnosis | None:

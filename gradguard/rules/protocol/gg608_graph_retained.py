@@ -43,6 +43,7 @@ from gradguard.analysis.places.source import ResolvedSite, at_line, function_def
 from gradguard.analysis.program.index import GROWING_METHODS, Program, program_of
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.foreign_exceptions import internal_error
+from gradguard.fixes.at_places import kept_detached
 from gradguard.monitors.retained_graphs import KEY, GraphsRetained, Tag
 from gradguard.rules import wording
 from gradguard.rules.base import Rule
@@ -62,6 +63,7 @@ class Options(BaseModel):
 
 _NODES = 30_000
 _TENSORS = 200
+_PLAIN = {"list", "deque"}
 
 
 @dataclass
@@ -112,10 +114,18 @@ def recognise(incident: Incident) -> Diagnosis | None:
                 else "Detach what is kept (`.detach()`, or `.item()` for a number)",
                 safety="safe",
                 detail="The values stay the same; only the graph is let go.",
+                patch=_patch(main, places),
             )
         ],
         avoid=["`gc.collect()` or `torch.cuda.empty_cache()`: the memory is in use, not fragmented"],
     )
+
+
+def _patch(main: list[Keeper], places: list[ResolvedSite | None]) -> str | None:
+    """Detaches what each of them keeps, where it is a tensor by itself or an item of a plain container."""
+    found = [place for place in places if place is not None]
+    direct = all(len(each.holding.through) <= 1 and set(each.holding.through) <= _PLAIN for each in main)
+    return kept_detached(found) if direct and len(found) == len(places) else None
 
 
 def _keepers(incident: Incident, step: int) -> list[Keeper]:

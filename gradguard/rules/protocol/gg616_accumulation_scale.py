@@ -31,9 +31,11 @@ import ast
 
 from gradguard.analysis.history.loss_expressions import is_method, root_expression
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.places.source import resolve
+from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.analysis.program.syntax import Source
 from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.fixes.at_places import applied_to, sees
+from gradguard.fixes.edits import replaced
 from gradguard.monitors.optimizer_books import Book
 from gradguard.rules import wording
 from gradguard.rules.base import Rule
@@ -82,6 +84,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
             Fix(
                 title=f"Divide the loss: `({loss} / {text}).backward()`" if called else f"Divide {shown} by `{text}` before its backward",
                 safety="unsafe",
+                patch=_divided(backward, root, text) if step.enclosing_function is backward.enclosing_function else None,
             )
         ],
         confidence="likely",
@@ -108,6 +111,18 @@ def _mentions(node: ast.AST, name: str) -> bool:
         or (isinstance(each, ast.Constant) and str(each.value) == name)
         for each in ast.walk(node)
     )
+
+
+def _divided(backward: ResolvedSite, root: ast.expr | None, count: str) -> str | None:
+    """What backward is called on, divided, where it stands in the call itself."""
+    source, call = backward.source, backward.call
+    if source is None or call is None or root is None or not sees(backward, count) or not any(node is root for node in ast.walk(call)):
+        return None
+    text = applied_to(source, root, "{} / " + count)
+    if text is None:
+        return None
+    inside = isinstance(call.func, ast.Attribute) and call.func.value is root
+    return replaced(source, [(root, f"({text})" if inside else text)])
 
 
 RULE = Rule(

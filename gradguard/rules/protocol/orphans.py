@@ -14,9 +14,11 @@ from gradguard.analysis.places.source import ResolvedSite, assignments_to, at_li
 from gradguard.analysis.program.syntax import Source, load
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import is_quiet, modules_in, own_dict, peek
+from gradguard.fixes.at_places import without_keyword
 from gradguard.instrumentation.tensor_refs import TensorRef
 from gradguard.monitors.optimizer_books import Book
 from gradguard.rules import wording
+from gradguard.rules.protocol.made_later import later
 from gradguard.rules.protocol.owners import Owner
 from gradguard.rules.protocol.placed import classes_on_the_way, placing
 from gradguard.rules.spans import function_around, in_tiers, only_one, the_one
@@ -51,15 +53,21 @@ def told(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]],
     )
     made = wording.span(book.made, f"`{name}` keeps the parameters that `{model}` had here", "declared")
     culprit: SourceSpan | None
+    called: SourceSpan | None = None
     if assigned is not None:
         culprit = wording.span(assigned, f"replaces the parameters of `{model}`: `{name}` still has the old ones", "culprit")
-        fix = Fix(title=f"Load the model before making `{name}`, or load without `assign=True`", safety="unsafe")
+        loaded = resolve(assigned)
+        patch = without_keyword(loaded.source, loaded.call, "assign") if loaded is not None and loaded.source and loaded.call else None
+        fix = Fix(title=f"Load the model before making `{name}`, or load without `assign=True`", safety="unsafe", patch=patch)
     else:
         culprit = replaced
-        fix = Fix(
-            title=f"Make `{name}` after the model has its final parameters" + (" (inside the loop that makes the model)" if whole else ""),
-            safety="unsafe",
-        )
+        after = None if everything and whole else later(incident, book.made, culprit)
+        title = f"Make `{name}` after the model has its final parameters" + (" (inside the loop that makes the model)" if whole else "")
+        if after is not None and after.patch is not None:
+            title += f": after line {after.statement.end_lineno}"
+        fix = Fix(title=title, safety="unsafe", patch=None if after is None else after.patch)
+        if after is not None and after.call is not None:
+            called = after.call.span(f"called after `{name}` was made", "context")
     back = _copy_put_back(culprit) if assigned is None else None
     if back is not None:
         fix = Fix(
@@ -85,6 +93,7 @@ def told(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]],
         culprit=culprit,
         related=wording.spans(
             None if back is None else back[0].statement_span("a copy, with parameters of its own", "made"),
+            called,
             made,
             wording.span(book.step_site, "steps on the old parameters", "context"),
         ),
@@ -201,11 +210,10 @@ def _replaced(incident: Incident, book: Book, owner: Owner, everything: bool) ->
 
 
 def _new_parts(source: Source, *names: str) -> Iterator[ast.stmt]:
-    """Assignments to an attribute of one of these names, on anything but `self`."""
+    """Assignments to an attribute of one of these names, on anything but `self` itself."""
     for node in ast.walk(source.tree or ast.Module([], [])):
         if isinstance(node, ast.Assign) and any(
-            isinstance(target, ast.Attribute) and target.attr in names and not (dotted(target) or "").startswith("self.")
-            for target in node.targets
+            isinstance(target, ast.Attribute) and target.attr in names and dotted(target.value) != "self" for target in node.targets
         ):
             yield node
 

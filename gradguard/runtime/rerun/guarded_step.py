@@ -14,7 +14,7 @@ from gradguard.core.errors import GradGuardError, error_type
 from gradguard.core.foreign_exceptions import internal_error, is_internal
 from gradguard.core.safe_read import message_of
 from gradguard.instrumentation.fault_barrier import say
-from gradguard.runtime.open_guard import OpenGuard
+from gradguard.runtime.diagnoser import Diagnoser
 from gradguard.runtime.rerun.random_state import RandomState
 from gradguard.runtime.rerun.reachable_state import Reach, UnrestorableError, silence
 from gradguard.runtime.rerun.replay import can_run_again, nothing_stays
@@ -23,7 +23,7 @@ from gradguard.runtime.session import Session, current_session
 R = TypeVar("R")
 
 
-def run_step(guard: OpenGuard, run: Callable[[], R]) -> R:
+def run_step(diagnoser: Diagnoser, run: Callable[[], R]) -> R:
     """Runs a step under a guard that is open.
 
     Raises:
@@ -38,20 +38,20 @@ def run_step(guard: OpenGuard, run: Callable[[], R]) -> R:
         say("the guard", "a step that fails is not run again", fault)
     if before is None:
         return run()
-    guard.held = []
+    diagnoser.held = []
     try:
         return run()
     except internal_error() as error:  # the step's own
         first = error
-        held = guard.held
+        held = diagnoser.held
     finally:
-        guard.held = None
-    _again(guard, session, first, held, before, run)
+        diagnoser.held = None
+    _again(diagnoser, session, first, held, before, run)
     raise first
 
 
 def _again(
-    guard: OpenGuard,
+    diagnoser: Diagnoser,
     session: Session,
     first: Exception,
     held: list[tuple[Diagnosis, Exception]],
@@ -62,21 +62,21 @@ def _again(
     if isinstance(first, GradGuardError):
         return
     if not can_run_again(first):
-        _raise_held(guard, first, held, None)
+        _raise_held(diagnoser, session, first, held, None)
         return
     try:
         reach = Reach(run)
     except UnrestorableError as reason:
-        _raise_held(guard, first, held, f"the step failed untraced; it was not run again to find more: {reason}")
+        _raise_held(diagnoser, session, first, held, f"the step failed untraced; it was not run again to find more: {reason}")
         return
     except internal_error() as fault:
         session.fault(fault)
-        _raise_held(guard, first, held, None)
+        _raise_held(diagnoser, session, first, held, None)
         return
     after = RandomState()
     before.restore()
     session.trace(True)
-    guard.aside = "the step failed untraced and was run again, traced, to find the place; nothing of that run stayed"
+    diagnoser.aside = "the step failed untraced and was run again, traced, to find the place; nothing of that run stayed"
     try:
         with silence(), nothing_stays():
             run()
@@ -87,21 +87,23 @@ def _again(
     else:
         note = "run again from the same random state, traced, the step did not fail: it depends on something that the first run changed"
     finally:
-        guard.aside = None
+        diagnoser.aside = None
         wrong = reach.put_back()
         after.restore()
         for problem in wrong:
             if not is_internal(problem):
                 raise problem
             session.fault(problem)
-    _raise_held(guard, first, held, note)
+    _raise_held(diagnoser, session, first, held, note)
 
 
-def _raise_held(guard: OpenGuard, first: Exception, held: list[tuple[Diagnosis, Exception]], note: str | None) -> None:
+def _raise_held(
+    diagnoser: Diagnoser, session: Session, first: Exception, held: list[tuple[Diagnosis, Exception]], note: str | None
+) -> None:
     """Raises the diagnosis that the untraced run had of its own failure, if it had one."""
     for diagnosis, error in held:
         if error is first:
-            told = diagnosis.model_copy(update={"notes": [*diagnosis.notes, *([note] if note else [])]})
-            text = guard.record(told)
-            guard.announce()
+            told = diagnoser.verified(diagnosis.model_copy(update={"notes": [*diagnosis.notes, *([note] if note else [])]}))
+            text = diagnoser.record(told, session)
+            diagnoser.announce()
             raise error_type(type(first))(text, told) from first

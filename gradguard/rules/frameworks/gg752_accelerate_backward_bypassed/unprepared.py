@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import sys
-import weakref
 from typing import Any
 
 from gradguard.analysis.incident import Incident
@@ -12,6 +11,7 @@ from gradguard.analysis.live.optimizer_contents import parameters_of
 from gradguard.analysis.places.source import dotted, resolve, span_of
 from gradguard.analysis.program.user_calls import calls
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.instrumentation.tensor_refs import UncountedRef
 from gradguard.rules import wording
 from gradguard.rules.accelerated import accelerator_name
 
@@ -26,7 +26,7 @@ def screen(memory: dict[str, Any], optimizer: Any) -> bool:
     seen = memory.setdefault("unprepared", {})
     known, count = seen.get(id(optimizer), (None, 0))
     count = count + 1 if known is not None and known() is optimizer else 1
-    seen[id(optimizer)] = weakref.ref(optimizer), count
+    seen[id(optimizer)] = UncountedRef(optimizer), count
     return bool(count == _TIMES)
 
 

@@ -33,8 +33,9 @@ estimators (`z + (q - z).detach()`) and `x - x.detach()`; values from networks t
 weight that is detached here and trained by a loss of its own.
 
 And where gradients are taken with `create_graph=True`, which makes a graph for a loss to go through, three times in a row no backward
-call went through them, and the statement of the training function that has them made is one whose value nothing reads. What is made
-of such gradients and only looked at (`.item()`, `.detach()`) is silent.
+call went through them, and what is computed from them ends in a variable that nothing reads. What is made
+of such gradients and only looked at (`.item()`, `.detach()`) is silent. In the same way where the result of a custom Function
+(`reversed_ = Reverse.apply(features)`) is dropped, or ends in a variable that nothing reads.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ from gradguard.analysis.incident import Incident
 from gradguard.core.diagnosis import Diagnosis
 from gradguard.rules.base import Rule
 from gradguard.rules.gradient_path import lost_terms
-from gradguard.rules.gradient_path.gg308_partial_detach import unused_gradients
+from gradguard.rules.gradient_path.gg308_partial_detach import unused_graph
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """A term without a path, a sample in the way, a weight that only its regularizer trains, or a term of derivatives that is left out."""
     if incident.moment == "finding":
-        return unused_gradients.told(incident.finding)
+        return unused_graph.told(incident.finding)
     return lost_terms.recognise(incident)
 
 

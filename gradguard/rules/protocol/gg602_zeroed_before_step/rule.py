@@ -35,6 +35,7 @@ from gradguard.analysis.history.loss_expressions import root_expression
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.fixes.at_places import brought_after, taken_out
 from gradguard.monitors.ledger_verdicts import ZeroedBeforeStep
 from gradguard.monitors.optimizer_books import Book
 from gradguard.monitors.tensor_state import version_of
@@ -110,7 +111,11 @@ def recognise(incident: Incident) -> Diagnosis | None:
         fixes=[
             accelerated.clears_behind_the_step(wrapper, zero, None if book is None else resolve(book.step_site))
             if used and wrapper is not None
-            else Fix(title=f"Move `{who}.zero_grad()` behind the optimizer's step, where it clears once an accumulation", safety="unsafe")
+            else Fix(
+                title=f"Move `{who}.zero_grad()` behind the optimizer's step, where it clears once an accumulation",
+                safety="unsafe",
+                patch=None if book is None else brought_after(zero, resolve(book.step_site)),
+            )
             if used
             else Fix(title=f"Keep the gradients of `{loss}` until the optimizer that they are for has stepped", safety="manual")
             if zero is None
@@ -118,6 +123,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
                 title=f"Remove this `{who}.zero_grad()`: clear once a step, before its first backward",
                 safety="unsafe",
                 detail="Or add the losses and call backward once: `(loss_a + loss_b).backward()`.",
+                patch=taken_out(zero),
             )
         ],
         confidence="certain",
@@ -158,7 +164,7 @@ def _step_first(incident: Incident, book: Book, finding: ZeroedBeforeStep) -> Di
         ),
         tensors=wording.facts(book.parameters(), incident.names),
         explanation=f"In {book.empty} steps in a row `{name}` found no gradient at all; the backward that makes them comes behind it.",
-        fixes=[Fix(title=f"Move `{name}.step()` below `{call}`", safety="unsafe")],
+        fixes=[Fix(title=f"Move `{name}.step()` below `{call}`", safety="unsafe", patch=brought_after(step, backward))],
         confidence="certain",
     )
 

@@ -32,12 +32,15 @@ made in the course of a module's forward call, or one place makes a layer and ca
 
 from __future__ import annotations
 
+import ast
+
 import torch
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import modules_in, parameters_in, peek
+from gradguard.fixes.at_places import made_with
 from gradguard.monitors.findings import Confirmed
 from gradguard.monitors.optimizer_books import Book, Prepared
 from gradguard.monitors.surveys import MadeAnew
@@ -163,7 +166,12 @@ def _told(incident: Incident, book: Book, left: Found) -> Diagnosis:
         if owner.computed:
             title = f"Make the `nn.Parameter` last: `self.{owner.attribute} = nn.Parameter(...)` around the computed values"
         detail = f" Or make `{kind}` an `nn.Module` that has them as attributes." if is_record(held) else ""
-        fix = Fix(title=title, safety="unsafe", detail=f"Before the optimizer is made.{detail}")
+        patch = None
+        if place is not None and plain and not owner.computed:
+            patch = made_with([place, *(each for each in others if each is not None)], "torch.nn.Parameter")
+        elif place is not None and not plain and _holds_modules(held):
+            patch = made_with([place], f"torch.nn.{container}", (ast.List, ast.ListComp, ast.Dict, ast.DictComp))
+        fix = Fix(title=title, safety="unsafe", detail=f"Before the optimizer is made.{detail}", patch=patch)
     elif joined_later(book, shown):
         model = owner.variable or type(owner.root).__name__
         culprit = wording.span(book.made, f"`{name}` gets the parameters that `{model}` has here, before it gets these", "culprit")
@@ -209,6 +217,12 @@ def _told(incident: Incident, book: Book, left: Found) -> Diagnosis:
         ),
         fixes=[fix],
     )
+
+
+def _holds_modules(held: object) -> bool:
+    """Whether a list or dictionary has nothing but modules, so that torch's own containers take it."""
+    items = list(held) if type(held) is list else list(held.values()) if type(held) is dict else []
+    return bool(items) and all(issubclass(type(item), torch.nn.Module) for item in items)
 
 
 RULE = Rule(

@@ -25,7 +25,8 @@ no condition, and nothing else calls them. Only if the module was called (at ste
 looked at), or nothing in its class's source ever reads the attribute it is kept in. Heads that this run does not use and
 that the source does use are silent, and so is what drops out of a loss made of derivatives (`autograd.grad(...,
 create_graph=True)`). Parameters that are frozen count where one statement freezes them and others in each turn of the loop,
-and only the others are switched on again.
+and only the others are switched on again; and where a statement that freezes many has met matrices that are still all zeros, as adapters
+begin: their layer gives 0 for as long as they are frozen.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ from gradguard.instrumentation.tensor_refs import TensorRef
 from gradguard.monitors.cut_paths import LoneLoss
 from gradguard.monitors.findings import Confirmed
 from gradguard.monitors.optimizer_books import Book, Prepared
-from gradguard.monitors.surveys import SwitchedOff
+from gradguard.monitors.surveys import FrozenAtZero, SwitchedOff
 from gradguard.monitors.tensor_state import version_of
 from gradguard.rules import wording
 from gradguard.rules.base import Rule
 from gradguard.rules.protocol import leaving
 from gradguard.rules.protocol.blocked import blocked
 from gradguard.rules.protocol.cut_off import of_calls, the_cut
-from gradguard.rules.protocol.gg605_parameter_without_grad import hook_output, left_off
+from gradguard.rules.protocol.gg605_parameter_without_grad import frozen_at_zero, hook_output, left_off
 from gradguard.rules.protocol.gg605_parameter_without_grad.fixed_index import fixed_index
 from gradguard.rules.protocol.gg605_parameter_without_grad.reads import bare_read, reads_of
 from gradguard.rules.protocol.new_leaves import new_leaf, without_wrapper
@@ -72,6 +73,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     book: Book = finding.book
     if isinstance(finding, SwitchedOff):
         return left_off.told(incident, book, [p for ref in finding.parameters if (p := ref()) is not None], CODE, NAME)
+    if isinstance(finding, FrozenAtZero):
+        return _frozen(incident, book)
     refs: list[weakref.ref[Any]] = finding.parameters
     told = incident.memory.get("cut off by checkpoints", {})  # by GG711
     ledger = incident.memory["ledger"]
@@ -103,6 +106,23 @@ def recognise(incident: Incident) -> Diagnosis | None:
     book.prepared = [each for each in book.prepared if each.code != CODE] + [Prepared(CODE, diagnosis, holds)]
     if diagnosis.confidence == "certain" and settled(incident, diagnosis.culprit, [each[1] for each in idle]):
         return diagnosis.model_copy(update={"confidence": "likely"})  # which only the end of the run makes certain
+    return None
+
+
+def _frozen(incident: Incident, book: Book) -> Diagnosis | None:
+    """What is frozen at zero: said at once where nothing switches anything on again, else at the end if it still holds."""
+    found = frozen_at_zero.find(incident)
+    if found is None:
+        return None
+    diagnosis = frozen_at_zero.render(found, incident, CODE, NAME)
+    kept = [(TensorRef(p), version_of(p)) for p in found.parameters]
+
+    def holds() -> bool:
+        return all(p is None or (not p.requires_grad and version_of(p) == version) for ref, version in kept for p in (ref(),))
+
+    if not frozen_at_zero.switched_on_elsewhere(incident, found.site):
+        return diagnosis
+    book.prepared = [*book.prepared, Prepared(CODE, diagnosis, holds)]
     return None
 
 

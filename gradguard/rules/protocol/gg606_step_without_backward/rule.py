@@ -42,6 +42,7 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, dotted, resolve
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import elements
+from gradguard.fixes.at_places import taken_out
 from gradguard.monitors.ledger_verdicts import GradientsKept, NoBackward, NoPath
 from gradguard.monitors.optimizer_books import Book, Prepared
 from gradguard.rules import lightning_manual, wording
@@ -119,13 +120,15 @@ def recognise(incident: Incident) -> Diagnosis | None:
     )
     backward = None if book.last_part is None else wording.span(book.last_part.call.site, "made these gradients", "backward")
     culprit = None if step is None else step.span("applies gradients that the step before has applied", "culprit")
-    fix = Fix(title="Remove this second `step()`", safety="unsafe", detail="One step for each set of gradients.")
+    detail = "One step for each set of gradients."
+    fix = Fix(title="Remove this second `step()`", safety="unsafe", detail=detail, patch=None if before is None else taken_out(step))
     clipped = wording.span(finding.clipped, "clips them in between", "context")
     first = None if clipped is None or before is None else resolve(earlier.site if earlier is not None else None)
     if first is not None and culprit is not None:  # the one that is meant comes after the clipping
         before = culprit.model_copy(update={"role": "context", "label": "applies them a second time, clipped"})
         culprit = first.span("applies the gradients before they are clipped", "culprit")
-        fix = fix.model_copy(update={"title": "Remove this first `step()`: the one after the clipping is enough"})
+        title = "Remove this first `step()`: the one after the clipping is enough"
+        fix = fix.model_copy(update={"title": title, "patch": taken_out(first)})
     return Diagnosis(
         code=CODE,
         name=NAME,

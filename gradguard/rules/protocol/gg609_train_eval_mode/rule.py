@@ -51,6 +51,7 @@ from gradguard.analysis.live.names import as_code
 from gradguard.analysis.places.source import resolve
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import modules_in, named_modules, parameters_in
+from gradguard.fixes.at_places import put_after, put_around
 from gradguard.monitors.optimizer_books import Book
 from gradguard.monitors.surveys import FrozenModesDue
 from gradguard.monitors.tensor_state import few_values, version_of
@@ -103,7 +104,8 @@ def _validating(incident: Incident, finding: ForwardsWithoutGrad, root: nn.Modul
     caller = wording.span(outer[0].site, "called from here", "context") if outer else None
     culprit: SourceSpan | None
     culprit = place.span(f"`{name}.training` is True: {what} act{'s' if ' and ' not in what else ''} as in training", "culprit")
-    fix = Fix(title=f"Call `{name}.eval()` before and `{name}.train()` after", safety="unsafe")
+    around = put_around(place, f"{name}.eval()", f"{name}.train()")
+    fix = Fix(title=f"Call `{name}.eval()` before and `{name}.train()` after", safety="unsafe", patch=around)
     culprit, fix, told = _named(incident, name, "eval", culprit, fix)
     return Diagnosis(
         code=CODE,
@@ -262,6 +264,7 @@ def _drift_told(incident: Incident, book: Book, name: str, root: nn.Module, drif
                 else f"Call `{as_code(shown)}.eval()` after `{name}.train()`",
                 safety="unsafe",
                 detail="Or override `train()` in the module so that the frozen part stays in eval mode.",
+                patch=None if alone or shown == name else put_after(place, f"{as_code(shown)}.eval()"),
             )
         ],
     )

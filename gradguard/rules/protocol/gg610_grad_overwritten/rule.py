@@ -34,6 +34,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import resolve
 from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.fixes.at_places import brought_before
 from gradguard.monitors.ledger_verdicts import LateClipping, NothingToClip, ParametersExhausted
 from gradguard.rules import wording
 from gradguard.rules.base import Rule
@@ -91,6 +92,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
                 title=f"Move `{call}` between backward() and `{name}.step()`",
                 safety="unsafe",
                 detail="With a GradScaler: after `scaler.unscale_(optimizer)`.",
+                patch=brought_before(place, resolve(book.step_site)),
             )
         ],
     )

@@ -26,10 +26,11 @@ Unsafe: training begins to work, results change.
 ## When it speaks, what silences it
 For the rate: after 30 steps in a row at exactly zero after it was positive (warm-up from zero is silent), or at the end of a
 run that never had another. For rounding: at step 41, when at least half of the sampled elements with a gradient are bit for
-bit what they were 40 steps before, in parameters of 16-bit type. For updates by hand: in a run without any optimizer, when twelve
-backward calls have gone by and no parameter has changed, where one statement alone binds a loop's variable to what it computes of
-that variable's gradient, and nothing reads it. The same for an average over two networks (`k = k * m + q * (1 - m)`), at an
-optimizer's 24th step, when the parameters that it should move have not changed since the 12th. And at the second
+bit what they were 40 steps before, in parameters of 16-bit type. For updates by hand: where a line
+computes, in traced steps that are six apart, a new value of a parameter from its gradient, nothing reads the result, and nothing has
+written the parameter in between. The same for an average of two parameters (`k = k * m + q * (1 - m)`), twelve steps apart, where an
+optimizer trains one of them and nothing has written the other. A result that is kept, or that a statement could read at another
+time, is silent. And at the second
 `load_state_dict` in a row that copies a module's parameters onto themselves, if nothing has written them in between.
 """
 
@@ -44,12 +45,10 @@ from gradguard.monitors.learning_rates import RoundedAway, Schedule
 from gradguard.monitors.optimizer_books import Book
 from gradguard.monitors.own_state import OwnState
 from gradguard.monitors.surveys import CopiesDue
-from gradguard.monitors.without_optimizer import NeverUpdated
+from gradguard.monitors.unused_updates import UpdateDropped
 from gradguard.rules import wording
 from gradguard.rules.base import Rule
-from gradguard.rules.protocol import rebound
-from gradguard.rules.protocol.gg611_unchanged_parameters import loaded_itself, rate_attribute, zero_rate
-from gradguard.rules.protocol.gg611_unchanged_parameters.rebound_copy import rebound_copy
+from gradguard.rules.protocol.gg611_unchanged_parameters import dropped_updates, loaded_itself, rate_attribute, zero_rate
 
 CODE, NAME = "GG611", "unchanged-parameters"
 
@@ -65,13 +64,14 @@ class Options(BaseModel):
 def recognise(incident: Incident) -> Diagnosis | None:
     """The cast, or the schedule that keeps the rate at zero."""
     finding = incident.finding
-    if isinstance(finding, NeverUpdated):
-        return rebound.told(incident, finding, CODE, NAME)
+    if isinstance(finding, UpdateDropped):
+        return dropped_updates.dropped_update(incident, finding, CODE, NAME)
     if isinstance(finding, OwnState):
         return loaded_itself.told(incident, finding, CODE, NAME)
     book: Book = finding.book
     if isinstance(finding, CopiesDue):
-        return rebound_copy(incident, book, CODE, NAME)
+        dropped_updates.trace_copies(incident, book)
+        return None
     name = wording.optimizer_name(book, incident)
     step = wording.span(book.step_site, f"`{name}` steps here", "context")
     if isinstance(finding, RoundedAway):

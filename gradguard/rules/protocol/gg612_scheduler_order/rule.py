@@ -41,6 +41,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.fixes.at_places import brought_after, out_of_the_loop
 from gradguard.fixes.edits import indent_of, replaced
 from gradguard.monitors.learning_rates import (
     OtherSchedule,
@@ -111,6 +112,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
                 Fix(
                     title=f"Call `{scheduler}.step()` after each `{name}.step()`",
                     safety="unsafe",
+                    patch=brought_after(place, resolve(book.step_site)),
                     detail="Or make the scheduler for the number of epochs.",
                 )
             ],
@@ -150,6 +152,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
             Fix(
                 title=f"Call `{scheduler}.step()` once an epoch, after the loop over batches",
                 safety="unsafe",
+                patch=out_of_the_loop(place),
                 detail="Or give the schedule's numbers in batches.",
             )
         ],
@@ -164,6 +167,7 @@ def _ahead(incident: Incident, book: Book, name: str, scheduler: str, schedule: 
         title=f"Call `{scheduler}.step()` right after `{name}.step()`, under the same condition",
         safety="unsafe",
         detail="Or make the schedule for as many calls as there are.",
+        patch=brought_after(place, resolve(book.step_site)),
     )
     accelerator = accelerated.accelerator_name(incident) if accelerated.wrapper_of(incident, book.ref()) is not None else None
     if accelerator is not None:  # whose optimizers' step() stands under no condition, and waits by itself

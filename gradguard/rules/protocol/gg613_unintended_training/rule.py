@@ -42,10 +42,12 @@ from torch import nn
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.interpreter import Interpreter, UnknownError
-from gradguard.analysis.places.source import at_line, dotted
+from gradguard.analysis.places.source import ResolvedSite, at_line, dotted
 from gradguard.analysis.program.syntax import Source
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.core.safe_read import attributes, class_attributes, modules_in, named_modules, parameters_in
+from gradguard.fixes.at_places import own_statement, put_after
+from gradguard.fixes.edits import replaced
 from gradguard.monitors.moving_frozen import MovingFrozen
 from gradguard.monitors.optimizer_books import Book
 from gradguard.monitors.tensor_state import version_of
@@ -130,9 +132,23 @@ def _flag(incident: Incident, book: Book, full: str, module: nn.Module, paramete
         explanation=f"{wording.listed(names, len(parameters))} require grad and were changed at each of the {book.steps} steps of "
         f"`{name}`.",
         fixes=[
-            Fix(title=f"Call `{full}.requires_grad_(False)`", safety="unsafe", detail="It sets the flag on every parameter of the module.")
+            Fix(
+                title=f"Call `{full}.requires_grad_(False)`",
+                safety="unsafe",
+                detail="It sets the flag on every parameter of the module.",
+                patch=_called(place),
+            )
         ],
     )
+
+
+def _called(place: ResolvedSite | None) -> str | None:
+    """The assignment to a module's flag as a call of the method that sets those of its parameters."""
+    own = own_statement(place)
+    if own is None or not isinstance(own[1], ast.Assign) or len(own[1].targets) != 1 or not isinstance(own[1].targets[0], ast.Attribute):
+        return None
+    holder = own[0].segment(own[1].targets[0].value)
+    return None if holder is None else replaced(own[0], [(own[1], f"{holder}.requires_grad_(False)")])
 
 
 def _in_parameter_loop(source: Source, node: ast.AST) -> bool:
@@ -207,6 +223,7 @@ def _never_frozen(incident: Incident, book: Book, full: str, module: nn.Module, 
                 if freeze.name != "train"
                 else f"Call `{full}.train()` before making the optimizer",
                 safety="unsafe",
+                patch=put_after(at, f"self.{freeze.name}()") if freeze.name != "train" and not freeze.args.args[1:] else None,
             )
         ],
         confidence="likely",

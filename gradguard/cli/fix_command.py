@@ -1,0 +1,143 @@
+"""`gradguard fix`: shows the patches of a report, or applies them."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import typer
+from pydantic import ValidationError
+
+from gradguard.core.diagnosis import Diagnosis
+from gradguard.fixes.application import PatchError, Text
+from gradguard.fixes.choice import Choice, choose, texts_with
+from gradguard.fixes.rewriting import RewriteError, readable, rewrite
+from gradguard.reporting.source_blocks import shown_path
+from gradguard.reporting.terminal.layout import clean, one_line
+from gradguard.runtime.trials.mirror import project_of
+
+
+class ReportError(Exception):
+    """A file that is no report."""
+
+
+def fix_report(report: Path, apply: bool, unsafe: bool, ask: bool) -> int:
+    """Shows or makes the changes of a report; gives the exit status.
+
+    Args:
+        report: what `gradguard run --report` wrote.
+        apply: whether files are changed.
+        unsafe: whether fixes are taken that change what is computed.
+        ask: whether to ask before, where somebody is there to answer.
+    """
+    try:
+        choice = choose(read_report(report), unsafe)
+    except ReportError as error:
+        print(f"gradguard fix: {error}", file=sys.stderr)
+        return 2
+    for diagnosis, reason in choice.left:
+        print(f"gradguard fix: {_title(diagnosis)}: {one_line(reason)}", file=sys.stderr)
+    if not choice.chosen:
+        print("gradguard fix: nothing to change", file=sys.stderr)
+        return 1 if choice.left else 0
+    project = project_of(os.getcwd())
+    try:
+        old = {path: readable(path, file.sha256, project) for path, file in choice.files.items() if path in choice.changes}
+        texts = {path: Text.read(content) for path, content in old.items()}
+        new = texts_with(choice, texts)
+    except (RewriteError, PatchError) as error:
+        print(f"gradguard fix: {error}", file=sys.stderr)
+        return 2
+    for diagnosis, fix in choice.chosen:
+        verdict = {"verified": f"verified: {fix.verified.why}", "not tried": "not tried", "failed": "failed"}[fix.verified.verdict]
+        print(clean(f"# {_title(diagnosis)}: {fix.title} ({fix.safety}: {fix.reason}; {verdict})"))
+        for behind in fix.verified.behind:
+            print(clean(f"# and behind it {behind}"))
+    diff = _diff(texts, new)
+    print(clean(diff) if sys.stdout.isatty() else diff, end="")
+    if not apply:
+        return 0
+    return _apply(choice, {path: (old[path], text.content) for path, text in new.items()}, ask)
+
+
+def _apply(choice: Choice, contents: dict[str, tuple[bytes, bytes]], ask: bool) -> int:
+    names = ", ".join(shown_path(path) for path in contents)
+    if ask and sys.stdin.isatty() and sys.stdout.isatty() and not typer.confirm(f"Change {names}?"):
+        print("gradguard fix: nothing was changed", file=sys.stderr)
+        return 1
+    try:
+        backups = rewrite(contents)
+    except RewriteError as error:
+        print(f"gradguard fix: {error}", file=sys.stderr)
+        return 2
+    made = "1 fix" if len(choice.chosen) == 1 else f"{len(choice.chosen)} fixes"
+    print(f"gradguard fix: {made} made in {names}; the file as it was: {', '.join(map(shown_path, backups))}")
+    return 0
+
+
+def _title(diagnosis: Diagnosis) -> str:
+    place = diagnosis.culprit or next(iter(diagnosis.related), None)
+    return diagnosis.title() if place is None else diagnosis.title(shown_path(place.file), place.line)
+
+
+def _diff(texts: dict[str, Text], new: dict[str, Text]) -> str:
+    parts: list[str] = []
+    for path, text in new.items():
+        name = shown_path(path)
+        heads = (name, name) if os.path.isabs(name) else (f"a/{name}", f"b/{name}")
+        parts += difflib.unified_diff(texts[path].plain, text.plain, *heads)
+    return "".join(parts)
+
+
+def read_report(path: Path) -> list[Diagnosis]:
+    """The diagnoses of a report.
+
+    Raises:
+        ReportError: the file cannot be read, or is none.
+    """
+    try:
+        return list(_diagnoses(path.read_bytes().splitlines()))
+    except OSError as error:
+        raise ReportError(f"{path}: {error.strerror or error}") from None
+    except ValueError as error:
+        what = "it is of another version of gradguard" if isinstance(error, ValidationError) else "no line of a report"
+        raise ReportError(f"{path} is no report of `gradguard run --report` ({what})") from None
+
+
+def _diagnoses(lines: Iterable[bytes]) -> Iterable[Diagnosis]:
+    for line in lines:
+        if line.strip():
+            record = json.loads(line)
+            if not isinstance(record, dict) or "code" not in record:
+                raise ValueError("no diagnosis")
+            record.pop("message", None)
+            yield Diagnosis.model_validate(record)
+
+
+def is_report(path: Path) -> bool:
+    """Whether a path is meant as a report rather than as a program."""
+    return path.suffix in (".jsonl", ".json")
+
+
+def report_of(target: str, arguments: list[str], module: bool, level: str | None, folder: Path) -> tuple[Path, int]:
+    """Runs a program under `gradguard run --verify`; gives its report and its exit status."""
+    report = folder / "report.jsonl"
+    options = [*(["--level", level] if level else []), *(["-m"] if module else [])]
+    command = [sys.executable, "-m", "gradguard", "run", "--verify", "--report", str(report), *options, target, *arguments]
+    return report, subprocess.run(command, stdin=None).returncode
+
+
+def fix_program(target: str, arguments: list[str], module: bool, level: str | None, apply: bool, unsafe: bool, ask: bool) -> int:
+    """Runs a program, verifies the fixes of what is found, and shows or makes the changes; gives the exit status."""
+    with tempfile.TemporaryDirectory(prefix="gradguard-fix-") as folder:
+        report, status = report_of(target, arguments, module, level, Path(folder))
+        if not report.exists():
+            print(f"gradguard fix: nothing was found (the program's exit status is {status})", file=sys.stderr)
+            return status
+        return fix_report(report, apply, unsafe, ask)

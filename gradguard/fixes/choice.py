@@ -1,0 +1,104 @@
+"""Which fixes of a report are to be made, and the texts with all of them in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gradguard.core.diagnosis import Diagnosis, Fix, PatchedFile
+from gradguard.fixes.application import Change, PatchError, Text, changes_of
+
+
+@dataclass
+class Choice:
+    """What is to be done about the diagnoses of a report.
+
+    Attributes:
+        chosen: each with the fix to make.
+        left: each with the reason why there is none.
+        changes: by path.
+        files: by path, as the report has them.
+    """
+
+    chosen: list[tuple[Diagnosis, Fix]] = field(default_factory=list)
+    left: list[tuple[Diagnosis, str]] = field(default_factory=list)
+    changes: dict[str, list[Change]] = field(default_factory=dict)
+    files: dict[str, PatchedFile] = field(default_factory=dict)
+
+
+def choose(diagnoses: Sequence[Diagnosis], unsafe: bool) -> Choice:
+    """The fix of each diagnosis that comes first among those that may be made; of fixes that touch the same lines, one is made.
+
+    Args:
+        unsafe: whether fixes may be made that change what is computed.
+    """
+    choice = Choice()
+    seen: set[tuple[str, str, int]] = set()
+    for diagnosis in diagnoses:
+        if diagnosis.key in seen:
+            continue
+        seen.add(diagnosis.key)
+        fix, reason = _best(diagnosis, unsafe)
+        if fix is None:
+            choice.left.append((diagnosis, reason))
+            continue
+        try:
+            _add(choice, fix)
+        except PatchError as error:
+            choice.left.append((diagnosis, str(error)))
+        else:
+            choice.chosen.append((diagnosis, fix))
+    return choice
+
+
+def _best(diagnosis: Diagnosis, unsafe: bool) -> tuple[Fix | None, str]:
+    patched = [fix for fix in diagnosis.fixes if fix.patch is not None and fix.files]
+    if not patched:
+        return None, "its fix cannot be written as a patch" if diagnosis.fixes else "it has no fix"
+    tried = [fix for fix in patched if fix.verified.verdict != "failed"]
+    if not tried:
+        return None, f"its fix was tried, and failed: {patched[0].verified.why}"
+    allowed = [fix for fix in tried if fix.safety == "safe" or unsafe]
+    if not allowed:
+        return None, f"its fix is {tried[0].safety} ({tried[0].reason}); --unsafe makes it all the same"
+    return allowed[0], ""
+
+
+def _add(choice: Choice, fix: Fix) -> None:
+    """Adds a fix's changes.
+
+    Raises:
+        PatchError: they cannot be read, or touch lines that another fix changes.
+    """
+    patch, files = (fix.verified.patch, fix.verified.files) if fix.verified.patch is not None else (fix.patch, fix.files)
+    named = {file.name: file for file in files}
+    new: dict[str, list[Change]] = {}
+    for name, changes in changes_of(patch or "").items():
+        file = named.get(name)
+        if file is None:
+            raise PatchError(f"the patch is for {name}, which the report does not know")
+        if choice.files.get(file.path, file).sha256 != file.sha256:
+            raise PatchError(f"{name} changed between two diagnoses")
+        known = choice.changes.get(file.path, [])
+        if any(change.overlaps(other) for change in changes for other in known):
+            raise PatchError("it touches lines that another fix changes; run the program again after that one")
+        new[file.path] = [change for change in changes if change not in known]
+    for file in files:
+        choice.files[file.path] = file
+    for path, changes in new.items():
+        choice.changes.setdefault(path, []).extend(changes)
+
+
+def texts_with(choice: Choice, texts: Mapping[str, Text]) -> dict[str, Text]:
+    """The texts with all chosen changes made.
+
+    Raises:
+        PatchError: one does not fit, or what comes out is not Python.
+    """
+    result = {}
+    for path, changes in choice.changes.items():
+        text = texts[path].changed(changes)
+        if not text.is_python():
+            raise PatchError(f"{path} would not be Python any more")
+        result[path] = text
+    return result

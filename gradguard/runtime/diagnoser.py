@@ -1,0 +1,250 @@
+"""The diagnoser of a guard: asks rules about an incident, and does with a diagnosis what the policy says."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, Protocol
+
+from gradguard.analysis.incident import Incident
+from gradguard.config.settings import Settings, wanted_color
+from gradguard.core import ranks
+from gradguard.core.diagnosis import Diagnosis
+from gradguard.core.errors import GradGuardError, error_type, mark_seen
+from gradguard.core.foreign_exceptions import internal_error
+from gradguard.core.safe_read import attributes
+from gradguard.fixes.patched_files import completed
+from gradguard.instrumentation.fault_barrier import say
+from gradguard.reporting.jsonl import JsonlReport
+from gradguard.reporting.terminal.render import render_fixes, render_for_error
+from gradguard.reporting.tracebacks import shorten, show_if_uncaught, take_back_hook
+from gradguard.rules.base import Rule
+from gradguard.rules.registry import rules_for
+from gradguard.runtime.rerun.reachable_state import aloud
+from gradguard.runtime.run import Run
+from gradguard.torch_compat.private_api import OtherRanksNeeded, this_rank_only
+
+_LOGGER = logging.getLogger("gradguard")
+# called with every diagnosis that any guard of this process makes known, before it is
+witnesses: list[Callable[[Diagnosis], None]] = []
+
+
+class FaultHandler(Protocol):
+    """Where faults of rules go: the session of the thread."""
+
+    @property
+    def lookout(self) -> AbstractContextManager[Any]: ...
+
+    def fault(self, error: BaseException, rules: tuple[Rule, ...] = (), lasting: bool = True) -> None: ...
+
+
+class Diagnoser:
+    """From an incident to what is raised, warned of, logged and written to the report.
+
+    Args:
+        settings: the guard's.
+
+    Attributes:
+        report: where diagnoses are written, one JSON object each; None where nowhere.
+        held: the diagnoses of a step that may be run again, which are not said before it has been (`rerun.guarded_step`).
+        aside: a note on every diagnosis of a step that is run again.
+        launched: whether `gradguard run` shows what leaves the program itself.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.report = None if settings.report is None else JsonlReport(settings.report)
+        self.held: list[tuple[Diagnosis, Exception]] | None = None
+        self.aside: str | None = None
+        self.launched = False
+        self._found: deque[Diagnosis] = deque(maxlen=1_000)
+        self._unwritable: JsonlReport | None = None  # could not be written, which was said
+
+    @property
+    def found(self) -> list[Diagnosis]:
+        """The last 1,000 diagnoses, oldest first."""
+        return list(self._found)
+
+    def failed(self, incident: Incident, run: Run, faults: FaultHandler) -> None:
+        """Raises the diagnosis of an exception in its place, if a rule understands it and the policy says so.
+
+        Raises:
+            GradGuardError: of the original's type too, with the original as its cause.
+        """
+        __tracebackhide__ = True
+        error = incident.error
+        if error is None or attributes(error).get("__gradguard_seen__", False):
+            return
+        run.depth.incident()
+        rules = tuple(rule for rule in rules_for("error") if run.asks(rule, raised=True))
+        diagnosis = self._diagnosis(rules, incident, faults)
+        if diagnosis is None or _suppressed(diagnosis, incident, run):
+            return
+        action = run.policy.action_for(diagnosis, raised=True)
+        if action == "raise":
+            if self.held is not None and isinstance(error, Exception):
+                self.held.append((diagnosis, error))  # `step` looks closer before anything is said
+                return
+            diagnosis = self.verified(diagnosis)
+            text = self.record(diagnosis, faults)
+            run.raised[diagnosis.title()] += 1
+            self.announce()
+            raise error_type(type(error))(text, diagnosis) from error
+        mark_seen(error)
+        self._tell(diagnosis, action, incident, run, faults)
+
+    def check(self, rules: tuple[Rule, ...], incident: Incident, run: Run, faults: FaultHandler) -> None:
+        """Asks rules for silent bugs; says what they find.
+
+        Raises:
+            GradGuardError: the policy says so (levels strict and forensic).
+            GradGuardWarning: the user's warning filters turn warnings into errors.
+        """
+        __tracebackhide__ = True
+        repeats = run.repeats
+        for rule in rules:
+            known = None
+            with faults.lookout:
+                known = repeats.again(rule, incident)
+            if known is not None:
+                run.speaker.count(known)
+                continue
+            diagnosis = self._diagnosis((rule,), incident, faults)
+            if diagnosis is None or _suppressed(diagnosis, incident, run):
+                with faults.lookout:
+                    repeats.unlearn(rule, incident)
+                continue
+            if not incident.traced:
+                run.depth.incident()
+            action = run.policy.action_for(diagnosis, raised=False)
+            if action == "raise":
+                diagnosis = self.verified(diagnosis.model_copy(update={"severity": "error"}))  # it ends the run
+                run.raised[diagnosis.title()] += 1
+                self.announce()
+                raise GradGuardError(self.record(diagnosis, faults), diagnosis)
+            self._tell(diagnosis, action, incident, run, faults)
+            if run.speaker.knows(diagnosis):
+                with faults.lookout:
+                    repeats.learn(rule, incident, diagnosis)
+
+    def verified(self, diagnosis: Diagnosis) -> Diagnosis:
+        """The diagnosis, about to be raised, with its fixes tried, where the settings ask for it (`gradguard.runtime.trials`)."""
+        if not self.settings.verify or self.launched:  # `gradguard run` does that once the program is over
+            return diagnosis
+        try:
+            from gradguard.runtime.trials.verify import verified_here
+
+            return verified_here(diagnosis, self.settings, [each for each in self._found if each is not diagnosis])
+        except internal_error() as fault:
+            say("the verification", "fixes are shown as they are, untried", fault)
+            return diagnosis
+
+    def verify_said(self, run: Run) -> None:
+        """At the end of a run: tries the fixes of what was only warned of, and logs which one repairs the program."""
+        if not self.settings.verify or self.launched:
+            return
+        for diagnosis in run.speaker.said():
+            verified = self.verified(diagnosis)
+            if all(fix.verified.why is None for fix in verified.fixes):
+                continue
+            self._found = deque((verified if each is diagnosis else each for each in self._found), maxlen=self._found.maxlen)
+            try:
+                _LOGGER.warning("%s", render_fixes(verified, unicode=False))
+                if self.report is not None and ranks.rank() is None:
+                    self.report.revise(diagnosis, verified, render_for_error(verified))
+            except internal_error() as fault:
+                say("the verification", "what it found is not shown", fault)
+
+    def announce(self) -> None:
+        """A diagnosis is about to be raised."""
+        if self.settings.traceback == "full":
+            take_back_hook()
+        elif not self.launched:
+            show_if_uncaught(wanted_color(self.settings))
+
+    def shorten(self, error: BaseException | None, trace: TracebackType | None = None) -> None:
+        """Leaves a diagnosed error with the program's frames, unless all of them are wanted (`gradguard.reporting.tracebacks`)."""
+        if self.settings.traceback == "user":
+            shorten(error, trace)
+
+    def _diagnosis(self, rules: tuple[Rule, ...], incident: Incident, faults: FaultHandler) -> Diagnosis | None:
+        """The first diagnosis that a rule can carry. A rule that fails is a fault of gradguard's, not of the training."""
+        text = incident.message.lower()
+        for rule in rules:
+            if rule.messages and incident.error is not None and not any(piece in text for piece in rule.messages):
+                continue
+            try:
+                with this_rank_only():
+                    found = rule.recognise(incident)
+            except internal_error(OtherRanksNeeded):
+                continue
+            except internal_error() as fault:
+                faults.fault(fault, (rule,))
+                continue
+            if found is not None:
+                updates: dict[str, Any] = {"step": incident.step, "rank": ranks.rank()}
+                if incident.error is not None and found.torch_message is None:
+                    updates["torch_message"] = incident.message
+                if self.aside is not None:
+                    updates["notes"] = [*found.notes, self.aside]
+                try:
+                    updates["fixes"] = completed(found.fixes, rule.docs)
+                except internal_error() as fault:
+                    say("the patches of a diagnosis", "the report does not say which files they are for", fault)
+                return found.model_copy(update=updates)
+        return None
+
+    def record(self, diagnosis: Diagnosis, faults: FaultHandler) -> str:
+        """Into the report and the list of diagnoses; gives the text."""
+        for witness in witnesses:
+            witness(diagnosis)
+        try:
+            text = render_for_error(diagnosis)
+        except internal_error() as fault:
+            say("the renderer", "a diagnosis is shown without its code", fault)
+            text = f"{diagnosis.title()}: {diagnosis.headline}\n\n{diagnosis.torch_message or ''}".rstrip()
+        self._found.append(diagnosis)
+        if self.report is not None and not self._told_elsewhere(diagnosis, faults):
+            try:
+                self.report.write(diagnosis, text)
+            except internal_error() as fault:
+                self._report_failed(self.report, fault)
+        return text
+
+    def _report_failed(self, report: JsonlReport, fault: Exception) -> None:
+        """Says once that lines of the report are missing; what is found is shown all the same."""
+        if report is not self._unwritable:
+            self._unwritable = report
+            _LOGGER.error("gradguard cannot write its report %s; what it finds is shown all the same (%s)", report.path, fault)
+
+    def _told_elsewhere(self, diagnosis: Diagnosis, faults: FaultHandler) -> bool:
+        """Whether another rank of a distributed run has said the same."""
+        try:
+            return ranks.told_elsewhere(diagnosis, None if self.report is None else self.report.path)
+        except internal_error() as fault:
+            faults.fault(fault, lasting=False)
+            return False
+
+    def _tell(self, diagnosis: Diagnosis, action: str, incident: Incident, run: Run, faults: FaultHandler) -> None:
+        speaker = run.speaker
+        if action == "off":
+            return
+        if speaker.knows(diagnosis):
+            speaker.count(diagnosis)
+            return
+        text = self.record(diagnosis, faults)
+        with aloud():
+            if self._told_elsewhere(diagnosis, faults):
+                speaker.remember(diagnosis)
+            elif action == "warn":
+                speaker.emit_warning(diagnosis, text, incident.site)
+            else:
+                speaker.emit_log(diagnosis, incident.site)
+
+
+def _suppressed(diagnosis: Diagnosis, incident: Incident, run: Run) -> bool:
+    place = incident.place
+    return run.suppressions.is_suppressed(diagnosis, None if place is None else place.span()) is not None

@@ -1,0 +1,174 @@
+"""Tries the fixes of a diagnosis, one after the other, until one is verified; follows up faults that show behind the first."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gradguard.config.settings import Settings
+from gradguard.core.diagnosis import Diagnosis, Fix, PatchedFile, Verification
+from gradguard.core.foreign_exceptions import internal_error
+from gradguard.fixes.application import PatchError, Text, applied
+from gradguard.fixes.patched_files import hash_of
+from gradguard.fixes.verification import BEHIND, Outcome, Ruling, candidates, judge, reordered, steps_needed
+from gradguard.runtime.trials.order import VARIABLE
+from gradguard.runtime.trials.trial import Launch, NoTrialError, run_trial
+
+SECONDS = 120.0  # of one trial
+_MOST_TRIALS = 8  # of one diagnosis
+_MOST_SECONDS = 600.0
+_CONTEXT = 1
+
+
+class Verifier:
+    """Verifies diagnoses of one program.
+
+    Args:
+        launch: how it was started.
+        settings: those of the guard that made the diagnoses.
+        seconds: the time limit of one trial.
+    """
+
+    def __init__(self, launch: Launch, settings: Settings, seconds: float = SECONDS) -> None:
+        self._launch = launch
+        self._settings = settings
+        self._seconds = seconds
+        self._left = _MOST_TRIALS
+        self._until = 0.0
+
+    def verified(self, diagnosis: Diagnosis, known: Sequence[Diagnosis] = ()) -> Diagnosis:
+        """The diagnosis with a verdict on its fixes, a verified one first.
+
+        Args:
+            known: what else was said of the program.
+        """
+        tried = {i: fix for i, fix in enumerate(diagnosis.fixes) if any(fix is each for each in candidates(diagnosis))}
+        found: dict[int, Verification] = {}
+        behind: dict[int, tuple[Diagnosis, dict[str, Text], dict[str, Text]]] = {}
+        self._left, self._until = _MOST_TRIALS, time.monotonic() + _MOST_SECONDS
+        try:
+            self._launch.check()
+        except NoTrialError as error:
+            return reordered(diagnosis, dict.fromkeys(tried, Verification(why=str(error))))
+        for i, fix in tried.items():
+            try:
+                texts = _texts(fix)
+                patched = _with(fix, texts)
+                outcome, ruling = self._trial(patched, diagnosis, known, steps_needed(diagnosis))
+            except (NoTrialError, PatchError) as error:
+                found[i] = Verification(why=str(error))
+                continue
+            except internal_error(OSError) as error:
+                found[i] = Verification(why=f"the trial could not be made: {error}")
+                continue
+            found[i] = Verification(verdict=ruling.verdict, steps=outcome.steps, why=_why(ruling, outcome))
+            if ruling.verdict == "verified":
+                return reordered(diagnosis, found)
+            if ruling.behind is not None:
+                behind[i] = (ruling.behind, patched, texts)
+        for i, (fault, patched, texts) in behind.items():  # none does it alone
+            names = {file.path: file.name for file in tried[i].files}
+            further = self._behind(fault, patched, texts, known, [diagnosis], names)
+            if further is not None:
+                found[i] = further
+                break
+        return reordered(diagnosis, found)
+
+    def _behind(
+        self,
+        fault: Diagnosis,
+        patched: dict[str, Text],
+        first: dict[str, Text],
+        known: Sequence[Diagnosis],
+        repaired: list[Diagnosis],
+        names: dict[str, str],
+        said: tuple[str, ...] = (),
+    ) -> Verification | None:
+        """Repairs a fault behind others as well; None where that does not succeed."""
+        if len(repaired) >= BEHIND:
+            return None
+        for fix in candidates(fault):
+            texts = {**{file.path: _read(file.path) for file in fix.files}, **first}
+            more = {**names, **{file.path: file.name for file in fix.files}}
+            try:
+                now = _with(fix, {**texts, **patched})
+            except PatchError:
+                continue
+            needed = max(map(steps_needed, [*repaired, fault]))
+            outcome, ruling = self._trial(now, fault, known, needed)
+            behind = (*said, f"{fault.title()}: {fix.title}")
+            if ruling.verdict == "verified" and not any(judge(outcome, each, known).verdict != "verified" for each in repaired):
+                diff, files = _combined(texts, now, more)
+                why = _why(ruling, outcome)
+                return Verification(verdict="verified", steps=outcome.steps, why=why, behind=list(behind), patch=diff, files=files)
+            if ruling.behind is not None:
+                further = self._behind(ruling.behind, now, texts, known, [*repaired, fault], more, behind)
+                if further is not None:
+                    return further
+        return None
+
+    def _trial(self, texts: Mapping[str, Text], diagnosis: Diagnosis, known: Sequence[Diagnosis], steps: int) -> tuple[Outcome, Ruling]:
+        if self._left <= 0 or time.monotonic() >= self._until:
+            return Outcome(), Ruling("not tried", "enough trials were made")
+        self._left -= 1
+        seconds = min(self._seconds, max(1.0, self._until - time.monotonic()))
+        outcome = run_trial(self._launch, {path: text.content for path, text in texts.items()}, self._settings, steps, seconds)
+        return outcome, judge(outcome, diagnosis, known)
+
+
+def verified_here(diagnosis: Diagnosis, settings: Settings, known: Sequence[Diagnosis]) -> Diagnosis:
+    """A diagnosis of this process's own program, verified; where the program cannot be run again, every patch says why."""
+    if os.environ.get(VARIABLE) or not candidates(diagnosis):
+        return diagnosis
+    try:
+        launch = Launch.of_this_process()
+    except NoTrialError as error:
+        whole = Verification(why=str(error))
+        return reordered(diagnosis, {i: whole for i, fix in enumerate(diagnosis.fixes) if fix.patch is not None})
+    return Verifier(launch, settings).verified(diagnosis, known)
+
+
+def _why(ruling: Ruling, outcome: Outcome) -> str:
+    aside = [f"not kept apart: {', '.join(outcome.unkept)}"] if outcome.unkept else []
+    if ruling.verdict == "verified" and outcome.refused:
+        aside.append(f"refused, without consequence: {', '.join(outcome.refused[:3])}")
+    return "; ".join([ruling.why, *aside])
+
+
+def _read(path: str) -> Text:
+    return Text.read(Path(path).read_bytes())
+
+
+def _texts(fix: Fix) -> dict[str, Text]:
+    """The files of a fix.
+
+    Raises:
+        PatchError: one has changed since.
+    """
+    texts = {}
+    for file in fix.files:
+        content = Path(file.path).read_bytes()
+        if hash_of(content) != file.sha256:
+            raise PatchError(f"{file.name} has changed since it was read")
+        texts[file.path] = Text.read(content)
+    return texts
+
+
+def _with(fix: Fix, texts: dict[str, Text]) -> dict[str, Text]:
+    return applied(texts, fix.patch or "", {file.name: file.path for file in fix.files})
+
+
+def _combined(before: Mapping[str, Text], after: Mapping[str, Text], names: Mapping[str, str]) -> tuple[str, list[PatchedFile]]:
+    """One diff of all that was changed."""
+    diffs, files = [], []
+    for path, text in after.items():
+        name, old = names[path], before[path]
+        heads = (name, name) if name.startswith("/") or ":" in name[:3] else (f"a/{name}", f"b/{name}")
+        diff = "".join(difflib.unified_diff(old.plain, text.plain, *heads, n=_CONTEXT))
+        if diff:
+            diffs.append(diff)
+            files.append(PatchedFile(name=name, path=path, sha256=hash_of(old.content)))
+    return "".join(diffs), files
