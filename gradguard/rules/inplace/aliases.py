@@ -15,6 +15,7 @@ from gradguard.analysis.program.bindings import assignments_to, dotted, flatten
 from gradguard.analysis.program.expressions import inside, last_part
 from gradguard.analysis.program.index import Definition, program_of
 from gradguard.analysis.program.memory import iterated, peel
+from gradguard.analysis.program.reaching import arguments_of
 from gradguard.analysis.program.syntax import FUNCTIONS
 from gradguard.core.diagnosis import SourceSpan
 
@@ -214,10 +215,7 @@ def is_view(place: ResolvedSite, name: str | None) -> bool:
 
 def parameters_of(function: ast.AST | None) -> list[str]:
     """A function's parameter names in order (positional ones first)."""
-    if not isinstance(function, FUNCTIONS):
-        return []
-    arguments = function.args
-    return [argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+    return [each.arg for each in arguments_of(function)] if isinstance(function, FUNCTIONS) else []
 
 
 def _passed(place: ResolvedSite, caller: ResolvedSite, name: str) -> tuple[Alias, ast.expr] | None:

@@ -22,7 +22,7 @@ from gradguard.analysis.program.blocks import function_around
 from gradguard.analysis.program.expressions import inside
 from gradguard.analysis.program.syntax import Source, load
 from gradguard.core.callsite import USER_FILES
-from gradguard.core.safe_read import modules_in, unless_loud
+from gradguard.core.safe_read import modules_in, own_dict, unless_loud
 from gradguard.rules.spans import class_node
 from gradguard.torch_compat.private_api import checkpointed_function
 
@@ -106,20 +106,12 @@ def _objects(node: ast.expr, lookup: Lookup) -> list[Any]:
         return lookup(node.id)
     found = []
     for owner in _objects(node.value, lookup) if isinstance(node, ast.Attribute) else ():
-        value = _kept(owner, node.attr)  # type: ignore[attr-defined]
+        value = (own_dict(owner) or {}).get(node.attr)  # type: ignore[attr-defined]
         if value is None and _is_generator(owner):
             value = getattr(owner, node.attr, None)  # type: ignore[attr-defined]
         if value is not None:
             found.append(value)
     return found
-
-
-def _kept(owner: Any, name: str) -> Any:
-    try:
-        kept = object.__getattribute__(owner, "__dict__")
-    except AttributeError:
-        return None
-    return kept.get(name) if type(kept) is dict else None
 
 
 def _is_generator(value: Any) -> bool:

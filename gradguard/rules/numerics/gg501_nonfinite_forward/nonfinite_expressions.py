@@ -8,7 +8,7 @@ called for it, to expressions that can divide by zero, take the log of it, and t
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -17,10 +17,10 @@ import torch
 from gradguard.analysis.places.source import ResolvedSite, at_line, function_def
 from gradguard.analysis.program.bindings import assignments_to, dotted, names_read
 from gradguard.analysis.program.expressions import argument, inside, last_part
-from gradguard.analysis.program.index import writes_in
-from gradguard.analysis.program.syntax import FUNCTIONS, Source, load
+from gradguard.analysis.program.index import program_of, writes_in
+from gradguard.analysis.program.syntax import Source, load
 from gradguard.core.callsite import USER_FILES
-from gradguard.core.safe_read import UNKNOWN, follow, function_code, in_class, unless_loud, unwrapped
+from gradguard.core.safe_read import UNKNOWN, follow, function_code, in_class, own_dict, unless_loud, unwrapped
 
 _CALLS = frozenset(
     {
@@ -225,7 +225,7 @@ class Search:
             else:
                 found = self._defaults.get(node.id, self.lookup.get(node.id))
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            found = _stored(self.lookup.get(node.value.id), node.attr)
+            found = (own_dict(self.lookup.get(node.value.id)) or {}).get(node.attr)
         else:
             return None
         return float(found) if isinstance(found, (int, float)) and type(found) is not bool else None
@@ -257,8 +257,9 @@ class Search:
         if owner is not None:
             self.lookup = {**outside, "self": owner}
         self._defaults = numbers
+        program = program_of(source)
         try:
-            for returned in _returns(function):
+            for returned in program.returns(function) if program is not None else ():
                 wanted = returned
                 if part is not None and isinstance(returned, ast.Tuple) and len(returned.elts) == part[1]:
                     wanted = returned.elts[part[0]]
@@ -306,29 +307,8 @@ def _code_of(obj: Any) -> Any:
     return function_code(in_class(type(obj), "forward" if isinstance(obj, torch.nn.Module) else "__call__"))
 
 
-def _stored(owner: Any, name: str) -> Any:
-    """An attribute that an object keeps in its own dict; nothing of the user's runs."""
-    try:
-        return object.__getattribute__(owner, "__dict__").get(name)
-    except AttributeError:
-        return None
-
-
 def _owner_of(called: Any) -> Any:
     """What `self` is in a method, or in the `__call__` of an object."""
     if isinstance(called, MethodType):
         return unless_loud(called.__self__)
     return None if isinstance(called, (FunctionType, type)) else called
-
-
-def _returns(function: ast.AST) -> Iterator[ast.expr]:
-    if isinstance(function, ast.Lambda):
-        yield function.body
-        return
-    pending: list[ast.AST] = list(getattr(function, "body", []))
-    while pending:
-        node = pending.pop(0)
-        if isinstance(node, (ast.Return, ast.Yield)) and node.value is not None:
-            yield node.value
-        if not isinstance(node, (*FUNCTIONS, ast.ClassDef)):
-            pending += ast.iter_child_nodes(node)
