@@ -1,4 +1,4 @@
-"""An optimizer that is made too early: the later statement that gives the model new parameters, and the optimizer's making moved after it."""
+"""An optimizer that is made too early: the later statement that gives the model new parameters, and the making moved after it."""
 
 from __future__ import annotations
 

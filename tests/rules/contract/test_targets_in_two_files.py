@@ -33,7 +33,11 @@ class Keyed(nn.Module):
     def forward(self, batch):
         return F.cross_entropy(self.layer(batch["x"]), batch["label"])
 """
-HEAD = "import torch\nfrom dataclasses import dataclass\nfrom torch.utils.data import DataLoader\nfrom float_target_losses import Keyed, Scored\n"
+HEAD = """import torch
+from dataclasses import dataclass
+from torch.utils.data import DataLoader
+from float_target_losses import Keyed, Scored
+"""
 PROGRAMS = {
     "a collate function": """
 def collate(items):
