@@ -16,12 +16,12 @@ from functools import wraps
 from types import FunctionType, TracebackType
 from typing import Any, TypeVar, cast
 
+from gradguard.core.callsite import PACKAGE_DIR
 from gradguard.core.foreign_exceptions import internal_error, is_internal
 from gradguard.torch_compat.private_api import functions_on, quiet
 
 _LOGGER = logging.getLogger("gradguard")
 _DEBUG = bool(os.environ.get("GRADGUARD_DEBUG"))
-_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _HINT = "please report it with the traceback that GRADGUARD_DEBUG=1 adds"
 
@@ -121,7 +121,7 @@ def failed_part(error: BaseException, handled: bool) -> Any:
     found = None
     tb = error.__traceback__
     while tb is not None:
-        if tb.tb_frame.f_code.co_filename.startswith(_HERE):
+        if tb.tb_frame.f_code.co_filename.startswith(PACKAGE_DIR):
             known = tb.tb_frame.f_locals
             at_hand = [known.get("self"), *(known.values() if handled else ())]
             found = next((value for value in at_hand if _is_part(value)), found)

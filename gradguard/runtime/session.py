@@ -179,12 +179,12 @@ class Session(Incidents):
                 return
             self.catch_up()
         if len(self.guards) == 1:
-            run = self.run
             with self.shield:
-                run.depth.pause()
+                self.run.depth.pause()
             with self.shield:
                 step_events.pause_census(self)
             with self.lookout:
+                run = self.run
                 # a guard around a single step is left a thousand times, mostly by the same files
                 if (run.entries < 8 or not run.entries % 64) and run.settings.actions.unused_ignores != "off":
                     run.note_lines(self.journal)
