@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,9 @@ from gradguard.core.foreign_exceptions import internal_error
 from gradguard.fixes.application import PatchError, Text, applied
 from gradguard.fixes.patched_files import hash_of
 from gradguard.fixes.verification import BEHIND, Outcome, Ruling, candidates, judge, reordered, steps_needed
+from gradguard.reporting.source_blocks import shown_path
+from gradguard.reporting.terminal.layout import one_line
+from gradguard.runtime.rerun.reachable_state import aloud
 from gradguard.runtime.trials.order import VARIABLE
 from gradguard.runtime.trials.trial import Launch, NoTrialError, run_trial
 
@@ -128,7 +132,18 @@ def verified_here(diagnosis: Diagnosis, settings: Settings, known: Sequence[Diag
     except NoTrialError as error:
         whole = Verification(why=str(error))
         return reordered(diagnosis, {i: whole for i, fix in enumerate(diagnosis.fixes) if fix.patch is not None})
+    with aloud():
+        announce(diagnosis)
     return Verifier(launch, settings).verified(diagnosis, known)
+
+
+def announce(diagnosis: Diagnosis) -> None:
+    """Says that it will take a while."""
+    place = diagnosis.culprit or next(iter(diagnosis.related), None)
+    title = diagnosis.title() if place is None else diagnosis.title(shown_path(place.file), place.line)
+    number = len(candidates(diagnosis))
+    what = "its fix is tried" if number == 1 else f"its {number} fixes are tried, until one repairs the program"
+    print(one_line(f"gradguard: {title}: {what}; at most {SECONDS:.0f} s each"), file=sys.stderr, flush=True)
 
 
 def _why(ruling: Ruling, outcome: Outcome) -> str:
