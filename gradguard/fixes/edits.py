@@ -68,6 +68,11 @@ def edit_of(node: ast.AST, text: str) -> list[Edit]:
     return [] if place is None else [(place, text)]
 
 
+def appended(node: ast.AST, text: str) -> list[Edit]:
+    """Text put right after a node: `.clone()` of an expression; empty where its place is not known."""
+    return [((last, end, last, end), text) for *_, last, end in filter(None, [range_of(node)])]
+
+
 def after(source: Source, statement: ast.stmt, text: str) -> tuple[int, str]:
     """A new line after a statement, at its indentation, for `patched(insert=...)`."""
     return (statement.end_lineno or statement.lineno, indent_of(source, statement.lineno) + text)

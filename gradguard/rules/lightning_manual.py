@@ -10,6 +10,7 @@ import torch
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, dotted, function_def, resolve, span_of
+from gradguard.analysis.program.expressions import inside
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import UNKNOWN, follow, function_code, in_class, peek, unwrapped
 from gradguard.monitors.lightning_fits import Fit
@@ -21,16 +22,14 @@ def idle_fit(fit: Fit, code: str, name: str) -> Diagnosis:
     step = step_code(fit.kind)
     flag = _flag(fit.kind)
     definition = None if step is None else function_def(step)
-    returned = [node for node in ast.walk(definition) if isinstance(node, ast.Return) and node.value] if definition is not None else []
+    returned = [node for node in inside(definition, ast.Return) if node.value]
     loss = returned[0].value if len(returned) == 1 else None
     text = loss.id if isinstance(loss, ast.Name) else "loss"
     back: SourceSpan | None = None
     if step is not None and definition is not None:
         back = span_of(step.co_filename, returned[0] if len(returned) == 1 else definition, label="", role="context")
         back = back.model_copy(update={"end_line": back.line, "end_column": back.end_column if back.end_line == back.line else None})
-    asked = definition is not None and any(
-        isinstance(node, ast.Call) and dotted(node.func) == "self.optimizers" for node in ast.walk(definition)
-    )
+    asked = definition is not None and any(dotted(node.func) == "self.optimizers" for node in inside(definition, ast.Call))
     by_hand = f"`self.manual_backward({text})`, `opt.step()`"
     here = Fix(
         title=f"Train in `training_step` itself: {by_hand} before it returns"

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, at_line, dotted
+from gradguard.analysis.program.expressions import calls_inside, inside
+from gradguard.analysis.program.index import program_of
 from gradguard.analysis.program.syntax import FUNCTIONS, Source, load
 from gradguard.analysis.program.user_files import loaded_files, sources_of
 from gradguard.core.callsite import USER_FILES
@@ -84,12 +86,9 @@ def class_node(kind: type) -> tuple[Source, ast.ClassDef] | None:
             source = load(code.co_filename)
             if source is None or source.tree is None:
                 break
-            for node in ast.walk(source.tree):
-                if (
-                    isinstance(node, ast.ClassDef)
-                    and node.name == base.__name__
-                    and node.lineno <= code.co_firstlineno <= (node.end_lineno or 0)
-                ):
+            for node in source.scopes:
+                inside_it = node.lineno <= code.co_firstlineno <= (node.end_lineno or 0) if isinstance(node, ast.ClassDef) else False
+                if isinstance(node, ast.ClassDef) and node.name == base.__name__ and inside_it:
                     return source, node
         if base is kind and base.__module__.startswith("torch."):
             return None
@@ -97,57 +96,30 @@ def class_node(kind: type) -> tuple[Source, ast.ClassDef] | None:
 
 
 def attribute_set(kind: type, name: str) -> ResolvedSite | None:
-    """Where a class sets `self.<name>`, in `__init__` if it does so there."""
-    found = class_node(kind)
-    if found is None:
-        return None
-    source, tree = found
-    places: list[ast.stmt] = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign))
-        and any(dotted(target) == f"self.{name}" for target in _targets(node))
-    ]
-    places += [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Call)
-        and dotted(node.value.func) in ("self.register_parameter", "self.add_module", "setattr")
-        and any(isinstance(argument, ast.Constant) and argument.value == name for argument in node.value.args)
-    ]
-    return at_line(source.filename, places[0].lineno) if places else None
+    """Where a class sets `self.<name>`, the first of several."""
+    return next(iter(attribute_sets(kind, name)), None)
 
 
 def attribute_sets(kind: type, name: str) -> list[ResolvedSite]:
     """Every place of the class where `self.<name>` is set."""
-    found = class_node(kind)
-    if found is None:
-        return []
-    source, tree = found
+    source, tree = class_node(kind) or (None, None)
+    program = program_of(source)
+    writes = program.writes(name) if program is not None else []
     lines = [
-        node.lineno
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign))
-        and any(dotted(target) == f"self.{name}" for target in _targets(node))
-    ]
-    return [place for line in lines if (place := at_line(source.filename, line)) is not None]
-
-
-def _targets(node: ast.Assign | ast.AnnAssign | ast.AugAssign) -> Iterator[ast.expr]:
-    for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-        if isinstance(target, (ast.Tuple, ast.List)):
-            yield from target.elts
-        else:
-            yield target
+        write.node.lineno
+        for write in writes
+        if program is not None and tree is not None and write.owner is not None
+        and dotted(write.owner) == "self" and program.stands_in(write.node, tree)
+    ]  # fmt: skip
+    return [place for line in lines if source is not None and (place := at_line(source.filename, line)) is not None]
 
 
 def calls_of(source: Source, method: str, receiver: str | None = None) -> list[ast.Call]:
     """Calls `<receiver>.<method>(...)` in a file, in source order."""
     assert source.tree is not None
     found = []
-    for node in ast.walk(source.tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == method:
+    for node in calls_inside(source.tree, method):
+        if isinstance(node.func, ast.Attribute):
             name = dotted(node.func.value)
             if receiver is None or (name is not None and name.split(".")[-1] == receiver.split(".")[-1]):
                 found.append(node)
@@ -166,21 +138,17 @@ def gate_of(source: Source, call: ast.AST) -> ast.If | None:
     return None
 
 
-def statement_span(source: Source, node: ast.AST, label: str) -> SourceSpan | None:
+def statement_span(source: Source, node: ast.AST, label: str) -> SourceSpan:
     """A node's place as the culprit."""
-    from gradguard.analysis.program.syntax import range_of
-
-    place = range_of(node)
-    return None if place is None else source.span(place, label, "culprit", source.qualname_around(node))
+    return source.span_of(node, label, "culprit")
 
 
 def bare_name(source: Source, scope: ast.AST, method: str, receiver: str | None = None) -> ast.Attribute | None:
     """The one statement that only names a method (`optimizer.step`, without a call)."""
     found = [
         node.value
-        for node in ast.walk(scope)
-        if isinstance(node, ast.Expr)
-        and isinstance(node.value, ast.Attribute)
+        for node in inside(scope, ast.Expr)
+        if isinstance(node.value, ast.Attribute)
         and node.value.attr == method
         and (receiver is None or (dotted(node.value.value) or "").rpartition(".")[2] == receiver.rpartition(".")[2])
     ]
@@ -206,12 +174,5 @@ def not_called(sources: Iterable[Source], method: str, receiver: str | None = No
 
 def names_in(node: ast.AST | None) -> list[str]:
     """Variables that an expression reads, plain names and last parts of dotted ones."""
-    if node is None:
-        return []
-    found: dict[str, None] = {}
-    for each in ast.walk(node):
-        if isinstance(each, (ast.Name, ast.Attribute)):
-            name = dotted(each)
-            if name is not None:
-                found.setdefault(name)
+    found = dict.fromkeys(name for each in inside(node, ast.Name, ast.Attribute) if (name := dotted(each)) is not None)
     return [name for name in found if not any(other.startswith(name + ".") for other in found)]

@@ -12,6 +12,7 @@ import torch
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.names import Names
 from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.analysis.program.index import programs_of
 from gradguard.core.callsite import CallSite
 from gradguard.core.diagnosis import Role, SourceSpan, TensorFacts
 from gradguard.core.foreign_exceptions import internal_error
@@ -70,13 +71,8 @@ def optimizer_name(book: Book, incident: Incident) -> str:
 
 def _loops_over(incident: Incident, name: str) -> bool:
     """Whether a name is the variable of a loop in the files that take part."""
-    return name.isidentifier() and any(
-        isinstance(node, ast.Name) and node.id == name
-        for source in incident.sources
-        for loop in ast.walk(source.tree or ast.Module([], []))
-        if isinstance(loop, (ast.For, ast.comprehension))
-        for node in ast.walk(loop.target)
-    )
+    programs = programs_of(incident.sources) if name.isidentifier() else []
+    return any(each.kind == "loop" for program in programs for each in program.definitions(name))
 
 
 def _constructed(book: Book) -> str | None:

@@ -30,7 +30,6 @@ from gradguard.torch_compat.private_api import (
 MAX_NODES = 200_000
 
 _VERSIONS = re.compile(r"is at version (\d+); expected version (\d+)")
-_OUTPUT_OF = re.compile(r"which is output (\d+) of (\w+)")
 
 
 @dataclass(frozen=True)

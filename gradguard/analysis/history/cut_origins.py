@@ -17,16 +17,6 @@ from gradguard.analysis.places.source import ResolvedSite, function_def, resolve
 from gradguard.analysis.program.syntax import load
 from gradguard.instrumentation.facts import Cut
 
-DISCRETE = frozenset({
-    "argmax", "argmin", "argsort", "long", "int", "short", "bool", "char", "byte", "eq", "ne", "gt", "ge", "lt", "le", "__eq__",
-    "__ne__", "__gt__",
-    "__ge__", "__lt__", "__le__", "greater", "less", "greater_equal", "less_equal", "not_equal", "multinomial", "bincount",
-    "histc", "isclose", "nonzero",
-    "one_hot", "searchsorted", "bucketize", "logical_and", "logical_or", "logical_not", "unique", "sign_bit", "topk", "max",
-    "min", "sort", "mode",
-    "median", "kthvalue", "cummax", "cummin", "to", "type",
-})  # fmt: skip
-
 
 @dataclass
 class Origin:

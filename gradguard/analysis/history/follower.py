@@ -23,6 +23,7 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.sites import site_at
 from gradguard.analysis.places.source import ResolvedSite, function_def, resolve
 from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.program.index import program_of
 from gradguard.analysis.program.search_scopes import Definition, Scope, definitions, evaluate
 from gradguard.analysis.program.syntax import FUNCTIONS, load
 from gradguard.core.safe_read import UNKNOWN, parameters_in
@@ -276,20 +277,11 @@ class Follower(Calls):
         caller = self.live(scope.level + 1)
         if caller is None or caller.view is None or not isinstance(scope.function, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return None
-        place = resolve(caller.view.site)
-        call = place.call if place is not None else None
-        if call is None:
+        place, program = resolve(caller.view.site), program_of(caller.source)
+        if place is None or place.call is None or program is None:
             return None
-        arguments = scope.function.args
-        names = [item.arg for item in (*arguments.posonlyargs, *arguments.args)]
-        if (names and names[0] in ("self", "cls") and isinstance(call.func, ast.Attribute)) or (names and names[0] == "self"):
-            names = names[1:]
-        for keyword in call.keywords:
-            if keyword.arg == name:
-                return caller, keyword.value
-        if name in names and names.index(name) < len(call.args) and not any(isinstance(item, ast.Starred) for item in call.args):
-            return caller, call.args[names.index(name)]
-        return None
+        given = program.given(place.call, scope.function, name)
+        return None if given is None else (caller, given)
 
     def _attribute(self, node: ast.Attribute, scope: Scope, pick: int | str | None) -> Flow:
         if is_metadata(node.attr):

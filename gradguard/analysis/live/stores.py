@@ -18,6 +18,7 @@ from gradguard.analysis.live.holders import Holding
 from gradguard.analysis.places.instructions import scope_of
 from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.analysis.program.bindings import assignments_to, dotted, targets_of
+from gradguard.analysis.program.blocks import function_around
 from gradguard.analysis.program.defuse import contains, guards_a_cache, position_before, stores_into
 from gradguard.analysis.program.stored_values import built_with, stores_through_names, without_graph
 from gradguard.analysis.program.syntax import FUNCTIONS, Source, header_range, load
@@ -247,7 +248,7 @@ def _attribute_relation(source: Source, statement: ast.stmt, name: str, frames: 
 def _off_stack(source: Source, statement: ast.stmt, name: str) -> Relation:
     if guards_a_cache(source, statement, name):
         return "cache"
-    function = next((above for above in source.ancestors(statement) if isinstance(above, FUNCTIONS)), None)
+    function = function_around(source, statement)
     if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return "init" if function.name in ("__init__", "__new__", "__post_init__") else "method"
     return "outside"
@@ -264,7 +265,7 @@ def frame_of(source: Source, statement: ast.stmt, frames: Sequence[FrameView]) -
 
 
 def _own_scope(source: Source, statement: ast.stmt) -> ast.AST | None:
-    return next((above for above in source.ancestors(statement) if isinstance(above, FUNCTIONS)), source.tree)
+    return function_around(source, statement) or source.tree
 
 
 def classes_of(owner: Any) -> Iterator[tuple[Source, ast.ClassDef]]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.program.expressions import last_part
 from gradguard.analysis.program.provenance import Spot
 from gradguard.analysis.program.scopes import Scope, callee_scope, class_scopes, frame_scopes
 from gradguard.core.callsite import USER_FILES
@@ -35,11 +36,6 @@ def module_name(incident: Incident, module: nn.Module) -> str:
         outside = next((name for name, value in incident.names.bindings if value is root and not name.startswith("self")), None)
         return ".".join(part for part in (outside, rest) if part) or type(module).__name__
     return path
-
-
-def called_name(call: ast.Call) -> str:
-    """The last part of what is called."""
-    return call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
 
 
 def _called(scopes: list[Scope], depth: int = 2) -> list[Scope]:
@@ -78,7 +74,7 @@ def calls_in_use(incident: Incident, name: str, module_types: tuple[str, ...] = 
             if not isinstance(node, ast.Call) or (scope.source.filename, node.lineno, node.col_offset) in places:
                 continue
             value = scope.evaluate(node.func) if module_types else None
-            if called_name(node) == name or (isinstance(value, nn.Module) and type(value).__name__ in module_types):
+            if last_part(node) == name or (isinstance(value, nn.Module) and type(value).__name__ in module_types):
                 places.add((scope.source.filename, node.lineno, node.col_offset))
                 found.append(Spot(scope, node))
     return found

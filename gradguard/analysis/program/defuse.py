@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from gradguard.analysis.program.bindings import dotted, flatten, targets_of
-from gradguard.analysis.program.syntax import FUNCTIONS, Function, Source
+from gradguard.analysis.program.syntax import FUNCTIONS, Source
 
 Loop = ast.For | ast.AsyncFor | ast.While
 
@@ -211,35 +211,6 @@ def position_before(one: ast.AST, other: ast.AST) -> bool:
 def contains(outer: ast.AST, inner: ast.AST, source: Source) -> bool:
     """Whether `inner` is `outer` or stands inside it."""
     return inner is outer or any(above is outer for above in source.ancestors(inner))
-
-
-def parameter_of(call: ast.Call, function: Function, argument: ast.expr, *, method: bool = False) -> str | None:
-    """The parameter of `function` that an argument of `call` becomes (`method`: the first parameter is bound already)."""
-    parameters = [*function.args.posonlyargs, *function.args.args]
-    if method:
-        parameters = parameters[1:]
-    for keyword in call.keywords:
-        if keyword.value is argument:
-            return keyword.arg
-    for index, given in enumerate(call.args):
-        if isinstance(given, ast.Starred):
-            return None
-        if given is argument:
-            return parameters[index].arg if index < len(parameters) else None
-    return None
-
-
-def follow(call: ast.Call, function: Function, name: str) -> str | None:
-    """What the caller's `name` is called inside the function it is passed to, as a whole argument; None if it is not passed."""
-    arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
-    bound = function.args.args or function.args.posonlyargs
-    method = bool(bound) and bound[0].arg in ("self", "cls")
-    for argument in arguments:
-        if dotted(argument) == name:
-            return parameter_of(call, function, argument, method=method)
-    if method and name.startswith("self."):
-        return name
-    return None
 
 
 def stores_into(tree: ast.AST, name: str) -> list[ast.stmt]:

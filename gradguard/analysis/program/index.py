@@ -32,7 +32,7 @@ from gradguard.analysis.program.blocks import (
 from gradguard.analysis.program.reaching import UNKNOWN, Definition, Reaching, arguments_of, default_of
 from gradguard.analysis.program.syntax import FUNCTIONS, Function, Source, load
 
-__all__ = ["UNKNOWN", "Definition", "Program", "only", "program_of"]
+__all__ = ["UNKNOWN", "Definition", "Program", "calls_in", "only", "program_of", "programs_of", "writes_in"]
 
 T = TypeVar("T")
 _MAX_FILES = 128
@@ -54,6 +54,7 @@ _THROUGH = {
     "chain",
     "islice",
 }  # give items of arguments
+_REGISTERING = ("register_parameter", "register_buffer", "register_module", "add_module")
 _OF_OBJECTS = ("__init__", "__call__", "forward")  # run by a call of a class or of an instance
 _ITEM_METHODS = {"values", "items", "pop", "popleft", "get", "popitem", "__getitem__"}
 
@@ -313,9 +314,16 @@ class Program:
             return "." * statement.level + (f"{statement.module}." if statement.module else "") + alias.name
         return alias.name if alias.asname else definition.name
 
-    def calls(self, name: str) -> list[ast.Call]:
-        """The calls of what has this name, in source order: a full dotted name (`torch.optim.Adam`), or the last part of any (`step`)."""
-        return [call for call, names in self._called if any(known == name or known.endswith("." + name) for known in names)]
+    def calls(self, *names: str) -> list[ast.Call]:
+        """The calls of what has one of these names, in source order: full dotted names (`torch.optim.Adam`), or last parts of any
+        (`step`)."""
+        if not any(self.mentions(name.rpartition(".")[2]) for name in names):
+            return []
+        return [call for call, known in self._called if any(each == name or each.endswith("." + name) for each in known for name in names)]
+
+    def mentions(self, word: str) -> bool:
+        """Whether the text has a word at all: what it does not have, no name in it stands for."""
+        return any(word in line for line in self.source.lines)
 
     @cached_property
     def _called(self) -> list[tuple[ast.Call, set[str]]]:
@@ -363,6 +371,28 @@ class Program:
         for each in self.classes(value):
             found |= (self._method(each, "__call__") or self._method(each, "forward")) if isinstance(each, ast.ClassDef) else {UNKNOWN}
         return found
+
+    def functions(self, expr: ast.expr, depth: int = 2) -> list[Function]:
+        """The functions of the file that a value is, or runs when it is called; of a parameter, those that callers give, and of a call,
+        those among what it returns."""
+        found: set[Function | Definition] = set()
+        for value in self.values(expr):
+            found |= self._run_by(value)
+            if isinstance(value, ast.Call) and depth:
+                callees = [each for each in self.callees(value) if isinstance(each, FUNCTIONS)]
+                made = [each for callee in callees if getattr(callee, "name", "") not in _OF_OBJECTS for each in self.returns(callee)]
+                found |= {each for returned in made for each in self.functions(returned, depth - 1)}
+            elif isinstance(value, Definition) and isinstance(value.scope, FUNCTIONS) and value.kind == "parameter":
+                found |= {run for cls in self.classes(expr) if isinstance(cls, ast.ClassDef) for run in self._method(cls, "__call__")}
+                given = [self.bind(call, value.scope).get(value.name) for call in self.callers(value.scope)] if depth else []
+                found |= {each for one in given if isinstance(one, ast.expr) for each in self.functions(one, depth - 1)}
+        return sorted((each for each in found if isinstance(each, FUNCTIONS)), key=_place)
+
+    def functions_named(self, name: str) -> list[Function]:
+        """The functions of this name, and what instances of classes of this name run when they are called."""
+        found = [node for node in self.source.scopes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name]
+        runs = [each for cls in self._classes if cls.name == name for each in self._method(cls, "__call__") or self._method(cls, "forward")]
+        return [*found, *(each for each in runs if isinstance(each, FUNCTIONS))]
 
     def classes(self, expr: ast.expr) -> set[ast.ClassDef | Definition]:
         """The classes of the file that an object can be an instance of, with `UNKNOWN` where it can be another's."""
@@ -447,7 +477,7 @@ class Program:
             if isinstance(value, ast.Call) and self._is_partial(value):
                 given, words = [*value.args[1:], *given], [*value.keywords, *words]
         if self._first_is_bound(call, function) and positional:
-            receiver = call.func.value if isinstance(call.func, ast.Attribute) else None
+            receiver = call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr != "apply" else None
             bound[positional[0]] = receiver if receiver is not None and not _is_super(receiver) else UNKNOWN
             positional = positional[1:]
         starred = next((i for i, each in enumerate(given) if isinstance(each, ast.Starred)), None)
@@ -470,12 +500,22 @@ class Program:
             bound[arguments.kwarg.arg] = UNKNOWN
         return bound
 
+    def given(self, call: ast.Call, function: Function, name: str) -> ast.expr | None:
+        """What a call itself gives for a parameter of a function, of this file or another; None where nothing, or what is not known."""
+        value = self.bind(call, function).get(name)
+        return value if isinstance(value, ast.expr) and value is not default_of(function, name) else None
+
     def _first_is_bound(self, call: ast.Call, function: Function) -> bool:
-        """Whether a call hands the function's first parameter over by itself: of a method, unless it is called on its class."""
-        cls = self.cls(function)
-        if cls is None or isinstance(function, ast.Lambda):
+        """Whether a call hands the function's first parameter over by itself: of a method, unless it is called on its class, and of
+        the forward of a custom Function, which `apply` gives a context."""
+        positional = [*function.args.posonlyargs, *function.args.args]
+        if isinstance(function, ast.Lambda) or not positional:
             return False
-        if any(dotted(each) == "staticmethod" for each in function.decorator_list):
+        if function.name == "forward" and isinstance(call.func, ast.Attribute) and call.func.attr == "apply":
+            return positional[0].arg == "ctx" or len(positional) == len(call.args) + 1
+        if function not in self.source.parents:
+            return positional[0].arg in ("self", "cls")
+        if not isinstance(self.source.parents[function], ast.ClassDef) or any(dotted(e) == "staticmethod" for e in function.decorator_list):
             return False
         if isinstance(call.func, ast.Attribute) and not any(dotted(each) == "classmethod" for each in function.decorator_list):
             owners = self.values(call.func.value)
@@ -565,8 +605,9 @@ class Program:
     # Attributes and containers
 
     def writes(self, attribute: str, value: object = UNKNOWN) -> list[Write]:
-        """The places that write an attribute, of whatever object, in source order: assignments, `setattr`, `vars(x)[...]`, and the method
-        `attribute_(value)` (`requires_grad_`). With a value, those alone that can write this constant."""
+        """The places that write an attribute, of whatever object, in source order: assignments, `setattr`, `vars(x)[...]`, `add_module`
+        and `register_buffer`, and the method `attribute_(value)` (`requires_grad_`). With a value, those alone that can write this
+        constant."""
         found = self._writes.get(attribute, [])
         if value is UNKNOWN:
             return found
@@ -585,6 +626,14 @@ class Program:
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr" and len(node.args) == 3:
                 for name in self._constants(node.args[1]):
                     found.setdefault(str(name), []).append(Write(node, node.args[0], node.args[2]))
+            elif (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in _REGISTERING
+                and len(node.args) > 1
+            ):
+                for name in self._constants(node.args[0]):
+                    found.setdefault(str(name), []).append(Write(node, node.func.value, node.args[1]))
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_") and not node.func.attr.endswith("__"):  # fmt: skip  # noqa: E501
                 given = node.args[0] if node.args else node.keywords[0].value if node.keywords else ast.Constant(True)
                 found.setdefault(node.func.attr[:-1], []).append(Write(node, node.func.value, given))
@@ -676,11 +725,16 @@ class Program:
             writes.sort(key=lambda write: _place(write[0]))
         return found
 
-    def grows(self, name: str) -> list[Growth]:
+    def grows(self, name: str, within: ast.AST | None = None) -> list[Growth]:
         """The places that put something into a container by its name, in source order: methods (also by another name, `push = xs.append`),
         `xs[k] = v`, `xs += [...]`, `xs = xs + [...]`, `xs = [*xs, v]`, `heappush(xs, v)`; also what is put into a container
-        in it (`xs[k].append(v)`)."""
-        return self._growths.get(name, [])
+        in it (`xs[k].append(v)`). With a node, those alone that stand in it."""
+        found = self._growths.get(name, [])
+        return found if within is None else [growth for growth in found if self.stands_in(growth.node, within)]
+
+    def stands_in(self, node: ast.AST, block: ast.AST) -> bool:
+        """Whether a node is another one, or is in it."""
+        return node is block or any(above is block for above in self.source.ancestors(node))
 
     def grows_in(self, attribute: str) -> list[Growth]:
         """The same for an attribute (`kept` of `self.kept` and `owner.kept`), or a variable of that name."""
@@ -823,6 +877,22 @@ def _place(node: ast.AST) -> tuple[int, int, int]:
 
 
 _programs: dict[str, Program] = {}
+
+
+def programs_of(sources: Iterable[Source]) -> list[Program]:
+    """The programs of files, without those that could not be parsed."""
+    return [program for source in sources if (program := program_of(source)) is not None]
+
+
+def calls_in(sources: Iterable[Source], *names: str) -> list[tuple[Source, ast.Call]]:
+    """The calls of what has one of these names, in several files (see `Program.calls`)."""
+    return [(program.source, call) for program in programs_of(sources) for call in program.calls(*names)]
+
+
+def writes_in(sources: Iterable[Source], attribute: str) -> list[tuple[Source, Write]]:
+    """The places that write an attribute, in several files (see `Program.writes`)."""
+    found = (program for program in programs_of(sources) if program.mentions(attribute))
+    return [(program.source, write) for program in found for write in program.writes(attribute)]
 
 
 def program_of(source: Source | str | None) -> Program | None:

@@ -14,9 +14,11 @@ from typing import Any
 import torch
 
 from gradguard.analysis.places.source import assignments_to, dotted
-from gradguard.analysis.program.definitions import ANY, Path, bound_value, definition, returns_of
+from gradguard.analysis.program.definitions import ANY, Path, bound_value, returns_of
+from gradguard.analysis.program.expressions import argument, calls_inside, inside, is_constant, last_part
+from gradguard.analysis.program.index import Definition, program_of
 from gradguard.analysis.program.scopes import Scope, callee_scope, class_scopes, code_of, function_scope, loading_scope
-from gradguard.analysis.program.syntax import FUNCTIONS, range_of
+from gradguard.analysis.program.syntax import Source
 from gradguard.core.diagnosis import Role, SourceSpan
 from gradguard.core.safe_read import UNKNOWN, elements, in_class, pairs, peek
 
@@ -51,8 +53,7 @@ class Spot:
         return self.scope.source.flat(self.node)
 
     def span(self, label: str | None = None, role: Role = "context") -> SourceSpan:
-        place = range_of(self.node) or (self.node.lineno, 0, self.node.lineno, 0)
-        return self.scope.source.span(place, label, role, self.scope.source.qualname_around(self.node))
+        return self.scope.source.span_of(self.node, label, role)
 
 
 @dataclass
@@ -149,15 +150,10 @@ class _Tracer:
         return None if given is None else self.follow(scope, given, path[1:], depth + 1)
 
     def _bound(self, scope: Scope, statement: ast.stmt, name: str, path: Path, depth: int) -> Trace:
-        if isinstance(statement, ast.AugAssign):
-            earlier = definition(scope, name, statement)
-            if self.maker(statement.value, scope) is not True and earlier is not None and earlier is not statement:
-                return self._bound(scope, earlier, name, path, depth + 1)
-            return Trace([Spot(scope, statement, name)], False)
         bound = bound_value(statement, name)
-        if bound is None:
-            return Trace()
-        value, inner = bound
+        return Trace() if bound is None else self._from(scope, statement, name, *bound, path, depth)
+
+    def _from(self, scope: Scope, statement: ast.stmt, name: str, value: ast.expr, inner: Path, path: Path, depth: int) -> Trace:
         further = self.follow(scope, value, (*inner, *path), depth + 1)
         if not further.spots:
             further = Trace([Spot(scope, value, name)], self.maker(value, scope) is True)
@@ -167,54 +163,47 @@ class _Tracer:
         return Trace([Spot(scope, value, name), *further.spots], further.certain)
 
     def _name(self, scope: Scope, expr: ast.Name, path: Path, depth: int) -> Trace:
-        statement = definition(scope, expr.id, expr)
         if path and isinstance(path[0], str):
-            put = [each for each in _items_put(scope, expr.id, path[0]) if statement is None or each.lineno >= statement.lineno]
+            above = max((each.line for each in nearest(scope.source, expr)), default=0)
+            put = [each for each in _items_put(scope, expr.id, path[0]) if each.lineno >= above]
             if put:
                 return self.follow(scope, put[0].value, path[1:], depth + 1) if len(put) == 1 else Trace()
-        if statement is not None:
-            found = self._bound(scope, statement, expr.id, path, depth)
-            grown = self._appended(scope, expr.id, path, depth) if path else None
-            return grown if grown is not None and not found.certain else found
-        given = scope.argument(expr.id)
-        if given is not None:
-            found = self.follow(given[0], given[1], path, depth + 1)
+        traces = [self._defined(scope, each, expr, path, depth) for each in nearest(scope.source, expr)]
+        found = next((t for t in traces if t.certain), None) or next((t for t in traces if t.spots), Trace())
+        grown = self._appended(scope, expr.id, path, depth) if path and not found.certain else None
+        return grown or found
+
+    def _defined(self, scope: Scope, definition: Definition, expr: ast.Name, path: Path, depth: int) -> Trace:
+        """The way back over one of the definitions that can have given a name its value."""
+        if definition.kind == "parameter":
+            given = scope.argument(expr.id) if definition.scope is scope.tree else None
+            found = Trace() if given is None else self.follow(given[0], given[1], path, depth + 1)
             return Trace([Spot(scope, expr, expr.id), *found.spots], found.certain) if found.spots else found
-        if isinstance(scope.tree, FUNCTIONS) and expr.id in scope.parameters():
+        statement, home = scope.source.statement(definition.node), scope
+        if not any(above is scope.tree for above in (definition.scope, *scope.source.ancestors(definition.node))):
+            outer = definition.scope or scope.tree
+            home = Scope(scope.source, outer, scope.globals if isinstance(outer, ast.Module) else {}, scope.globals)
+        if statement is None or definition.value is None:
             return Trace()
-        outer = self._outer(scope)
-        if outer is None:
-            return Trace()
-        found_outer = assignments_to(outer.tree, expr.id)
-        return self._bound(outer, found_outer[-1], expr.id, path, depth) if found_outer else Trace()
+        if definition.kind == "augmented" and isinstance(definition.node, ast.Name):
+            before = nearest(scope.source, definition.node) if self.maker(definition.value, scope) is not True else []
+            traces = [self._defined(scope, each, expr, path, depth + 1) for each in before if each is not definition and depth < _DEPTH]
+            return next((t for t in traces if t.spots), Trace([Spot(home, statement, expr.id)], False))
+        inner = tuple(ANY if item is None else item for item in definition.path)
+        return self._from(home, statement, expr.id, definition.value, inner, path, depth)
 
     def _appended(self, scope: Scope, name: str, path: Path, depth: int) -> Trace | None:
         """What was put into a list: `name.append(value)`."""
-        for node in ast.walk(scope.tree):
-            if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Attribute)
-                and node.func.attr == "append"
-                and dotted(node.func.value) == name
-            ):
-                found = self.follow(scope, node.args[0], path[1:], depth + 1) if node.args else Trace()
-                if found.spots:
-                    return found
-        return None
+        program = program_of(scope.source)
+        grown = program.grows(name, scope.tree) if program is not None else []
+        traces = (self.follow(scope, value, path[1:], depth + 1) for growth in grown for value in growth.values[:1])
+        return next((found for found in traces if found.spots), None)
 
     def _loaded(self, scope: Scope, expr: ast.Name | ast.Attribute, path: Path, depth: int) -> Trace | None:
         """An item of a loader or a dataset that is there to be looked at: what its methods return, with its attributes at hand."""
         inner = loading_scope(scope.evaluate(expr))
         found = None if inner is None else self._first(inner, returns_of(inner)[::-1], path[1:], depth)
         return Trace([Spot(scope, expr, dotted(expr)), *found.spots], True) if found is not None and found.certain else None
-
-    def _outer(self, scope: Scope) -> Scope | None:
-        for above in scope.source.ancestors(scope.tree):
-            if isinstance(above, (*FUNCTIONS, ast.Module)):
-                if isinstance(above, ast.Module) and above is not scope.tree:
-                    return Scope(scope.source, above, scope.globals, scope.globals)
-                return Scope(scope.source, above, {}, scope.globals)
-        return None
 
     def _attribute(self, scope: Scope, expr: ast.Attribute, path: Path, depth: int) -> Trace:
         made = self.maker(expr, scope)
@@ -251,7 +240,7 @@ class _Tracer:
         return self.follow(spot.scope, spot.node, path, depth + 1)
 
     def _call(self, scope: Scope, call: ast.Call, path: Path, depth: int) -> Trace:
-        name = call.func.id if isinstance(call.func, ast.Name) else call.func.attr if isinstance(call.func, ast.Attribute) else ""
+        name = last_part(call)
         if path and isinstance(path[0], str):
             part = self._part(scope, call, path, depth)
             if part is not None:
@@ -277,7 +266,7 @@ class _Tracer:
             if name == "TensorDataset" and 0 <= chosen < len(call.args):
                 return self.follow(scope, call.args[chosen], path[2:], depth + 1)
             if name == "DataLoader":
-                given = next((k.value for k in call.keywords if k.arg == "dataset"), None)
+                given = argument(call, "dataset")
                 if given is not None:
                     return self.follow(scope, given, path, depth + 1)
             value = scope.evaluate(call.func)
@@ -292,7 +281,7 @@ class _Tracer:
         inner = callee_scope(scope, call)
         if inner is not None:
             results = returns_of(inner)
-            generator = any(isinstance(n, (ast.Yield, ast.YieldFrom)) for n in ast.walk(inner.tree))
+            generator = any(inside(inner.tree, ast.Yield, ast.YieldFrom))
             found = self._first(inner, results[::-1], path[1:] if generator and path else path, depth)
             return Trace([Spot(scope, call), *found.spots], found.certain) if found is not None else self._here(scope, call)
         return self._operation(scope, call, depth)
@@ -333,6 +322,13 @@ def _items_put(scope: Scope, name: str, key: str) -> list[ast.Assign]:
             for target in node.targets
         )
     ]
+
+
+def nearest(source: Source, read: ast.expr) -> list[Definition]:
+    """The definitions that can reach a read, the last above it first, those of an iteration before last."""
+    program = program_of(source)
+    found = program.reaching(read) if program is not None else ()
+    return sorted(found, key=lambda each: (each.line <= read.lineno, each.line), reverse=True)
 
 
 def operands_of(expr: ast.expr, scope: Scope) -> Iterator[ast.expr]:
@@ -383,14 +379,7 @@ def stores_of(owner: Any, attribute: str) -> list[Spot]:
                 found.append(Spot(scope, bound[0], name))
             elif isinstance(statement, ast.AugAssign):
                 found.append(Spot(scope, statement, name))
-        for node in ast.walk(scope.tree):
-            if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Attribute)
-                and node.func.attr == "register_buffer"
-                and len(node.args) > 1
-            ):
-                key = node.args[0]
-                if isinstance(key, ast.Constant) and key.value == attribute:
-                    found.append(Spot(scope, node.args[1], None))
+        for call in calls_inside(scope.tree, "register_buffer"):
+            if len(call.args) > 1 and is_constant(call.args[0], attribute):
+                found.append(Spot(scope, call.args[1], None))
     return sorted(found, key=lambda spot: isinstance(spot.node, ast.Constant))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -20,6 +21,7 @@ from torch.utils.data import DataLoader, Subset
 from gradguard.analysis.live.frames import FrameView
 from gradguard.analysis.places.instructions import scope_of
 from gradguard.analysis.places.source import assignments_to, resolve
+from gradguard.analysis.program.expressions import argument
 from gradguard.analysis.program.index import only, program_of
 from gradguard.analysis.program.syntax import FUNCTIONS, Source, load
 from gradguard.core.callsite import USER_FILES
@@ -54,22 +56,12 @@ class Scope:
 
     def argument(self, name: str) -> tuple[Scope, ast.expr] | None:
         """What a parameter was called with, in the caller's scope."""
-        if self.caller is None or not isinstance(self.tree, FUNCTIONS) or name not in self.parameters():
+        if self.caller is None or not isinstance(self.tree, FUNCTIONS):
             return None
         scope, call = self.caller
-        for keyword in call.keywords:
-            if keyword.arg == name:
-                return scope, keyword.value
-        positional = [a.arg for a in (*self.tree.args.posonlyargs, *self.tree.args.args)]
-        if positional[:1] in (["self"], ["cls"]) or (
-            positional[:1] == ["ctx"] and isinstance(call.func, ast.Attribute) and call.func.attr == "apply"
-        ):
-            positional = positional[1:]
-        if name in positional and positional.index(name) < len(call.args):
-            given = call.args[: positional.index(name) + 1]
-            if not any(isinstance(item, ast.Starred) for item in given):
-                return scope, given[-1]
-        return None
+        program = program_of(scope.source)
+        given = None if program is None else program.given(call, self.tree, name)
+        return None if given is None else (scope, given)
 
     def evaluate(self, node: ast.expr) -> Any:
         """The value of a name, an attribute or an item, as far as it can be looked up without running anything; else UNKNOWN."""
@@ -216,3 +208,12 @@ def loading_scope(value: Any) -> Scope | None:
         if code is not None:
             return function_scope(code, bound, names)
     return None
+
+
+def constructor_argument(call: ast.Call, kind: type, name: str) -> ast.expr | None:
+    """What a call of a class gives for a parameter of its constructor; None where nothing, or what is not known."""
+    try:
+        names = list(inspect.signature(kind).parameters)
+    except (TypeError, ValueError):
+        names = []
+    return argument(call, name, names.index(name) if name in names else None)

@@ -147,6 +147,12 @@ class Source:
             function=function, text=self.text(place), label=label, role=role,
         )  # fmt: skip
 
+    def span_of(self, node: ast.AST, label: str | None = None, role: Role = "context") -> SourceSpan:
+        """A node as a `SourceSpan`; of a compound statement, its header."""
+        place = header_range(node) if isinstance(node, ast.stmt) else range_of(node)
+        line = first_line(node) or 1
+        return self.span(place or (line, 0, line, 0), label, role, self.qualname_around(node))
+
     def qualname(self, node: ast.AST) -> str:
         """The qualified name, as Python gives it, of the function, lambda or class body that the node is in."""
         parts: list[str] = []

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import module_ast, span_of
+from gradguard.analysis.program.expressions import last_part
 from gradguard.core.diagnosis import Role, SourceSpan
 
 
@@ -27,18 +28,6 @@ def calls(incident: Incident, name: str) -> Iterator[tuple[str, ast.Call]]:
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and last_part(node.func) == name:
                 yield file, node
-
-
-def last_part(callee: ast.expr) -> str | None:
-    """`step` of `self.scaler.step`."""
-    if isinstance(callee, ast.Attribute):
-        return callee.attr
-    return callee.id if isinstance(callee, ast.Name) else None
-
-
-def keyword(call: ast.Call, name: str) -> ast.keyword | None:
-    """A keyword argument of a call."""
-    return next((item for item in call.keywords if item.arg == name), None)
 
 
 def compilations(incident: Incident) -> list[tuple[str, ast.Call]]:

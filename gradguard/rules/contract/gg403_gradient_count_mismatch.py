@@ -33,12 +33,15 @@ import re
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.custom_functions import FunctionView, classes_in_graph, def_span, find_function, needs_none
+from gradguard.analysis.program.definitions import returns_of
+from gradguard.analysis.program.expressions import inside
+from gradguard.analysis.program.index import program_of
 from gradguard.analysis.program.provenance import Spot
 from gradguard.analysis.program.scopes import Scope
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
-from gradguard.rules.contract.wording import count_word
+from gradguard.rules.contract.wording import backward_called, count_word
 
 _COUNT = re.compile(r"function (\w+?)(?:Backward)? returned an incorrect number of gradients \(expected (\d+), got (\d+)\)")
 _WHY_SHORT = (
@@ -83,7 +86,7 @@ def _returned(incident: Incident, view: FunctionView, expected: int, got: int) -
             patch = _padded(view, value, len(missing))
     related = [span for span in (view.header("forward", f"forward has {count_word(expected, 'input')} beside ctx"),) if span is not None]
     related += [Spot(view.backward, node).span("only where this holds", "context") for node in conditions if view.backward is not None]
-    related += _call_spans(incident)
+    related += backward_called(incident)
     names = ", ".join(f"`{name}`" for name in missing)
     if conditions:
         title = "put a value for each input at its place, `None` where the condition does not hold: " + (
@@ -122,25 +125,13 @@ def _by_position(value: ast.expr, got: int) -> bool:
 
 def _conditional(backward: Scope) -> list[ast.expr]:
     """The conditions on `ctx.needs_input_grad` under which backward adds to the list that it returns."""
-    found: list[ast.expr] = []
-    for node in ast.walk(backward.tree):
-        grows = isinstance(node, ast.If) and not node.orelse and any(_adds(inner) for inner in node.body)
-        if grows and isinstance(node, ast.If) and _asks_for_need(node.test):
-            found.append(node.test)
-        elif isinstance(node, ast.comprehension):
-            found += [test for test in node.ifs if _asks_for_need(test)]
-    return found
-
-
-def _adds(node: ast.stmt) -> bool:
-    if isinstance(node, ast.AugAssign):
-        return isinstance(node.op, ast.Add) and isinstance(node.value, (ast.Tuple, ast.List))
-    call = node.value if isinstance(node, ast.Expr) else None
-    return isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in ("append", "extend")
-
-
-def _asks_for_need(test: ast.expr) -> bool:
-    return any(isinstance(node, ast.Attribute) and node.attr == "needs_input_grad" for node in ast.walk(test))
+    program = program_of(backward.source)
+    returned = [] if program is None else [name for value in returns_of(backward) for name in inside(value, ast.Name)]
+    grown = [growth.node for name in returned for growth in (program.grows(name.id, backward.tree) if program is not None else ())]
+    tests = [condition.test for node in grown if program is not None for condition in program.conditions(node) if condition.holds]
+    tests += [test for part in inside(backward.tree, ast.comprehension) for test in part.ifs]
+    found = [test for test in tests if any(node.attr == "needs_input_grad" for node in inside(test, ast.Attribute))]
+    return sorted(dict.fromkeys(found), key=lambda test: (test.lineno, test.col_offset))
 
 
 def _padded(view: FunctionView, value: ast.expr, missing: int) -> str | None:
@@ -170,7 +161,7 @@ def _taken(incident: Incident, view: FunctionView, found: re.Match[str]) -> Diag
     title = f"give it a parameter for each output of forward: ctx and {count_word(given, 'gradient')}"
     if static:
         title = "make it a `@staticmethod` with `ctx` as its first parameter, without `self`"
-    related = _call_spans(incident)
+    related = backward_called(incident)
     header = view.header("forward", "its outputs decide how many gradients backward gets")
     if header is not None:
         related.insert(0, header)
@@ -185,11 +176,6 @@ def _taken(incident: Incident, view: FunctionView, found: re.Match[str]) -> Diag
         "were not used further.",
         fixes=[Fix(title=title, safety="manual")],
     )
-
-
-def _call_spans(incident: Incident) -> list[SourceSpan]:
-    place = incident.place
-    return [place.span("backward was called here", "backward")] if place is not None and incident.where in ("backward", "grad") else []
 
 
 RULE = Rule(

@@ -37,14 +37,17 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.custom_functions import FunctionView, classes_in_graph, user_functions, view_of
 from gradguard.analysis.places.source import ResolvedSite
 from gradguard.analysis.program.call_search import calls_in_use
-from gradguard.analysis.program.syntax import Source, load, range_of
+from gradguard.analysis.program.expressions import inside
+from gradguard.analysis.program.index import calls_in
+from gradguard.analysis.program.provenance import Spot
+from gradguard.analysis.program.syntax import load
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import peek
 from gradguard.fixes.edits import removed
 from gradguard.fixes.statements import wrapped
 from gradguard.instrumentation.facts import CallableRef
 from gradguard.rules.base import Rule
-from gradguard.rules.contract.wording import untraced_note
+from gradguard.rules.contract.wording import backward_called, untraced_note
 from gradguard.torch_compat.private_api import grad_fn_of
 
 _ATEN = re.compile(r"derivative for (?:aten::|')([\w: ]+?)'? is not implemented")
@@ -98,7 +101,7 @@ def _once(incident: Incident) -> Diagnosis | None:
     patch = None
     if decorator is not None and view.backward is not None:
         source = view.backward.source
-        culprit = _span(source, decorator, "allows this backward to be differentiated once only", view.backward.qualname)
+        culprit = Spot(view.backward, decorator).span("allows this backward to be differentiated once only", "culprit")
         patch = removed(source, decorator.lineno, decorator.end_lineno or decorator.lineno)
     opaque = _opaque(view)
     notes = [] if len(chosen) == 1 else ["Other Functions marked so: " + ", ".join(f"`{cls.__name__}`" for cls in chosen[1:4]) + "."]
@@ -151,14 +154,11 @@ def _opaque(view: FunctionView) -> str | None:
     """Something in a backward that autograd cannot follow."""
     if view.backward is None:
         return None
-    for node in ast.walk(view.backward.tree):
-        if isinstance(node, ast.Attribute) and node.attr in ("numpy", "data", "detach", "item", "tolist"):
-            return f"`.{node.attr}`"
-        if isinstance(node, (ast.Attribute, ast.Name)) and ast.unparse(node).split(".")[0] in ("np", "numpy", "scipy"):
-            return "numpy"
-        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Subscript):
-            return "in-place writes"
-    return None
+    tree, imports = view.backward.tree, view.backward.source.imports
+    leaving = [f"`.{node.attr}`" for node in inside(tree, ast.Attribute) if node.attr in ("numpy", "data", "detach", "item", "tolist")]
+    arrays = ["numpy" for node in inside(tree, ast.Name) if imports.get(node.id, node.id).partition(".")[0] in ("np", "numpy", "scipy")]
+    writes = ["in-place writes" for node in inside(tree, ast.AugAssign) if isinstance(node.target, ast.Subscript)]
+    return next(iter([*leaving, *arrays, *writes]), None)
 
 
 # -- operations without a derivative ----------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def _op(incident: Incident, aten: str) -> Diagnosis | None:
         if second
         else f"`{name}` has no derivative, and the loss depends on it.",
         culprit=culprit,
-        related=_grad_spans(incident) if second else _backward_span(incident),
+        related=_grad_spans(incident) if second else backward_called(incident),
         explanation=twice if second else once,
         notes=notes,
         fixes=fixes,
@@ -335,7 +335,7 @@ def _without_backward(incident: Incident) -> Diagnosis | None:
         name="no-derivative",
         headline=f"`{view.name}` has no `backward`, and the loss was computed through it.",
         culprit=culprit,
-        related=_backward_span(incident),
+        related=backward_called(incident),
         explanation="A custom Function is opaque to autograd: without a `backward` there is no derivative.",
         fixes=[
             Fix(
@@ -350,11 +350,6 @@ def _without_backward(incident: Incident) -> Diagnosis | None:
 # -- the rest of the story --------------------------------------------------------------------------------------------
 
 
-def _backward_span(incident: Incident) -> list[SourceSpan]:
-    place = incident.place
-    return [place.span("backward was called here", "backward")] if place is not None and incident.where in ("backward", "grad") else []
-
-
 def _grad_spans(incident: Incident) -> list[SourceSpan]:
     """The `autograd.grad(create_graph=True)` whose result is differentiated again, and the failing call."""
     from gradguard.analysis.places.source import resolve
@@ -366,7 +361,7 @@ def _grad_spans(incident: Incident) -> list[SourceSpan]:
             if place is not None:
                 spans.append(place.span("the backward pass is recorded here (`create_graph=True`), to be differentiated again", "made"))
             break
-    return spans + _backward_span(incident)
+    return spans + backward_called(incident)
 
 
 def _assigned_by_grad(incident: Incident) -> str | None:
@@ -389,16 +384,8 @@ def _apply_spans(incident: Incident, view: FunctionView) -> list[SourceSpan]:
         if type(fact[4]) is CallableRef and fact[4]() is view.cls:
             place = incident.place_of_node(fact[0])
             return [] if place is None else [place.span(f"`{view.name}` is used here", "made")]
-    for source in incident.sources:
-        for node in ast.walk(source.tree) if source.tree is not None else ():
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == f"{view.name}.apply":
-                return [_span(source, node, f"`{view.name}` is used here", source.qualname_around(node))]
-    return []
-
-
-def _span(source: Source, node: ast.AST, label: str, function: str | None) -> SourceSpan:
-    place = range_of(node) or (getattr(node, "lineno", 1), 0, getattr(node, "lineno", 1), 0)
-    return source.span(place, label, "culprit" if "once" in label else "context", function)
+    calls = calls_in(incident.sources, f"{view.name}.apply")
+    return [source.span_of(call, f"`{view.name}` is used here") for source, call in calls[:1]]
 
 
 RULE = Rule(

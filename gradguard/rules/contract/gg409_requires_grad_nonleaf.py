@@ -34,6 +34,7 @@ from gradguard.analysis.graph.walk import op_name, walk
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, assignments_to, dotted
 from gradguard.analysis.program.definitions import Path, bound_value
+from gradguard.analysis.program.expressions import closed, last_part
 from gradguard.analysis.program.provenance import Spot, stores_of, trace
 from gradguard.analysis.program.scopes import Scope, frame_scopes
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
@@ -68,9 +69,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
         culprit = made.span(f"makes {shown} a computed tensor{result}{when}, with a history", "culprit")
         value = made.node.value if isinstance(made.node, (ast.Assign, ast.AugAssign)) else made.node
         if isinstance(value, ast.expr) and not switching_off and isinstance(made.node, ast.expr):
-            text = made.scope.source.segment(value)
-            wrapped = text if isinstance(value, (ast.Call, ast.Name, ast.Attribute, ast.Subscript)) else f"({text})"
-            patch = replaced(made.scope.source, [(value, f"{wrapped}.detach()")])
+            patch = replaced(made.scope.source, [(value, f"{closed(made.scope.source, value)}.detach()")])
     related = [place.statement_span(f"`requires_grad` is set on {shown} here", "context")]
     related += _why(incident, tensor, made)
     fixes = [
@@ -181,7 +180,7 @@ _SIGNS = {"add": ast.Add, "sub": ast.Sub, "mul": ast.Mult, "div": ast.Div, "matm
 def _mentions(node: ast.AST, op: str) -> bool:
     """Whether the outermost operation of an expression is the one that a graph node stands for."""
     if isinstance(node, ast.Call):
-        called = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
+        called = last_part(node)
         return re.sub(r"[^a-z]", "", called.lower()).startswith(op) or op.startswith(called.lower().strip("_") or "?")
     sign = _SIGNS.get(op)
     return sign is not None and isinstance(node, (ast.BinOp, ast.UnaryOp, ast.AugAssign)) and isinstance(node.op, sign)

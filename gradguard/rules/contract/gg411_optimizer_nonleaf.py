@@ -31,6 +31,7 @@ import torch
 
 from gradguard.analysis.graph.walk import leaves, op_name
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.program.expressions import closed, inside
 from gradguard.analysis.program.provenance import Spot
 from gradguard.analysis.program.scopes import frame_scopes
 from gradguard.core.diagnosis import Diagnosis, Fix, TensorFacts
@@ -87,12 +88,9 @@ def _patch(made: Spot | None) -> str | None:
     """Makes the result a leaf, and leaves out what asked for a gradient before it."""
     if made is None or not isinstance(made.node, (ast.BinOp, ast.Call)):
         return None
-    asked = [item for item in ast.walk(made.node) if isinstance(item, ast.keyword) and item.arg == "requires_grad"]
-    text = made.scope.source.segment(made.node)
-    if text is None or len(asked) != 1:
-        return None
-    wrapped = text if isinstance(made.node, ast.Call) else f"({text})"
-    return replaced(made.scope.source, [(made.node, f"{wrapped}.detach().requires_grad_()")])
+    asked = [word for word in inside(made.node, ast.keyword) if word.arg == "requires_grad"]
+    text = closed(made.scope.source, made.node)
+    return replaced(made.scope.source, [(made.node, f"{text}.detach().requires_grad_()")]) if len(asked) == 1 else None
 
 
 RULE = Rule(

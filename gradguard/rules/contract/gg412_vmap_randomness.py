@@ -24,7 +24,7 @@ When PyTorch refuses the operation. The culprit is the call of `vmap` (or `jacfw
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from torch import nn
 
@@ -32,9 +32,11 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.frames import FrameView
 from gradguard.analysis.places.sites import short, site_at
 from gradguard.analysis.places.source import ResolvedSite, dotted, resolve
+from gradguard.analysis.program.bindings import targets_of
 from gradguard.analysis.program.call_search import module_name
+from gradguard.analysis.program.expressions import argument, is_constant, last_part
+from gradguard.analysis.program.index import Program, program_of, programs_of
 from gradguard.analysis.program.syntax import Source
-from gradguard.analysis.program.user_calls import last_part
 from gradguard.core.callsite import USER_FILES
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.fixes.edits import replaced, with_argument
@@ -101,54 +103,41 @@ def _layer(incident: Incident, inside: Sequence[FrameView]) -> str | None:
 
 def _made(incident: Incident, called: ResolvedSite) -> tuple[ResolvedSite, str, bool] | None:
     """The call (or decorator) that mapped the function which is called here, its name, and whether it is bound to what is called."""
-    source, call = called.source, called.call
-    if source is None or source.tree is None or call is None:
+    program, call = program_of(called.source), called.call
+    if program is None or call is None:
         return None
-    direct = list(_mappings(call.func))
-    if isinstance(call.func, ast.Call) and len(direct) == 1:
-        return *_told(source, direct[0]), True
-    name = (dotted(call.func) or "").rpartition(".")[2]
+    if call.func in _mappings(program):
+        return *_named(program.source, call.func), True
+    name = last_part(call.func)
     for sources in in_tiers(incident):
-        bound = [(each, node) for each in sources for node in _bindings(each, name)] if name else []
-        found = bound or [(each, node) for each in sources if each.tree is not None for node in _mappings(each.tree)]
+        every = [(each.source, node) for each in programs_of(sources) for node in _mappings(each)]
+        bound = [(source, node) for source, node in every if name and name in _bound_to(source, node)]
+        found = bound or every
         if found:
-            return (*_told(*found[0]), bool(bound)) if len(found) == 1 else None
+            return (*_named(*found[0]), bool(bound)) if len(found) == 1 else None
     return None
 
 
-def _told(source: Source, node: ast.expr) -> tuple[ResolvedSite, str]:
-    call = node.func if isinstance(node, ast.Call) else node
-    if isinstance(node, ast.Call) and last_part(node.func) == "partial":
-        call = node.args[0]
-    return site_at(source, node), short(dotted(call), 32)
+def _named(source: Source, node: ast.expr) -> tuple[ResolvedSite, str]:
+    mapping = node.args[0] if isinstance(node, ast.Call) and last_part(node) == "partial" else node
+    return site_at(source, node), short(dotted(mapping.func if isinstance(mapping, ast.Call) else mapping), 32)
 
 
-def _bindings(source: Source, name: str) -> Iterator[ast.expr]:
-    """The mappings that a name, or an attribute of that name, is bound to; those that decorate a function of that name."""
-    for node in ast.walk(source.tree or ast.Module([], [])):
-        if isinstance(node, ast.Assign) and any((dotted(target) or "").rpartition(".")[2] == name for target in node.targets):
-            yield from _mappings(node.value)
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
-            for mark in node.decorator_list:
-                yield from _mappings(mark)
-                if last_part(mark) in _MAPPING:
-                    yield mark
+def _bound_to(source: Source, node: ast.expr) -> list[str]:
+    """The names of what a mapping makes: the variables or attributes that its statement binds, or the function that it decorates."""
+    statement = source.statement(node)
+    names = [last_part(target) for target in targets_of(statement)] if statement is not None else []
+    return [statement.name] if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)) else names
 
 
-def _mappings(tree: ast.AST) -> Iterator[ast.expr]:
-    """Calls of vmap, and of `partial` with it, that are not told what to do with random operations."""
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        partial = last_part(node.func) == "partial" and bool(node.args) and last_part(node.args[0]) in _MAPPING
-        if (partial or last_part(node.func) in _MAPPING) and not any(_tells(keyword) for keyword in node.keywords):
-            yield node
-
-
-def _tells(keyword: ast.keyword) -> bool:
-    """Whether an argument asks for draws; `**options` may."""
-    default = isinstance(keyword.value, ast.Constant) and keyword.value.value == "error"
-    return keyword.arg == "randomness" and not default
+def _mappings(program: Program) -> list[ast.expr]:
+    """What maps a function and does not say what to do with random operations: calls of vmap, of `partial` with it, bare decorators."""
+    if not any(map(program.mentions, _MAPPING)):
+        return []
+    calls = [*program.calls(*_MAPPING), *(each for each in program.calls("partial") if each.args and last_part(each.args[0]) in _MAPPING)]
+    asking = [each for each in calls if is_constant(argument(each, "randomness") or ast.Constant("error"), "error")]
+    marks = [mark for each in program.source.scopes for mark in getattr(each, "decorator_list", ()) if not isinstance(mark, ast.Call)]
+    return [*asking, *(mark for mark in marks if last_part(mark) in _MAPPING)]
 
 
 def _patch(made: ResolvedSite) -> str | None:
@@ -157,7 +146,7 @@ def _patch(made: ResolvedSite) -> str | None:
         return None
     if not isinstance(node, ast.Call):  # a bare decorator
         return None if not isinstance(node, (ast.Name, ast.Attribute)) else _as_partial(source, node)
-    given = next((keyword.value for keyword in node.keywords if keyword.arg == "randomness"), None)
+    given = argument(node, "randomness")
     if given is not None:
         return replaced(source, [(given, '"different"')])
     return with_argument(source, node, 'randomness="different"')

@@ -33,6 +33,7 @@ import torch
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.frames import FrameView
 from gradguard.analysis.places.source import ResolvedSite
+from gradguard.analysis.program.expressions import inside
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.core.safe_read import named_modules
 from gradguard.fixes.edits import replaced, with_argument
@@ -161,8 +162,7 @@ def _ignoring(place: ResolvedSite | None, number: int) -> str | None:
 def _enlarged(made: ResolvedSite | None, size: int, high: int) -> str | None:
     """`Embedding(n + 1, ...)` where one row is missing, and the larger number where the size is written as one."""
     source = None if made is None else made.source
-    calls = [] if made is None or made.statement is None else [node for node in ast.walk(made.statement) if isinstance(node, ast.Call)]
-    for call in calls:
+    for call in inside(None if made is None else made.statement, ast.Call):
         first = call.args[0] if call.args else None
         if source is None or first is None or not source.flat(call.func).endswith("Embedding"):
             continue

@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.program.call_search import called_name
 from gradguard.analysis.program.definitions import returns_of
+from gradguard.analysis.program.index import calls_in
 from gradguard.analysis.program.provenance import Spot
 from gradguard.analysis.program.scopes import Scope, callee_scope, code_of
 from gradguard.core.diagnosis import SourceSpan
@@ -33,15 +33,12 @@ def registrations(incident: Incident, full: bool = False, hook: Any = None) -> l
 
     With `full` only those of a module's full hooks; with `hook` those that name it come first.
     """
-    found: list[Spot] = []
     files = incident.sources
     if hook is not None:
         code, _, _ = code_of(hook)
         files = sorted(files, key=lambda source: code is None or source.filename != code.co_filename)
-    for source in files:
-        for node in ast.walk(source.tree) if source.tree is not None else ():
-            if isinstance(node, ast.Call) and called_name(node) in HOOK_CALLS and (not full or "full_backward" in called_name(node)):
-                found.append(Spot(Scope(source, source.tree or ast.Module([], [])), node))
+    names = [name for name in HOOK_CALLS if not full or "full_backward" in name]
+    found = [Spot(Scope(source, source.tree or ast.Module([], [])), call) for source, call in calls_in(files, *names)]
     if hook is not None:
         name = name_of(hook)
         found.sort(key=lambda spot: not (isinstance(spot.node, ast.Call) and spot.node.args and name in ast.unparse(spot.node.args[0])))

@@ -11,6 +11,7 @@ from torch import nn
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, assignments_to, dotted
+from gradguard.analysis.program.expressions import inside
 from gradguard.analysis.program.provenance import Judge, Maker, Spot, Trace, operands_of, trace
 from gradguard.analysis.program.scopes import Scope, callee_scope, frame_scopes
 from gradguard.core.diagnosis import SourceSpan
@@ -82,8 +83,8 @@ def _called_from(scopes: list[Scope], tree: ast.AST) -> Scope | None:
         if id(scope.tree) in seen:
             continue
         seen.add(id(scope.tree))
-        for node in ast.walk(scope.tree):
-            inner = callee_scope(scope, node) if isinstance(node, ast.Call) else None
+        for call in inside(scope.tree, ast.Call):
+            inner = callee_scope(scope, call)
             if inner is None:
                 continue
             if inner.tree is tree:

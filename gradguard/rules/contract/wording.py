@@ -2,17 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from gradguard.core.foreign_exceptions import internal_error
-
-
-def shape_of(tensor: Any) -> list[int] | None:
-    """A tensor's sizes; None for those that have none (nested tensors)."""
-    try:
-        return [int(n) for n in tensor.shape]
-    except internal_error():
-        return None
+from gradguard.analysis.incident import Incident
+from gradguard.core.diagnosis import SourceSpan
 
 
 def a_shape(shape: list[int] | None) -> str:
@@ -35,3 +26,9 @@ def untraced_note(what: str) -> str:
 def count_word(number: int, noun: str) -> str:
     """`1 gradient`, `2 gradients`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def backward_called(incident: Incident) -> list[SourceSpan]:
+    """The line that called backward, where that is what failed."""
+    place = incident.place if incident.where in ("backward", "grad") else None
+    return [] if place is None else [place.span("backward was called here", "backward")]

@@ -6,7 +6,8 @@ import ast
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import module_ast
-from gradguard.analysis.program.user_calls import last_part, user_files
+from gradguard.analysis.program.expressions import inside, last_part
+from gradguard.analysis.program.user_calls import user_files
 
 _COLLECTIVES = ("all_reduce", "all_reduce_coalesced", "reduce", "reduce_scatter", "broadcast")  # those that write what they are given
 
@@ -20,9 +21,7 @@ def averaged_by_hand(incident: Incident) -> bool:
         return True
     for file in user_files(incident):
         tree = module_ast(file)
-        for node in ast.walk(tree) if tree is not None else ():
-            if not isinstance(node, ast.Call):
-                continue
+        for node in inside(tree, ast.Call):
             if last_part(node.func) in _AVERAGERS or last_part(node.func) == "average_parameters":
                 return True
             if last_part(node.func) in _COLLECTIVES and any(_of_parameters(argument) for argument in node.args):
@@ -31,6 +30,6 @@ def averaged_by_hand(incident: Incident) -> bool:
 
 
 def _of_parameters(argument: ast.expr) -> bool:
-    read = {item.attr for item in ast.walk(argument) if isinstance(item, ast.Attribute)}
-    read |= {item.id for item in ast.walk(argument) if isinstance(item, ast.Name)}
+    read = {item.attr for item in inside(argument, ast.Attribute)}
+    read |= {item.id for item in inside(argument, ast.Name)}
     return any(name in ("grad", "data", "p", "w") or "param" in name or "grad" in name or "weight" in name for name in read)

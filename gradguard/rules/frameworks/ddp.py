@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import CodeType
 from typing import Any
@@ -15,15 +14,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.places.source import dotted, function_def, module_ast, parent_of, resolve, segment, span_of
+from gradguard.analysis.places.source import dotted, function_def, parent_of, resolve, segment, span_of
 from gradguard.analysis.program.bindings import assignments_to
-from gradguard.analysis.program.user_calls import calls, last_part, only, user_files
-from gradguard.core.callsite import USER_FILES
-from gradguard.core.diagnosis import SourceSpan, TensorFacts
+from gradguard.analysis.program.expressions import inside
+from gradguard.analysis.program.index import UNKNOWN, programs_of
+from gradguard.analysis.program.user_calls import calls, only, user_files
+from gradguard.analysis.program.user_files import sources_of
+from gradguard.core.diagnosis import Role, SourceSpan, TensorFacts
 from gradguard.core.safe_read import (
-    attributes,
-    class_attributes,
-    function_code,
     named_children,
     named_modules,
     named_parameters,
@@ -31,6 +29,7 @@ from gradguard.core.safe_read import (
     peek,
 )
 from gradguard.probes import replicas
+from gradguard.rules.spans import class_node
 
 _LEAVES = (ast.Return, ast.Continue, ast.Break)
 
@@ -105,19 +104,17 @@ def blamed(root: nn.Module, names: set[str]) -> list[str]:
     return found
 
 
+def written_later(files: Iterable[str], attributes: Iterable[str], label: str, role: Role, value: object = UNKNOWN) -> list[SourceSpan]:
+    """The lines, outside of constructors, that write one of these attributes; with a value, those alone that can write this constant."""
+    programs = programs_of(sources_of(dict.fromkeys(files)))
+    nodes = {write.node: program for program in programs for name in attributes for write in program.writes(name, value)}
+    spans = [program.source.span_of(node, label, role) for node, program in nodes.items()]
+    return [span for span in spans if not (span.function or "").endswith("__init__")]
+
+
 def frozen_at(incident: Incident) -> SourceSpan | None:
     """The line, outside of constructors, that freezes parameters; None if there is not just one."""
-    found = []
-    for file in user_files(incident):
-        tree = module_ast(file)
-        for node in ast.walk(tree) if tree is not None else ():
-            called = isinstance(node, ast.Call) and last_part(node.func) == "requires_grad_" and bool(node.args)
-            targets = node.targets if isinstance(node, ast.Assign) else ()
-            assigned = any(isinstance(target, ast.Attribute) and target.attr == "requires_grad" for target in targets)
-            if called or assigned:
-                span = span_of(file, node, label="freezes parameters that DDP waits for", role="culprit")
-                if not (span.function or "").endswith("__init__"):
-                    found.append(span)
+    found = written_later(user_files(incident), ["requires_grad"], "freezes parameters that DDP waits for", "culprit", value=False)
     return found[0] if len(found) == 1 else None
 
 
@@ -171,25 +168,18 @@ def conditional_uses(root: nn.Module) -> list[Use]:
 def _methods(module: nn.Module) -> list[tuple[str, dict[str, ast.FunctionDef]]]:
     found = []
     for cls in type(module).__mro__:
-        file = attributes(sys.modules.get(cls.__module__)).get("__file__")
-        own = function_code(class_attributes(cls).get("forward"))
-        file = own.co_filename if own is not None else file
-        if file is None or not USER_FILES[file]:
-            continue
-        tree = module_ast(file)
-        for node in ast.walk(tree) if tree is not None else ():
-            if isinstance(node, ast.ClassDef) and node.name == cls.__name__:
-                methods = [item for item in node.body if isinstance(item, ast.FunctionDef)]
-                found.append((file, {method.name: method for method in methods if method.name != "__init__"}))
-                break
+        source, node = class_node(cls) or (None, None)
+        if source is not None and node is not None and node.name == cls.__name__:
+            methods = [item for item in node.body if isinstance(item, ast.FunctionDef)]
+            found.append((source.filename, {method.name: method for method in methods if method.name != "__init__"}))
     return found
 
 
 def _in_methods(path: str, file: str, methods: dict[str, ast.FunctionDef], attribute: str, depth: int = 0) -> list[Use]:
     found: list[Use] = []
     for name, method in methods.items():
-        for node in ast.walk(method):
-            if not (isinstance(node, ast.Attribute) and node.attr == attribute and dotted(node.value) == "self"):
+        for node in inside(method, ast.Attribute):
+            if node.attr != attribute or dotted(node.value) != "self":
                 continue
             for place in _run(file, node):
                 test, inverted = _condition(file, place, method)
@@ -212,12 +202,12 @@ def _run(file: str, node: ast.AST) -> list[ast.AST]:
     while isinstance(outer, ast.Call):  # enumerate(self.layers), zip(...)
         child, outer = outer, parent_of(file, outer)
     if isinstance(outer, ast.For) and outer.iter is child:
-        names = {item.id for item in ast.walk(outer.target) if isinstance(item, ast.Name)}
+        names = {item.id for item in inside(outer.target, ast.Name)}
         run = [
             item
             for statement in outer.body
-            for item in ast.walk(statement)
-            if isinstance(item, ast.Call) and isinstance(item.func, ast.Name) and item.func.id in names
+            for item in inside(statement, ast.Call)
+            if isinstance(item.func, ast.Name) and item.func.id in names
         ]
         return list(run) or [node]
     return [node]
@@ -248,15 +238,8 @@ def deciding(incident: Incident, use: Use) -> SourceSpan | None:
     """The line, outside of constructors, that sets the attribute a condition reads; None if there is not just one."""
     if use.condition is None:
         return None
-    read = {node.attr for node in ast.walk(use.condition) if isinstance(node, ast.Attribute)}
-    found: list[SourceSpan] = []
-    for file in dict.fromkeys([*user_files(incident), use.file]):
-        tree = module_ast(file)
-        for node in ast.walk(tree) if tree is not None else ():
-            if isinstance(node, ast.Assign) and any(isinstance(t, ast.Attribute) and t.attr in read for t in node.targets):
-                span = span_of(file, node, label="decides whether it runs", role="context")
-                if not (span.function or "").endswith("__init__"):
-                    found.append(span)
+    read = {node.attr for node in inside(use.condition, ast.Attribute)}
+    found = written_later([*user_files(incident), use.file], read, "decides whether it runs", "context")
     running = [view.frame.f_code for view in incident.user_frames if not view.is_module_level]
     near = [span for span in found if any(_within(span, code) for code in running)]
     chosen = near if len(found) > 1 else found
@@ -303,9 +286,7 @@ def _above(file: str, node: ast.AST) -> Iterator[ast.AST]:
 
 def _own(function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> bool:
     """Whether a name is a function's parameter or variable."""
-    return any(argument.arg == name for argument in ast.walk(function.args) if isinstance(argument, ast.arg)) or bool(
-        assignments_to(function, name)
-    )
+    return any(argument.arg == name for argument in inside(function.args, ast.arg)) or bool(assignments_to(function, name))
 
 
 def inside_out(file: str, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:

@@ -37,8 +37,10 @@ from __future__ import annotations
 import ast
 
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.places.source import module_ast, resolve, span_of
+from gradguard.analysis.places.source import resolve, span_of
+from gradguard.analysis.program.index import writes_in
 from gradguard.analysis.program.user_calls import calls, user_files
+from gradguard.analysis.program.user_files import sources_of
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.monitors import replica_drift, unaveraged_gradients
 from gradguard.probes.replicas import Drift
@@ -110,13 +112,10 @@ def _no_sync(incident: Incident) -> SourceSpan | None:
 
 
 def _switched_by_hand(incident: Incident) -> SourceSpan | None:
-    found = []
-    for file in user_files(incident):
-        tree = module_ast(file)
-        for node in ast.walk(tree) if tree is not None else ():
-            targets = node.targets if isinstance(node, ast.Assign) else ()
-            if any(isinstance(t, ast.Attribute) and t.attr == "require_backward_grad_sync" for t in targets):
-                found.append(span_of(file, node, label="switches the averaging off", role="culprit"))
+    found = [
+        source.span_of(write.node, "switches the averaging off", "culprit")
+        for source, write in writes_in(sources_of(user_files(incident)), "require_backward_grad_sync")
+    ]
     return found[0] if len(found) == 1 else None
 
 

@@ -37,7 +37,7 @@ import torch
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, dotted, resolve, segment, span_of
 from gradguard.analysis.program.bindings import statement_names
-from gradguard.analysis.program.user_calls import last_part
+from gradguard.analysis.program.expressions import calls_inside, inside, last_part
 from gradguard.core import ranks
 from gradguard.core.diagnosis import Confidence, Diagnosis, Fix
 from gradguard.fixes.edits import indent_of
@@ -187,13 +187,12 @@ def _leaves(branch: ast.If) -> list[ast.stmt]:
 
 
 def _holds_backward(loop: ast.AST) -> bool:
-    calls = [node for node in ast.walk(loop) if isinstance(node, ast.Call)]
-    return any(last_part(call.func) in _BACKWARD for call in calls) or not any(isinstance(node, ast.Continue) for node in ast.walk(loop))
+    return any(calls_inside(loop, *_BACKWARD)) or not any(inside(loop, ast.Continue))
 
 
 def _counters(loop: ast.For | ast.While) -> set[str]:
     """Variables that count rounds: they are the same on every rank."""
-    counted = [node for node in ast.walk(loop) if isinstance(node, ast.AugAssign) and isinstance(node.value, ast.Constant)]
+    counted = [node for node in inside(loop, ast.AugAssign) if isinstance(node.value, ast.Constant)]
     found = {node.target.id for node in counted if isinstance(node.target, ast.Name)}
     if isinstance(loop, ast.For) and isinstance(loop.iter, ast.Call):
         target = loop.target
@@ -206,9 +205,9 @@ def _counters(loop: ast.For | ast.While) -> set[str]:
 
 def _by_count(test: ast.expr, counters: set[str]) -> bool:
     """Whether a condition reads nothing but counters and constants of the program."""
-    if any(isinstance(node, ast.Call) for node in ast.walk(test)):
+    if any(inside(test, ast.Call)):
         return False
-    names = [dotted(node) or "" for node in ast.walk(test) if isinstance(node, ast.Name)]
+    names = [dotted(node) or "" for node in inside(test, ast.Name)]
     return bool(names) and any(name in counters for name in names)
 
 

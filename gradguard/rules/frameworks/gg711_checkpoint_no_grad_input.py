@@ -28,6 +28,7 @@ import ast
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import module_ast, resolve, span_of
+from gradguard.analysis.program.expressions import inside
 from gradguard.analysis.program.user_calls import user_files
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.rules.base import Rule
@@ -87,7 +88,7 @@ def _setting(incident: Incident) -> SourceSpan | None:
     found: dict[tuple[str, int], SourceSpan] = {}
     for file in user_files(incident):
         tree = module_ast(file)
-        for node in ast.walk(tree) if tree is not None else ():
+        for node in inside(tree, ast.keyword, ast.Call):
             at: ast.expr | None = None
             named: str | None = None
             if isinstance(node, ast.keyword) and not _is_off(node.value):

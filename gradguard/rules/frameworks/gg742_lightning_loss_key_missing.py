@@ -28,7 +28,8 @@ from typing import Any
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import function_def, module_ast, segment, span_of
-from gradguard.analysis.program.syntax import load
+from gradguard.analysis.program.index import program_of
+from gradguard.analysis.program.syntax import FUNCTIONS, load
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import UNKNOWN, function_code, in_class
 from gradguard.fixes.edits import replaced
@@ -116,12 +117,9 @@ def _returned_dicts(file: str, function: ast.AST | None, owner: type, depth: int
     found: list[tuple[str, ast.expr, list[str]]] = []
     if function is None or depth > 3 or module_ast(file) is None:
         return found
-    for node in ast.walk(function):
-        if not isinstance(node, ast.Return) or node.value is None:
-            continue
-        value: ast.expr | None = node.value
-        if isinstance(value, ast.Name):
-            value = _assigned(function, value.id) or value
+    program = program_of(file)
+    returned = program.returns(function) if program is not None and isinstance(function, FUNCTIONS) else []
+    for value in (each for node in returned if program is not None for each in program.values(node)):
         if isinstance(value, ast.Dict):
             found.append((file, value, [_key(file, key) for key in value.keys if key is not None]))
         elif isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "dict":
@@ -131,15 +129,6 @@ def _returned_dicts(file: str, function: ast.AST | None, owner: type, depth: int
             if code is not None:
                 found += _returned_dicts(code.co_filename, function_def(code), owner, depth + 1)
     return found
-
-
-def _assigned(function: ast.AST, name: str) -> ast.expr | None:
-    values = [
-        node.value
-        for node in ast.walk(function)
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets)
-    ]
-    return values[-1] if values else None
 
 
 def _key(file: str, key: ast.expr) -> str:

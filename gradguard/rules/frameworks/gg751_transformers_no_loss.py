@@ -35,6 +35,7 @@ import torch
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import function_def, module_ast, span_of
+from gradguard.analysis.program.expressions import inside, is_constant
 from gradguard.analysis.program.user_calls import user_files
 from gradguard.core.callsite import USER_FILES
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
@@ -118,8 +119,7 @@ def _unknown_keys(incident: Incident) -> dict[str, SourceSpan]:
     known = inspect.signature(forward).parameters
     return {
         key.value: span_of(code.co_filename, key, label="the model's forward has no argument of this name", role="culprit")
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Dict)
+        for node in inside(tree, ast.Dict)
         for key in node.keys
         if isinstance(key, ast.Constant) and isinstance(key.value, str) and key.value not in {*known, "label", "label_ids"}
     }
@@ -161,11 +161,8 @@ def _written(incident: Incident, key: str) -> SourceSpan | None:
     displays: list[tuple[str, ast.AST]] = []
     for file in user_files(incident):
         tree = module_ast(file)
-        for node in ast.walk(tree) if tree is not None else ():
-            if isinstance(node, ast.Assign) and any(_subscript(target) == key for target in node.targets):
-                stores.append((file, node))
-            elif isinstance(node, ast.Dict) and any(isinstance(k, ast.Constant) and k.value == key for k in node.keys):
-                displays.append((file, node))
+        stores += [(file, node) for node in inside(tree, ast.Assign) if any(_subscript(target) == key for target in node.targets)]
+        displays += [(file, node) for node in inside(tree, ast.Dict) if any(is_constant(each, key) for each in node.keys)]
     found = stores or displays
     return span_of(found[-1][0], found[-1][1], label=f'the model does not know the key "{key}"', role="culprit") if found else None
 

@@ -13,6 +13,8 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.sites import site_at
 from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.program.expressions import argument, calls_inside, inside, is_constant, last_part
+from gradguard.analysis.program.index import calls_in, writes_in
 from gradguard.analysis.program.syntax import Source
 from gradguard.core.safe_read import attributes, named_modules
 
@@ -47,11 +49,7 @@ def recorded(incident: Incident, parameters: Sequence[torch.Tensor]) -> list[Fre
             key = (known[1].code, known[1].lasti)
             counts[key] = (place, counts[key][1] + 1 if key in counts else 1)
     ordered = sorted(counts.values(), key=lambda item: -item[1])
-    return [Freeze(_widened(place), _subject(place), "toggle", count) for place, count in ordered]
-
-
-def _widened(place: ResolvedSite) -> ResolvedSite:
-    return place
+    return [Freeze(place, _subject(place), "toggle", count) for place, count in ordered]
 
 
 def _subject(place: ResolvedSite) -> str | None:
@@ -60,21 +58,16 @@ def _subject(place: ResolvedSite) -> str | None:
     if base is None or place.source is None:
         return base
     for loop in place.enclosing_loops:
-        if isinstance(loop, ast.For) and any(isinstance(node, ast.Name) and node.id == base for node in ast.walk(loop.target)):
+        if isinstance(loop, ast.For) and any(node.id == base for node in inside(loop.target, ast.Name)):
             return _owner(loop.iter) or base
     return base
 
 
 def _owner(node: ast.expr) -> str | None:
     """`model` of `model.parameters()`, `list(model.named_parameters())[:-2]` ..."""
-    for inner in ast.walk(node):
-        if (
-            isinstance(inner, ast.Call)
-            and isinstance(inner.func, ast.Attribute)
-            and inner.func.attr in ("parameters", "named_parameters", "children", "modules")
-        ):
-            return dotted(inner.func.value)
-    return dotted(node)
+    calls = calls_inside(node, "parameters", "named_parameters", "children", "modules")
+    owner = next((call.func.value for call in calls if isinstance(call.func, ast.Attribute)), node)
+    return dotted(owner)
 
 
 def mislaid(incident: Incident, modules: Iterable[nn.Module], sources: Sequence[Source]) -> list[Mislaid]:
@@ -93,18 +86,10 @@ def mislaid(incident: Incident, modules: Iterable[nn.Module], sources: Sequence[
 
 def _set_where(sources: Sequence[Source], last: str) -> ResolvedSite | None:
     """The statement `...last.requires_grad = value`; of several statements one that names the module."""
-    candidates = []
-    for source in sources:
-        for node in ast.walk(source.tree) if source.tree is not None else ():
-            if isinstance(node, ast.Assign):
-                for target in node.targets:
-                    if isinstance(target, ast.Attribute) and target.attr == "requires_grad":
-                        base = dotted(target.value)
-                        candidates.append(((base or "").rpartition(".")[2] == last, site_at(source, node)))
-    named = [place for fits, place in candidates if fits]
-    if named:
-        return named[-1]
-    return candidates[0][1] if len(candidates) == 1 else None
+    writes = [(source, write) for source, write in writes_in(sources, "requires_grad") if isinstance(write.node, ast.Assign)]
+    named = [each for each in writes if each[1].owner is not None and last_part(each[1].owner) == last]
+    chosen = named[-1:] or (writes if len(writes) == 1 else [])
+    return site_at(chosen[0][0], chosen[0][1].node) if chosen else None
 
 
 def in_source(sources: Sequence[Source]) -> list[Freeze]:
@@ -113,27 +98,21 @@ def in_source(sources: Sequence[Source]) -> list[Freeze]:
 
 
 def _statements(source: Source) -> Iterator[Freeze]:
-    for node in ast.walk(source.tree) if source.tree is not None else ():
-        if isinstance(node, ast.Assign) and _is_false(node.value):
-            for target in node.targets:
-                if isinstance(target, ast.Attribute) and target.attr == "requires_grad":
-                    place = site_at(source, node)
-                    yield Freeze(place, subject_of(source, target.value), "toggle", 0)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            if node.func.attr == "requires_grad_" and any(
-                _is_false(value) for value in (*node.args, *(keyword.value for keyword in node.keywords))
-            ):
-                yield Freeze(site_at(source, node), subject_of(source, node.func.value), "toggle", 0)
-            elif (
-                node.func.attr == "from_pretrained"
-                and "Embedding" in (dotted(node.func.value) or "")
-                and not any(keyword.arg == "freeze" for keyword in node.keywords)
-            ):
-                yield Freeze(site_at(source, node), None, "pretrained", 0)
-            elif node.func.attr in ("Parameter", "tensor") and any(
-                keyword.arg == "requires_grad" and _is_false(keyword.value) for keyword in node.keywords
-            ):
-                yield Freeze(site_at(source, node), None, "argument", 0)
+    for node, subject, flag in switches(source):
+        if is_constant(flag, False):
+            yield Freeze(site_at(source, node), subject, "toggle", 0)
+    for _, call in calls_in([source], "from_pretrained"):
+        if isinstance(call.func, ast.Attribute) and "Embedding" in (dotted(call.func.value) or "") and argument(call, "freeze") is None:
+            yield Freeze(site_at(source, call), None, "pretrained", 0)
+    for _, call in calls_in([source], "Parameter", "tensor"):
+        if is_constant(argument(call, "requires_grad"), False):
+            yield Freeze(site_at(source, call), None, "argument", 0)
+
+
+def switches(source: Source) -> list[tuple[ast.AST, str | None, ast.expr]]:
+    """`p.requires_grad = flag`, `module.requires_grad_(flag)`: the node, what it is applied to (of a loop its source's owner), the flag."""
+    writes = [write for _, write in writes_in([source], "requires_grad")]
+    return [(each.node, subject_of(source, each.owner), each.value) for each in writes if each.owner is not None and each.value is not None]
 
 
 def subject_of(source: Source, node: ast.expr) -> str | None:
@@ -142,10 +121,6 @@ def subject_of(source: Source, node: ast.expr) -> str | None:
 
 def _subject_named(source: Source, node: ast.expr, name: str | None) -> str | None:
     for above in source.ancestors(node):
-        if isinstance(above, ast.For) and any(isinstance(item, ast.Name) and item.id == name for item in ast.walk(above.target)):
+        if isinstance(above, ast.For) and any(item.id == name for item in inside(above.target, ast.Name)):
             return _owner(above.iter) or name
     return name
-
-
-def _is_false(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is False

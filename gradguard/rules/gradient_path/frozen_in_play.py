@@ -16,6 +16,9 @@ from gradguard.analysis.live.optimizer_contents import parameters_of
 from gradguard.analysis.places.sites import bare, in_words, short, site_at
 from gradguard.analysis.places.source import ResolvedSite
 from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.program.blocks import class_around, function_around
+from gradguard.analysis.program.expressions import calls_inside, inside, is_constant
+from gradguard.analysis.program.index import programs_of
 from gradguard.analysis.program.search_scopes import Scope, evaluate
 from gradguard.analysis.program.syntax import FUNCTIONS, Source
 from gradguard.core.diagnosis import Diagnosis, Fix
@@ -119,7 +122,7 @@ def _told_which(place: ResolvedSite) -> bool:
     given = _parameter_names(around)
     return any(
         isinstance(flag, ast.Name) and flag.id in given
-        for node, _, flag in _switches(place.source)
+        for node, _, flag in freezing_places.switches(place.source)
         if place.source.statement(node) is place.statement
     )
 
@@ -129,9 +132,9 @@ def _thaws(off: ResolvedSite) -> list[ResolvedSite]:
     source = off.source
     if source is None or off.node is None:
         return []
-    cls = next((above for above in source.ancestors(off.node) if isinstance(above, ast.ClassDef)), None)
-    inside = {id(node) for node in ast.walk(cls)} if cls is not None else set()
-    return [site_at(source, node) for node, _, flag in _switches(source) if id(node) in inside and _is_true(flag)]
+    cls = class_around(source, off.node)
+    thawing = [node for node, _, flag in freezing_places.switches(source) if is_constant(flag, True)]
+    return [site_at(source, node) for node in thawing if cls is not None and class_around(source, node) is cls]
 
 
 class _Candidate(NamedTuple):
@@ -143,31 +146,31 @@ class _Candidate(NamedTuple):
 def _candidates(sources: Sequence[Source], scopes: Sequence[Scope], play: AllFrozen) -> Iterator[_Candidate]:
     """Every place of the source that switches requires_grad off for a module of the optimizer's: the statement, or a helper's call."""
     for source in {source.filename: source for source in sources}.values():
-        for node, subject, flag in _switches(source):
-            around = next((above for above in source.ancestors(node) if isinstance(above, FUNCTIONS)), None)
+        for node, subject, flag in freezing_places.switches(source):
+            around = function_around(source, node)
             given = _parameter_names(around) if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)) else []
             inner = source.statement(node)
             subject = _looped_over(source, node, subject, given)
             if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)) and subject in given:
                 flag_name = flag.id if isinstance(flag, ast.Name) and flag.id in given else None
-                if flag_name is None and not _is_false(flag):
+                if flag_name is None and not is_constant(flag, False):
                     continue
-                for caller in {each.filename: each for each in sources}.values():
-                    for call in _calls_of(caller, around):
-                        owner, value = _argument(call, around, subject), None if flag_name is None else _argument(call, around, flag_name)
-                        if owner is None or (flag_name is not None and not _is_false(value)):
-                            continue
-                        if _is_trained(owner, scopes, play):
-                            again = None if value is None else _turned(caller, call, value)
-                            yield _Candidate(site_at(caller, call), again, inner)
-            elif _is_false(flag) and subject is not None and _is_trained(ast.parse(subject, mode="eval").body, scopes, play):
+                for caller in programs_of({each.filename: each for each in sources}.values()):
+                    for call in caller.calls(around.name):
+                        bound = caller.bind(call, around)
+                        owner, value = bound.get(subject), bound.get(flag_name) if flag_name is not None else None
+                        told = flag_name is None or (isinstance(value, ast.expr) and is_constant(value, False))
+                        if told and isinstance(owner, ast.expr) and _is_trained(owner, scopes, play):
+                            again = _turned(caller.source, call, value) if isinstance(value, ast.expr) else None
+                            yield _Candidate(site_at(caller.source, call), again, inner)
+            elif is_constant(flag, False) and subject is not None and _is_trained(ast.parse(subject, mode="eval").body, scopes, play):
                 yield _Candidate(site_at(source, node), f"{subject}.requires_grad_(True)", inner)
 
 
 def _toggles(scope: Scope, play: AllFrozen) -> Iterator[_Candidate]:
     """Lightning's toggles of other optimizers in a function, while one is on."""
-    for node in ast.walk(scope.function):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "toggle_optimizer" and node.args:
+    for node in calls_inside(scope.function, "toggle_optimizer"):
+        if isinstance(node.func, ast.Attribute) and node.args:
             module, other = evaluate(node.func.value, scope), evaluate(node.args[0], scope)
             held = [] if other is UNKNOWN else parameters_of(other)
             toggled = lightning_manual.is_module(module) and bool(pairs(peek(module, "_param_requires_grad_state")))
@@ -183,26 +186,13 @@ def _untoggled(toggle: ast.Call | None) -> str | None:
     return f"{dotted(toggle.func.value) or 'self'}.untoggle_optimizer({other or '...'})"
 
 
-def _switches(source: Source) -> Iterator[tuple[ast.AST, str | None, ast.expr]]:
-    """`p.requires_grad = flag`, `module.requires_grad_(flag)`: the node, what it is applied to (of a loop its source's owner), the flag."""
-    for node in ast.walk(source.tree) if source.tree is not None else ():
-        if isinstance(node, ast.Assign):
-            for target in node.targets:
-                if isinstance(target, ast.Attribute) and target.attr == "requires_grad":
-                    yield node, freezing_places.subject_of(source, target.value), node.value
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "requires_grad_":
-            flags = [*node.args, *(keyword.value for keyword in node.keywords)]
-            if len(flags) == 1:
-                yield node, freezing_places.subject_of(source, node.func.value), flags[0]
-
-
 def _looped_over(source: Source, node: ast.AST, subject: str | None, given: list[str]) -> str | None:
     """Of `for net in nets: for p in net.parameters(): ...`, the function's argument `nets`; also of `nets if ... else [nets]`."""
     for above in source.ancestors(node):
         if subject in given or isinstance(above, FUNCTIONS):
             break
         if isinstance(above, ast.For) and dotted(above.target) == subject:
-            named = {item.id for item in ast.walk(above.iter) if isinstance(item, ast.Name)} & set(given)
+            named = {item.id for item in inside(above.iter, ast.Name)} & set(given)
             if len(named) == 1:
                 return named.pop()
     return subject
@@ -212,31 +202,6 @@ def _parameter_names(function: Function) -> list[str]:
     arguments = function.args
     rest = [] if arguments.vararg is None else [arguments.vararg]
     return [item.arg for item in (*arguments.posonlyargs, *arguments.args, *rest, *arguments.kwonlyargs)]
-
-
-def _calls_of(source: Source, function: Function) -> Iterator[ast.Call]:
-    for node in ast.walk(source.tree) if source.tree is not None else ():
-        if isinstance(node, ast.Call) and (dotted(node.func) or "").rpartition(".")[2] == function.name:
-            yield node
-
-
-def _argument(call: ast.Call, function: Function, name: str) -> ast.expr | None:
-    """What a call gives for a parameter of the function; its default where it gives nothing."""
-    if any(isinstance(item, ast.Starred) for item in call.args) or any(keyword.arg is None for keyword in call.keywords):
-        return None
-    for keyword in call.keywords:
-        if keyword.arg == name:
-            return keyword.value
-    positional = [item.arg for item in (*function.args.posonlyargs, *function.args.args)]
-    if positional[:1] == ["self"] and isinstance(call.func, ast.Attribute):
-        del positional[0]
-    if function.args.vararg is not None and name == function.args.vararg.arg:
-        return ast.List(call.args[len(positional) :], ast.Load())
-    if name in positional and positional.index(name) < len(call.args):
-        return call.args[positional.index(name)]
-    defaults = dict(zip(reversed(positional), reversed(function.args.defaults), strict=False))
-    named = {item.arg: value for item, value in zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)}
-    return defaults.get(name) or named.get(name)
 
 
 def _turned(source: Source, call: ast.Call, flag: ast.expr) -> str | None:
@@ -265,11 +230,3 @@ def _is_trained(owner: ast.expr, scopes: Sequence[Scope], play: AllFrozen) -> bo
 
 def _same(parameter: torch.Tensor, others: Sequence[torch.Tensor]) -> bool:
     return any(parameter is other for other in others)
-
-
-def _is_true(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is True
-
-
-def _is_false(node: ast.expr | None) -> bool:
-    return isinstance(node, ast.Constant) and node.value is False

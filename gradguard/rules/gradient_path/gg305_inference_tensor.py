@@ -48,6 +48,8 @@ from gradguard.analysis.live.names import short_list
 from gradguard.analysis.places.sites import same_place, short, site_at
 from gradguard.analysis.places.source import ResolvedSite, resolve, span_of
 from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.program.expressions import inside, is_constant
+from gradguard.analysis.program.index import calls_in, program_of, writes_in
 from gradguard.analysis.program.search_scopes import Scope, entry_by_name, entry_of, evaluate
 from gradguard.analysis.program.syntax import load
 from gradguard.core.callsite import CallSite
@@ -211,23 +213,14 @@ def _kept(incident: Incident, tensor: torch.Tensor) -> tuple[ResolvedSite, str, 
 
 def _stores(file: str, owner: str, attribute: str) -> list[ResolvedSite]:
     """The statements of a class, its constructor aside, that give `self.attribute` a value other than None."""
-    source = load(file)
-    found = []
-    if source is None or source.tree is None:
-        return []
-    for node in ast.walk(source.tree):
-        if not isinstance(node, ast.ClassDef) or node.name != owner:
-            continue
-        for method in node.body:
-            if not isinstance(method, ast.FunctionDef) or method.name == "__init__":
-                continue
-            for statement in ast.walk(method):
-                if not isinstance(statement, ast.Assign) or (isinstance(statement.value, ast.Constant) and statement.value.value is None):
-                    continue
-                targets = [inner for target in statement.targets for inner in (target.elts if isinstance(target, ast.Tuple) else [target])]
-                if any(dotted(target) == f"self.{attribute}" for target in targets):
-                    found.append(site_at(source, statement))
-    return found
+    program = program_of(file)
+    writes = [write for write in program.writes(attribute) if isinstance(write.node, ast.Assign)] if program is not None else []
+    return [
+        site_at(program.source, write.node)
+        for write in writes
+        if program is not None and not is_constant(write.value, None) and write.owner is not None and dotted(write.owner) == "self"
+        and getattr(program.cls(write.node), "name", None) == owner and getattr(program.function(write.node), "name", "") != "__init__"
+    ]  # fmt: skip
 
 
 def _build_outside(incident: Incident, attribute: str) -> list[Fix]:
@@ -241,12 +234,7 @@ def _build_outside(incident: Incident, attribute: str) -> list[Fix]:
 def _without_inference_mode(incident: Incident) -> str | None:
     """The diff of the one call that makes the Trainer, as far as the running files show it."""
     sources = [source for file in {view.site.code.co_filename for view in incident.user_frames} if (source := load(file)) is not None]
-    made = [
-        (source, node)
-        for source in sources
-        for node in ast.walk(source.tree or ast.Module([], []))
-        if isinstance(node, ast.Call) and (dotted(node.func) or "").rpartition(".")[2] == "Trainer"
-    ]
+    made = calls_in(sources, "Trainer")
     if len(made) != 1 or any(keyword.arg in (None, "inference_mode") for keyword in made[0][1].keywords):
         return None
     source, call = made[0]
@@ -276,14 +264,7 @@ def _no_grad_instead(switch: Switch | None) -> Fix:
 
 
 def _node_at(tree: ast.AST, line: int, text: str, source: Any) -> ast.AST | None:
-    return next(
-        (
-            node
-            for node in ast.walk(tree)
-            if getattr(node, "lineno", 0) == line and isinstance(node, ast.expr) and source.flat(node) == text
-        ),
-        None,
-    )
+    return next((node for node in inside(tree, ast.expr) if node.lineno == line and source.flat(node) == text), None)
 
 
 def _story(incident: Incident, tensor: torch.Tensor | None) -> tuple[str | None, ResolvedSite | None, Switch | None]:
@@ -349,9 +330,7 @@ def _from_value(statement: ast.AST, scope: Any, depth: int) -> Switch | None:
         return around
     if depth > 4:
         return None
-    for node in ast.walk(statement):
-        if not isinstance(node, ast.Call):
-            continue
+    for node in inside(statement, ast.Call):
         entry = entry_of(evaluate(node.func, scope))
         if entry is None:
             entry = entry_by_name(node.func, scope)
@@ -363,21 +342,13 @@ def _from_value(statement: ast.AST, scope: Any, depth: int) -> Switch | None:
         inner = Scope(entry.source, entry.function, {}, entry.globals, depth=depth + 1)
         if entry.bound is not UNKNOWN:
             inner.env["self"] = entry.bound
-        for block in ast.walk(entry.function):
-            if isinstance(block, (ast.With, ast.AsyncWith)):
-                for item in block.items:
-                    if grad_mode_switches.turns_grad_off(item.context_expr) and grad_mode_switches.is_inference(
-                        entry.source.flat(item.context_expr)
-                    ):
-                        site = site_at(entry.source, item.context_expr)
-                        return Switch(
-                            "with",
-                            site.span(),
-                            entry.source.flat(item.context_expr),
-                            site.function if site.function != "<module>" else None,
-                        )
-        for part in ast.walk(entry.function):
-            if isinstance(part, (ast.Return, ast.Assign)) and depth < 3:
+        for expr in (item.context_expr for block in inside(entry.function, ast.With, ast.AsyncWith) for item in block.items):
+            text = entry.source.flat(expr)
+            if grad_mode_switches.turns_grad_off(expr) and grad_mode_switches.is_inference(text):
+                site = site_at(entry.source, expr)
+                return Switch("with", site.span(), text, site.function if site.function != "<module>" else None)
+        for part in inside(entry.function, ast.Return, ast.Assign):
+            if depth < 3:
                 found = _from_value(part, inner, depth + 1)
                 if found is not None:
                     return found
@@ -388,13 +359,11 @@ def _attribute(incident: Incident, name: str) -> tuple[ResolvedSite | None, Swit
     """`self.cache` or `bank.cache`: the method that stores it."""
     last = name.split("[")[0].rpartition(".")[2]
     stores: list[tuple[ResolvedSite, Switch | None]] = []
-    for source in incident.sources:
-        for node in ast.walk(source.tree) if source.tree is not None else ():
-            if isinstance(node, ast.Assign) and any(isinstance(target, ast.Attribute) and target.attr == last for target in node.targets):
-                site = site_at(source, node)
-                around = grad_mode_switches.block_around(site)
-                if around is not None and grad_mode_switches.is_inference(around.text):
-                    stores.append((site, around))
+    for source, write in writes_in(incident.sources, last):
+        site = site_at(source, write.node)
+        around = grad_mode_switches.block_around(site)
+        if around is not None and grad_mode_switches.is_inference(around.text):
+            stores.append((site, around))
     return stores[0] if len(stores) == 1 else (None, None)
 
 

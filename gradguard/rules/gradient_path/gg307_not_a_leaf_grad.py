@@ -40,6 +40,8 @@ from gradguard.analysis.live.stores import returns_of
 from gradguard.analysis.places.sites import same_place, short, site_at
 from gradguard.analysis.places.source import ResolvedSite
 from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.program.expressions import calls_inside, inside, reads
+from gradguard.analysis.program.index import writes_in
 from gradguard.analysis.program.search_scopes import definitions
 from gradguard.analysis.program.stored_values import puts_result_of
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
@@ -108,12 +110,12 @@ def _leaf_kept(rebound: ResolvedSite, missing: Missing) -> str | None:
     name = missing.text
     if source is None or not isinstance(statement, ast.Assign) or used is None or missing.place.source is not source:
         return None
-    taken = {node.id for node in ast.walk(source.tree or ast.Module([], [])) if isinstance(node, ast.Name)}
-    own = any(dotted(target) == name for target in statement.targets) and any(dotted(node) == name for node in ast.walk(statement.value))
-    reads = [node for node in ast.walk(used) if isinstance(node, ast.Attribute) and node.attr == "grad" and dotted(node.value) == name]
-    if not name.isidentifier() or "leaf" in taken or not own or not reads or rebound.function != missing.place.function:
+    taken = {node.id for node in inside(source.tree, ast.Name)}
+    own = any(dotted(target) == name for target in statement.targets) and bool(reads(statement.value, name))
+    asked = [node for node in inside(used, ast.Attribute) if node.attr == "grad" and dotted(node.value) == name]
+    if not name.isidentifier() or "leaf" in taken or not own or not asked or rebound.function != missing.place.function:
         return None
-    return patched(source, [edit for read in reads for edit in edit_of(read, "leaf.grad")], [before(source, statement, f"leaf = {name}")])
+    return patched(source, [edit for read in asked for edit in edit_of(read, "leaf.grad")], [before(source, statement, f"leaf = {name}")])
 
 
 def _rebound(incident: Incident, missing: Missing) -> ResolvedSite | None:
@@ -135,10 +137,9 @@ def _rebound(incident: Incident, missing: Missing) -> ResolvedSite | None:
     follower = Follower(incident)
     live = follower.live(0)
     if live is not None and base.startswith("self."):
-        for source in incident.sources:
-            for statement in ast.walk(source.tree) if source.tree is not None else ():
-                if isinstance(statement, ast.Assign) and any(source.flat(target) == base for target in statement.targets):
-                    return site_at(source, statement)
+        for source, write in writes_in(incident.sources, base.rpartition(".")[2]):
+            if isinstance(write.node, ast.Assign) and write.owner is not None and dotted(write.owner) == base.rpartition(".")[0]:
+                return site_at(source, write.node)
     argument = follower.argument(base, live) if live is not None else None
     if argument is not None:
         caller, expression = argument
@@ -173,15 +174,9 @@ def _leaf(incident: Incident, missing: Missing) -> ResolvedSite | None:
     if scope is None:
         return None
     base = missing.text.rpartition(".")[2]
-    for node in ast.walk(scope.function):
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr == "requires_grad_"
-            and base in short(scope.source.flat(node.func.value), 200)
-        ):
-            return site_at(scope.source, node)
-    return None
+    calls = calls_inside(scope.function, "requires_grad_")
+    found = (call for call in calls if isinstance(call.func, ast.Attribute) and base in short(scope.source.flat(call.func.value), 200))
+    return next((site_at(scope.source, call) for call in found), None)
 
 
 RULE = Rule(

@@ -16,8 +16,9 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.optimizer_contents import parameters_of
 from gradguard.analysis.places.source import resolve
 from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.program.blocks import function_around
+from gradguard.analysis.program.expressions import inside
 from gradguard.analysis.program.search_scopes import Scope, evaluate
-from gradguard.analysis.program.syntax import FUNCTIONS
 from gradguard.core.safe_read import UNKNOWN, modules_in, parameters_in
 
 _CALLERS = 4
@@ -77,9 +78,9 @@ def _methods_called(scope: Scope, behind: ast.Call) -> Iterator[ast.Attribute]:
     """The methods that a function calls behind one of its calls, in source order."""
     end = (behind.end_lineno or behind.lineno, behind.end_col_offset or 0)
     found: list[ast.Attribute] = []
-    for node in ast.walk(scope.function):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and (node.lineno, node.col_offset) >= end:
-            own = next((above for above in scope.source.ancestors(node) if isinstance(above, FUNCTIONS)), None)
+    for node in inside(scope.function, ast.Call):
+        if isinstance(node.func, ast.Attribute) and (node.lineno, node.col_offset) >= end:
+            own = function_around(scope.source, node)
             if own is scope.function or (own is None and isinstance(scope.function, ast.Module)):
                 found.append(node.func)
     yield from sorted(found, key=lambda node: (node.lineno, node.end_col_offset or 0))

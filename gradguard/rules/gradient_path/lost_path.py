@@ -18,6 +18,7 @@ from gradguard.analysis.live.alive_tensors import Alive
 from gradguard.analysis.live.optimizer_contents import parameters_of
 from gradguard.analysis.places.sites import UNNAMED, bare, in_words, same_place, short
 from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.analysis.program.expressions import inside
 from gradguard.core.diagnosis import Diagnosis, SourceSpan, TensorFacts
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.instrumentation.facts import Cut
@@ -350,9 +351,9 @@ def _values(incident: Incident, function: str | None, expression: str) -> list[s
     except SyntaxError:  # cut in the middle
         return []
     found = []
-    for node in ast.walk(tree) if view is not None else ():
-        value = view.locals.get(node.id) if view is not None and isinstance(node, ast.Name) else None
-        if isinstance(node, ast.Name) and isinstance(value, (str, bool, int)) and len(repr(value)) <= 40:
+    for node in inside(tree, ast.Name) if view is not None else ():
+        value = view.locals.get(node.id) if view is not None else None
+        if isinstance(value, (str, bool, int)) and len(repr(value)) <= 40:
             found.append(f"`{node.id}` is `{value!r}`")
     return [f"{', '.join(dict.fromkeys(found))} when backward() is called."] if found else []
 

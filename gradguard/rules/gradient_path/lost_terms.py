@@ -14,6 +14,7 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.optimizer_contents import parameters_of
 from gradguard.analysis.places.sites import function_word, in_words, same_place, short
 from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.analysis.program.expressions import inside
 from gradguard.core.diagnosis import Diagnosis
 from gradguard.instrumentation.facts import Cut
 from gradguard.instrumentation.journal import Journal, current_journal
@@ -139,18 +140,12 @@ def _intended(origin: Origin, place: ResolvedSite | None) -> bool:
     if origin.kind not in ("detach", "data"):
         return False
     cut = origin.place.node
-    inside = set(origin.place.inner_names)
     source = origin.place.source
     others: set[str] = set()
-    for node in ast.walk(place.statement):
-        if (
-            isinstance(node, (ast.Name, ast.Attribute))
-            and isinstance(node.ctx, ast.Load)
-            and node is not cut
-            and not (cut is not None and _below(source, node, cut))
-        ):
+    for node in inside(place.statement, ast.Name, ast.Attribute):
+        if isinstance(node.ctx, ast.Load) and node is not cut and not (cut is not None and _below(source, node, cut)):
             others.add(source.flat(node))
-    return bool(inside & others)
+    return bool(others.intersection(origin.place.inner_names))
 
 
 def _below(source: Any, node: ast.AST, above: ast.AST) -> bool:

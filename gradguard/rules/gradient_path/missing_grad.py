@@ -13,6 +13,7 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.frames import FrameView
 from gradguard.analysis.places.sites import site_at
 from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.analysis.program.expressions import inside
 from gradguard.analysis.program.search_scopes import Scope, definitions, evaluate
 from gradguard.analysis.program.syntax import load
 from gradguard.core.safe_read import UNKNOWN
@@ -57,23 +58,23 @@ def _find(incident: Incident) -> Missing | None:
         place.statement if not isinstance(place.statement, (ast.For, ast.With, ast.If, ast.While)) else place.node or place.statement
     )
     for part in ([place.node] if place.node is not None else []) + [whole]:
-        for node in ast.walk(part):
+        for node in inside(part, ast.Attribute):
             found = _grad_of(node, scope, view, source)
             if found is not None:
                 return found
     # a variable that was given the .grad before: `g = x.grad` and then `g.sign()`
-    for node in ast.walk(place.node or whole):
-        if isinstance(node, ast.Name) and evaluate(node, scope) is None:
-            for definition in definitions(scope, node.id, node)[:2]:
-                for inner in ast.walk(definition.value):
+    for name in inside(place.node or whole, ast.Name):
+        if evaluate(name, scope) is None:
+            for definition in definitions(scope, name.id, name)[:2]:
+                for inner in inside(definition.value, ast.Attribute):
                     found = _grad_of(inner, scope, view, source)
                     if found is not None:
                         return found
     return None
 
 
-def _grad_of(node: ast.AST, scope: Scope, view: FrameView, source: Any) -> Missing | None:
-    if not isinstance(node, ast.Attribute) or node.attr != "grad":
+def _grad_of(node: ast.Attribute, scope: Scope, view: FrameView, source: Any) -> Missing | None:
+    if node.attr != "grad":
         return None
     value = tensor_of(node.value, scope)
     if not isinstance(value, torch.Tensor) or _grad(value) is not None:

@@ -9,6 +9,7 @@ from gradguard.analysis.history.cut_origins import Origin, callee_name
 from gradguard.analysis.history.grad_mode_switches import Switch
 from gradguard.analysis.places.source import ResolvedSite
 from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.program.expressions import inside
 from gradguard.analysis.program.syntax import Source, load
 from gradguard.core.diagnosis import Fix
 from gradguard.fixes.edits import indent_of, removed, replaced
@@ -95,7 +96,7 @@ def _stacked(place: ResolvedSite, source: Source, origin: Origin) -> list[tuple[
     if append.func.attr != "append" or not isinstance(kept, ast.Name):
         return None
     scope = place.enclosing_function or source.tree
-    reads = [part for part in ast.walk(scope or kept) if isinstance(part, ast.Name) and part.id == kept.id and part is not kept]
+    reads = [part for part in inside(scope or kept, ast.Name) if part.id == kept.id and part is not kept]
     reads = [part for part in reads if isinstance(part.ctx, ast.Load)]
     made = source.parents.get(reads[0]) if len(reads) == 1 else None
     if not isinstance(made, ast.Call) or dotted(made.func) != "torch.tensor" or len(made.args) != 1 or made.keywords:
@@ -142,10 +143,7 @@ def _switched_on(place: ResolvedSite) -> bool:
     """Whether the function sets `requires_grad` of the result, which PyTorch refuses for what has a graph."""
     scope = place.enclosing_function or (None if place.source is None else place.source.tree)
     names = {f"{target}.requires_grad" for target in place.targets}
-    return any(
-        isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and dotted(node) in names
-        for node in (ast.walk(scope) if scope is not None else ())
-    )
+    return any(isinstance(node.ctx, ast.Store) and dotted(node) in names for node in inside(scope, ast.Attribute))
 
 
 def _is_moot(keyword: ast.keyword) -> bool:

@@ -14,7 +14,9 @@ from gradguard.analysis.history.cut_origins import Origin
 from gradguard.analysis.places.sites import short, site_at
 from gradguard.analysis.places.source import ResolvedSite, dotted, resolve
 from gradguard.analysis.program.bindings import assignments_to
-from gradguard.analysis.program.syntax import FUNCTIONS, Source
+from gradguard.analysis.program.blocks import function_around
+from gradguard.analysis.program.expressions import inside, reads
+from gradguard.analysis.program.syntax import Source
 from gradguard.core.callsite import CallSite
 from gradguard.core.diagnosis import Fix, SourceSpan
 from gradguard.fixes.edits import replaced
@@ -120,7 +122,7 @@ def _fix(origin: Origin, name: str, found: tuple[Source, list[ast.expr]], twice:
     given = cut.node.value if isinstance(cut.node, ast.Attribute) else given
     inner = None if given is None else dotted(given)
     function = cut.enclosing_function or cut.source.tree
-    same = source is cut.source and function is (_function(source, nodes[0]) or source.tree)
+    same = source is cut.source and function is (function_around(source, nodes[0]) or source.tree)
     if inner is not None and inner != name and (same or inner.startswith("self.")):
         changed = same and any(cut.line < each.lineno <= nodes[0].lineno for each in assignments_to(function or cut.node, inner))
         patch = None if changed else replaced(source, [(node, inner) for node in nodes])
@@ -130,7 +132,7 @@ def _fix(origin: Origin, name: str, found: tuple[Source, list[ast.expr]], twice:
     patch = None
     whole = isinstance(cut.statement, ast.Assign) and cut.statement.value is cut.node
     if same and whole and given is not None and inner != name and others and all(each is source for each, _ in others):
-        every = [node for node in ast.walk(function or cut.node) if _loads(node, name)]
+        every = reads(function or cut.node, name)
         if {id(node) for node in every} == {id(node) for node in [*nodes, *(node for _, node in others)]}:
             edits: list[tuple[ast.AST, str]] = [(node, f"{name}.detach()") for _, node in others]
             patch = replaced(source, [(cut.node, source.flat(given)), *edits])
@@ -139,9 +141,9 @@ def _fix(origin: Origin, name: str, found: tuple[Source, list[ast.expr]], twice:
 
 def _statement(found: Iterable[tuple[Source, ast.expr]]) -> tuple[Source, list[ast.expr]] | None:
     """The reads, where all of them stand in one statement."""
-    reads = list(found)
-    statements = {id(source.statement(node)) for source, node in reads}
-    return (reads[0][0], [node for _, node in reads]) if len(statements) == 1 else None
+    every = list(found)
+    statements = {id(source.statement(node)) for source, node in every}
+    return (every[0][0], [node for _, node in every]) if len(statements) == 1 else None
 
 
 def _reads(name: str, cut: ResolvedSite, call: BackwardFact, before: BackwardFact | None) -> Iterator[tuple[Source, ast.expr]]:
@@ -162,23 +164,12 @@ def _reads(name: str, cut: ResolvedSite, call: BackwardFact, before: BackwardFac
         above = starts.get(site.code)
         if above is not None and above.line < place.line:
             first = max(first, above.end_line)
-        found = [node for node in ast.walk(function) if _loads(node, name) and first < getattr(node, "lineno", 0) <= last]
+        found = [node for node in reads(function, name) if first < node.lineno <= last]
         if found:
-            yield from ((source, node) for node in found if isinstance(node, ast.expr))
+            yield from ((source, node) for node in found)
             return
-
-
-def _loads(node: ast.AST, name: str) -> bool:
-    return isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load) and dotted(node) == name
 
 
 def _is_given(function: ast.AST, name: str) -> bool:
     """Whether the name is a parameter's: the value was read where the function was called."""
-    arguments = getattr(function, "args", None)
-    return isinstance(arguments, ast.arguments) and any(
-        item.arg == name for item in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
-    )
-
-
-def _function(source: Source, node: ast.AST) -> ast.AST | None:
-    return next((above for above in source.ancestors(node) if isinstance(above, FUNCTIONS)), None)
+    return any(each.arg == name for each in inside(getattr(function, "args", None), ast.arg))

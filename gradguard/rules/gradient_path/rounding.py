@@ -6,6 +6,7 @@ import ast
 
 from gradguard.analysis.history.cut_origins import Origin
 from gradguard.analysis.places.source import assignments_to, dotted
+from gradguard.analysis.program.expressions import last_part
 from gradguard.analysis.program.syntax import Source
 
 _ROUNDING = frozenset({"round", "floor", "ceil", "trunc", "fix", "sign", "heaviside", "round_", "floor_", "ceil_", "trunc_"})
@@ -37,7 +38,7 @@ def before_rounding(origin: Origin) -> tuple[str, str] | None:
             continue
         if not isinstance(value, ast.Call):
             break
-        name = (dotted(value.func) or "").rpartition(".")[2] or (value.func.attr if isinstance(value.func, ast.Attribute) else "")
+        name = last_part(value)
         if name in _ROUNDING:
             rounding = name
             kept = _operand(place.source, value)
@@ -50,15 +51,6 @@ def before_rounding(origin: Origin) -> tuple[str, str] | None:
 def _operand(source: Source, call: ast.Call) -> ast.expr | None:
     """The tensor that a call works on: the receiver of a method, the first argument of a function."""
     base = (dotted(call.func) or "").partition(".")[0]
-    if isinstance(call.func, ast.Attribute) and base not in _imported(source):
+    if isinstance(call.func, ast.Attribute) and base not in source.imports:
         return call.func.value
     return call.args[0] if call.args else None
-
-
-def _imported(source: Source) -> set[str]:
-    return {
-        alias.asname or alias.name.partition(".")[0]
-        for node in ast.walk(source.tree or ast.Module([], []))
-        if isinstance(node, (ast.Import, ast.ImportFrom))
-        for alias in node.names
-    }

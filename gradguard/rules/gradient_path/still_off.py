@@ -13,8 +13,9 @@ from gradguard.analysis.history.cut_origins import Origin
 from gradguard.analysis.history.grad_mode_switches import Switch
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.frames import FrameView
-from gradguard.analysis.places.sites import site_at
 from gradguard.analysis.places.source import resolve
+from gradguard.analysis.program.expressions import argument
+from gradguard.analysis.program.index import calls_in
 from gradguard.analysis.program.syntax import load
 from gradguard.core.diagnosis import SourceSpan
 from gradguard.core.safe_read import attributes
@@ -76,14 +77,10 @@ def _runner_made(frames: list[FrameView]) -> SourceSpan | None:
     if runner is None or not _has_option(type(runner)):
         return None
     source, name = load(view.frame.f_code.co_filename), type(runner).__name__
-    made: list[ast.Call] = []
-    for node in ast.walk(source.tree) if source is not None and source.tree is not None else ():
-        if isinstance(node, ast.Call) and _last(node.func) == name:
-            made.append(node)
-    if source is None or len(made) != 1 or any(word.arg == _OPTION for word in made[0].keywords):
+    made = calls_in([source], name) if source is not None else []
+    if source is None or len(made) != 1 or argument(made[0][1], _OPTION) is not None:
         return None
-    label = f"evaluates in inference mode, unless told `{_OPTION}=False`"
-    return site_at(source, made[0]).span(label, "culprit")
+    return source.span_of(made[0][1], f"evaluates in inference mode, unless told `{_OPTION}=False`", "culprit")
 
 
 def _value(view: FrameView, node: ast.expr) -> object | None:
@@ -100,7 +97,3 @@ def _has_option(cls: type) -> bool:
         return _OPTION in inspect.signature(cls).parameters
     except (TypeError, ValueError):
         return False
-
-
-def _last(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

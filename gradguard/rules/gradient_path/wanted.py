@@ -12,6 +12,7 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.sites import short, site_at
 from gradguard.analysis.places.source import ResolvedSite
 from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.program.expressions import inside
 from gradguard.analysis.program.search_scopes import Definition, Scope, definitions
 
 
@@ -112,5 +113,5 @@ def cuts(incident: Incident, text: str | None) -> list[Origin]:
     scope = follower.live(0)
     if text is None or not text.isidentifier() or place is None or place.node is None or scope is None:
         return []
-    use = next((node for node in ast.walk(place.node) if isinstance(node, ast.Name) and node.id == text), None)
+    use = next((node for node in inside(place.node, ast.Name) if node.id == text), None)
     return [origin for origin in follower.flow(use, scope).found if origin.sure] if use is not None else []

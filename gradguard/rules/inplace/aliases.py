@@ -12,70 +12,12 @@ from dataclasses import dataclass
 
 from gradguard.analysis.places.source import ResolvedSite
 from gradguard.analysis.program.bindings import assignments_to, dotted, flatten
-from gradguard.analysis.program.syntax import FUNCTIONS, Source, range_of
-from gradguard.core.diagnosis import Role, SourceSpan
+from gradguard.analysis.program.expressions import inside, last_part
+from gradguard.analysis.program.index import Definition, program_of
+from gradguard.analysis.program.memory import iterated, peel
+from gradguard.analysis.program.syntax import FUNCTIONS
+from gradguard.core.diagnosis import SourceSpan
 
-VIEWS = frozenset(
-    {
-        "view",
-        "view_as",
-        "reshape",
-        "reshape_as",
-        "flatten",
-        "unflatten",
-        "ravel",
-        "squeeze",
-        "unsqueeze",
-        "transpose",
-        "permute",
-        "t",
-        "T",
-        "mT",
-        "H",
-        "mH",
-        "swapaxes",
-        "swapdims",
-        "movedim",
-        "moveaxis",
-        "expand",
-        "expand_as",
-        "broadcast_to",
-        "narrow",
-        "select",
-        "diagonal",
-        "unfold",
-        "as_strided",
-        "detach",
-        "data",
-        "real",
-        "imag",
-        "unbind",
-        "chunk",
-        "split",
-        "tensor_split",
-        "split_with_sizes",
-        "hsplit",
-        "vsplit",
-        "dsplit",
-        "contiguous",
-        "view_as_real",
-        "view_as_complex",
-        "alias",
-        "to",
-        "float",
-        "numpy",
-        "cpu",
-        "requires_grad_",
-        "as_tensor",
-        "from_numpy",
-        "asarray",
-        "broadcast_tensors",
-        "atleast_1d",
-        "atleast_2d",
-        "atleast_3d",
-        "rearrange",
-    }
-)
 MULTI = frozenset({"unbind", "chunk", "split", "tensor_split", "split_with_sizes", "hsplit", "vsplit", "dsplit"})
 OVERLAPPING = frozenset({"expand", "expand_as", "broadcast_to", "broadcast_tensors", "as_strided", "unfold"})
 
@@ -101,48 +43,6 @@ class Alias:
         if self.call in ("detach", "data"):
             return f"`{self.text}`, which shares the memory of `{self.base}`"
         return f"a view of `{self.base}`"
-
-
-def peel(node: ast.expr) -> tuple[ast.expr, list[str]]:
-    """The expression under views, in-place calls and subscripts, and the names of those, outermost first."""
-    calls: list[str] = []
-    while True:
-        if isinstance(node, ast.Call):
-            function = node.func
-            if isinstance(function, ast.Attribute):
-                library = isinstance(function.value, ast.Name) and function.value.id in ("torch", "np", "numpy", "einops", "F")
-                if function.attr in VIEWS or _in_place(function.attr):
-                    calls.append(function.attr)
-                    if library:
-                        if not node.args:
-                            return node, calls
-                        node = node.args[0]
-                    else:
-                        node = function.value
-                    continue
-            elif (
-                isinstance(function, ast.Name)
-                and function.id in ("rearrange", "from_numpy", "enumerate", "zip", "reversed", "iter", "list", "tuple")
-                and node.args
-            ):
-                calls.append("for" if function.id in ("enumerate", "reversed", "iter", "list", "tuple", "zip") else function.id)
-                node = node.args[0]
-                continue
-            return node, calls
-        if isinstance(node, ast.Subscript):
-            calls.append("[]")
-            node = node.value
-        elif isinstance(node, ast.Attribute) and node.attr in ("T", "mT", "H", "mH", "data", "real", "imag"):
-            calls.append(node.attr)
-            node = node.value
-        elif isinstance(node, ast.Starred):
-            node = node.value
-        else:
-            return node, calls
-
-
-def _in_place(name: str) -> bool:
-    return name.endswith("_") and not name.endswith("__") and not name.startswith("_")
 
 
 def scope_node(place: ResolvedSite) -> ast.AST | None:
@@ -178,7 +78,7 @@ def list_item(place: ResolvedSite | None) -> ast.Subscript | None:
     if place is None or place.source is None:
         return None
     augmented = place.node if isinstance(place.node, ast.AugAssign) else None
-    node, scope = written_expression(place) if augmented is None else augmented.target, scope_node(place)
+    node = written_expression(place) if augmented is None else augmented.target
     inner = None
     while isinstance(node, (ast.Subscript, ast.Call, ast.Attribute)):
         if isinstance(node, ast.Subscript):
@@ -190,11 +90,10 @@ def list_item(place: ResolvedSite | None) -> ast.Subscript | None:
             inner, node = None, node.value
         else:
             break
-    name = None if node is None else dotted(node)
-    if inner is None or name is None or scope is None:
+    if inner is None or node is None or dotted(node) is None:
         return None
     keyed = isinstance(inner.slice, ast.Constant) and isinstance(inner.slice.value, str)  # no tensor has such an index
-    return inner if keyed or _is_list(scope, name, place) else None
+    return inner if keyed or _is_list(place, node) else None
 
 
 def aliases(
@@ -206,84 +105,98 @@ def aliases(
         lives: whether a variable of the function around a place is on the written memory, None where that is not known. What the
             source allows is refuted by it: an assignment in a branch that did not run is none.
     """
-    if place is None or place.source is None:
-        return []
-    node = written_expression(place, by_module)
-    if node is None:
-        return []
-    return aliases_of_name(place, dotted(peel(node)[0]), caller, limit, lives)
+    node = None if place is None else written_expression(place, by_module)
+    return [] if place is None or node is None else _chain(place, peel(node)[0], caller, limit, lives)
 
 
-def aliases_of_name(
-    place: ResolvedSite, name: str | None, caller: ResolvedSite | None = None, limit: int = 5, lives: Lives | None = None
-) -> list[Alias]:
-    """The same chain for a variable as it is at a place."""
+def aliases_of_name(place: ResolvedSite, name: str) -> list[Alias]:
+    """The same chain for a variable that a place's statement reads."""
+    read = _mention(place, name)
+    return [] if read is None else _chain(place, read, None, 5, None)
+
+
+def _mention(place: ResolvedSite, name: str | None) -> ast.expr | None:
+    return next((node for node in inside(place.statement, ast.Name, ast.Attribute) if dotted(node) == name), None)
+
+
+def _chain(place: ResolvedSite, read: ast.expr, caller: ResolvedSite | None, limit: int, lives: Lives | None) -> list[Alias]:
     found: list[Alias] = []
-    where: ResolvedSite | None = place
-    while name is not None and where is not None and where.source is not None and len(found) < limit:
-        link = _assigned(where, name, lives)
-        if link is None and caller is not None and where is place:
-            link = _passed(where, caller, name)
-            if link is None:
+    where = place
+    while (name := dotted(read)) is not None and len(found) < limit:
+        step = _assigned(where, read, lives)
+        if step is None and caller is not None and where is place:
+            step, where = _passed(where, caller, name), caller
+            if step is None or (lives is not None and lives(step[0].base, caller) is False):
                 break
-            where = caller
-            if lives is not None and lives(link.base, caller) is False:
-                break
-        if link is None or any(link.base == known.name and where is not caller for known in found):
+        if step is None or any(step[0].base == known.name and where is not caller for known in found):
             break
-        found.append(link)
-        name = link.base
+        found.append(step[0])
+        read = step[1]
     return found
 
 
-def _assigned(place: ResolvedSite, name: str, lives: Lives | None = None) -> Alias | None:
-    """The assignment before the place that makes `name` a view of another variable; of two in branches the one that can have run."""
-    source, scope = place.source, scope_node(place)
-    if source is None or scope is None:
-        return None
-    before = [statement for statement in assignments_to(scope, name) if statement.lineno < place.line or _is_loop_around(statement, place)]
-    while before:
-        statement = before.pop()
-        link = _link(place, source, scope, statement, name)
-        rebound = link is not None and any(other.lineno > statement.lineno for other in assignments_to(scope, link.base))
-        if link is None or lives is None or rebound or lives(link.base, place) is not False:
-            return link
-        if not _is_in_branch(source, statement, place):
+def _assigned(place: ResolvedSite, read: ast.expr, lives: Lives | None) -> tuple[Alias, ast.expr] | None:
+    """What makes a variable a view of another one where it is read, and that other; of several that can reach the read, the last whose
+    memory fits."""
+    for statement, value, call in _bindings(place, read):
+        base, calls = (None, list[str]()) if value is None else peel(value)
+        name, base_name = dotted(read), None if base is None else dotted(base)
+        if place.source is None or value is None or base is None or base_name in (None, name) or not (calls or call):
             return None
+        if (call == "for" or calls == ["[]"]) and _is_list(place, base):
+            return None  # an item of a list, not a view of a tensor
+        how = call or next((item for item in calls if item != "[]"), calls[0] if calls else "")
+        link = Alias(name or "", base_name or "", how, place.source.span_of(value), place.source.flat(value))
+        scope = scope_node(place)
+        rebound = scope is not None and any(other.lineno > statement.lineno for other in assignments_to(scope, link.base))
+        if lives is None or rebound or lives(link.base, place) is not False:
+            return link, base
     return None
 
 
-def _is_in_branch(source: Source, statement: ast.stmt, place: ResolvedSite) -> bool:
-    """Whether the statement stands under a condition that the place does not: another assignment may have come before it."""
-    around = [] if place.statement is None else list(source.ancestors(place.statement))
-    return any(isinstance(above, (ast.If, ast.Try, ast.Match)) and above not in around for above in source.ancestors(statement))
+def _bindings(place: ResolvedSite, read: ast.expr) -> list[tuple[ast.stmt, ast.expr | None, str]]:
+    """What can have given a variable its value where it is read, the last first: the statement, the value, and how that goes to the
+    variable (`for`, `chunk`). In-place operators leave a variable its memory, and are looked through."""
+    program = program_of(place.source)
+    if program is None:
+        return []
+    if isinstance(read, ast.Attribute):
+        writes = [each for each in program.writes(read.attr) if each.owner is not None and dotted(each.owner) == dotted(read.value)]
+        own = [each for each in writes if program.function(each.node) is place.enclosing_function and each.node.lineno < place.line]
+        return [(each.node, each.value, "") for each in reversed(own) if isinstance(each.node, ast.stmt)]
+    found: dict[Definition, tuple[ast.stmt, ast.expr | None, str]] = {}
+    pending = list(program.reaching(read))
+    for definition in pending:  # grows while it is read
+        statement = program.source.statement(definition.node)
+        if definition.kind == "augmented" and isinstance(definition.node, ast.Name):
+            pending += [each for each in program.reaching(definition.node) if each not in pending]
+        elif definition.kind in ("assign", "loop") and statement is not None:
+            found[definition] = (statement, *_value_of(definition, statement))
+    return sorted(found.values(), key=lambda each: (each[0].lineno <= place.line, each[0].lineno), reverse=True)
 
 
-def _link(place: ResolvedSite, source: Source, scope: ast.AST, statement: ast.stmt, name: str) -> Alias | None:
-    value, call = _value_for(statement, name)
-    if value is None:
-        return None
-    base, calls = peel(value)
-    base_name = dotted(base)
-    if base_name is None or base_name == name or not (calls or call):
-        return None
-    if (call == "for" or calls == ["[]"]) and _is_list(scope, base_name, place):
-        return None  # an item of a list, not a view of a tensor
-    shown = _span(source, value, place.function, None)
-    return Alias(name, base_name, call or next((item for item in calls if item != "[]"), calls[0]), shown, source.flat(value))
+def _value_of(definition: Definition, statement: ast.stmt) -> tuple[ast.expr | None, str]:
+    value = definition.value
+    if definition.kind == "loop":
+        return iterated(statement, definition.name) if isinstance(statement, (ast.For, ast.AsyncFor)) else None, "for"
+    if not definition.path or value is None:
+        return value, ""
+    if last_part(value) in MULTI:
+        return value, last_part(value)
+    return (value, "for") if dotted(value) else (None, "")
 
 
-def _is_list(scope: ast.AST, name: str, place: ResolvedSite) -> bool:
+def _is_list(place: ResolvedSite, read: ast.expr) -> bool:
     """Whether a variable was last filled with a list, tuple, dict or comprehension written out."""
-    return isinstance(
-        getattr(_last_before(scope, name, place), "value", None),
-        (ast.List, ast.Tuple, ast.ListComp, ast.GeneratorExp, ast.Dict, ast.DictComp),
-    )
+    shown = (ast.List, ast.Tuple, ast.ListComp, ast.GeneratorExp, ast.Dict, ast.DictComp)
+    return any(isinstance(value, shown) for _, value, _ in _bindings(place, read)[:1])
 
 
-def _last_before(scope: ast.AST, name: str, place: ResolvedSite) -> ast.stmt | None:
-    """The last assignment to a variable that stands above a place."""
-    return next((statement for statement in reversed(assignments_to(scope, name)) if statement.lineno < place.line), None)
+def assigned_before(place: ResolvedSite, name: str) -> ast.Assign | ast.AnnAssign | ast.AugAssign | None:
+    """The last assignment to a variable above a place, in the same function."""
+    scope = scope_node(place)
+    found = [each for each in assignments_to(scope, name) if each.lineno < place.line] if scope is not None else []
+    return next((each for each in reversed(found) if isinstance(each, (ast.Assign, ast.AnnAssign, ast.AugAssign))), None)
 
 
 def is_loop_target(place: ResolvedSite, name: str | None) -> bool:
@@ -294,57 +207,9 @@ def is_loop_target(place: ResolvedSite, name: str | None) -> bool:
 
 def is_view(place: ResolvedSite, name: str | None) -> bool:
     """Whether a variable was last assigned a view of something, named or not."""
-    scope = scope_node(place)
-    if scope is None or name is None:
-        return False
-    statement = _last_before(scope, name, place)
-    value = None if statement is None else _value_for(statement, name)[0]
-    return value is not None and any(call != "data" for call in peel(value)[1])
-
-
-def _is_loop_around(statement: ast.stmt, place: ResolvedSite) -> bool:
-    return isinstance(statement, (ast.For, ast.AsyncFor)) and statement in place.enclosing_loops
-
-
-def _value_for(statement: ast.stmt, name: str) -> tuple[ast.expr | None, str]:
-    if isinstance(statement, (ast.For, ast.AsyncFor)):
-        return iterated_by(statement, name), "for"
-    if isinstance(statement, (ast.Assign, ast.AnnAssign)):
-        value = statement.value
-        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-        for target in targets:
-            if (
-                isinstance(target, (ast.Tuple, ast.List))
-                and isinstance(value, (ast.Tuple, ast.List))
-                and len(target.elts) == len(value.elts)
-            ):
-                for element, item in zip(target.elts, value.elts, strict=True):
-                    if dotted(element) == name:
-                        return item, ""
-            elif isinstance(target, (ast.Tuple, ast.List)) and value is not None:
-                called = value.func.attr if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) else ""
-                return (value, called) if called in MULTI else ((value, "for") if dotted(value) else (None, ""))
-        return value, ""
-    return None, ""
-
-
-def iterated_by(loop: ast.For | ast.AsyncFor, name: str) -> ast.expr | None:
-    """What a loop variable runs over: `scores` in `for i, row in enumerate(scores)`."""
-    iterated, target = loop.iter, loop.target
-    if isinstance(iterated, ast.Call) and isinstance(iterated.func, ast.Name) and iterated.args:
-        if iterated.func.id == "enumerate" and isinstance(target, ast.Tuple) and len(target.elts) == 2:
-            iterated, target = iterated.args[0], target.elts[1]
-        if (
-            isinstance(iterated, ast.Call)
-            and isinstance(iterated.func, ast.Name)
-            and iterated.func.id == "zip"
-            and isinstance(target, ast.Tuple)
-        ):
-            for element, argument in zip(target.elts, iterated.args, strict=False):
-                if name in [dotted(single) for single in flatten(element)]:
-                    return argument
-            return None
-    return iterated
+    read = _mention(place, name)
+    values = [value for _, value, _ in _bindings(place, read)[:1]] if read is not None else []
+    return any(call != "data" for value in values if value is not None for call in peel(value)[1])
 
 
 def parameters_of(function: ast.AST | None) -> list[str]:
@@ -355,40 +220,15 @@ def parameters_of(function: ast.AST | None) -> list[str]:
     return [argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
 
 
-def argument_for(call: ast.Call, function: ast.AST | None, name: str) -> ast.expr | None:
-    """What a call passes for a parameter of the function."""
-    by_name = next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
-    if by_name is not None:
-        return by_name
-    names = parameters_of(function)
-    if name not in names or any(isinstance(argument, ast.Starred) for argument in call.args):
-        return None
-    position = names.index(name)
-    if isinstance(call.func, ast.Attribute) and call.func.attr == "apply":
-        # a Function's forward gets its context first, unless it has a `setup_context`
-        position -= len(names) == len(call.args) + 1 or names[0] == "ctx"
-    elif names[0] in ("self", "cls"):
-        position -= 1
-    return call.args[position] if 0 <= position < len(call.args) else None
-
-
-def _passed(place: ResolvedSite, caller: ResolvedSite, name: str) -> Alias | None:
+def _passed(place: ResolvedSite, caller: ResolvedSite, name: str) -> tuple[Alias, ast.expr] | None:
     """The argument that the caller passed for the written parameter."""
-    call = caller.call
-    if call is None or caller.source is None:
-        return None
-    value = argument_for(call, place.enclosing_function, name)
-    if value is None:
+    call, function, program = caller.call, place.enclosing_function, program_of(caller.source)
+    value = None if call is None or function is None or program is None else program.given(call, function, name)
+    if value is None or caller.source is None:
         return None
     base, calls = peel(value)
     base_name = dotted(base)
     if base_name is None:
         return None
     how = next((item for item in calls if item in ("detach", "data")), "argument")
-    return Alias(name, base_name, how, _span(caller.source, value, caller.function, None), caller.source.flat(value))
-
-
-def _span(source: Source, node: ast.expr, function: str, label: str | None, role: Role = "context") -> SourceSpan:
-    place = range_of(node)
-    assert place is not None  # expressions have one
-    return source.span(place, label, role, function)
+    return Alias(name, base_name, how, caller.source.span_of(value), caller.source.flat(value)), base

@@ -16,12 +16,14 @@ import torch
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.analysis.program.bindings import dotted, flatten
-from gradguard.analysis.program.syntax import FUNCTIONS, Source, header_range, load, range_of
-from gradguard.analysis.program.user_files import file_of_class
+from gradguard.analysis.program.expressions import argument, inside, is_constant, last_part
+from gradguard.analysis.program.index import program_of
+from gradguard.analysis.program.memory import iterated, memory_writes, own_calls, peel, statements_of
+from gradguard.analysis.program.syntax import FUNCTIONS, Source
 from gradguard.core.diagnosis import SourceSpan
 from gradguard.core.safe_read import attributes
 from gradguard.instrumentation.facts import Prints
-from gradguard.rules.inplace.aliases import iterated_by, parameters_of, peel
+from gradguard.rules.spans import class_node
 
 _METHODS = frozenset({"fill", "sort", "partition", "put", "itemset", "setfield", "byteswap"})
 _FIRST = frozenset({"copyto", "place", "putmask", "put", "fill_diagonal", "put_along_axis", "shuffle", "at"})
@@ -37,9 +39,7 @@ class ArrayWrite:
 
     def span(self, label: str) -> SourceSpan:
         """The statement as the culprit."""
-        statement = self.source.statement(self.node)
-        place = range_of(self.node) if isinstance(self.node, ast.expr) else header_range(statement) if statement is not None else None
-        return self.source.span(place or (1, 0, 1, 1), label, "culprit", self.source.qualname_around(statement or self.node))
+        return self.source.span_of(self.node, label, "culprit")
 
 
 @dataclass
@@ -101,7 +101,7 @@ def _receivers(place: ResolvedSite) -> list[str]:
 
 def _copies(node: ast.expr) -> bool:
     """Whether a `.copy()` or `.astype()` (a copy by default) stands on the way."""
-    return any(isinstance(item, ast.Attribute) and item.attr in ("copy", "astype", "clone", "tolist") for item in ast.walk(node))
+    return any(item.attr in ("copy", "astype", "clone", "tolist") for item in inside(node, ast.Attribute))
 
 
 def _live(incident: Incident, tensor: torch.Tensor) -> Iterator[tuple[str, Source, ast.AST, str]]:
@@ -128,16 +128,9 @@ def _live(incident: Incident, tensor: torch.Tensor) -> Iterator[tuple[str, Sourc
 
 
 def _methods(kind: type, shown: str, attribute: str) -> Iterator[tuple[str, Source, ast.AST, str]]:
-    for cls in kind.__mro__:
-        path = file_of_class(cls)
-        source = load(path) if path else None
-        if source is None or source.tree is None:
-            continue
-        for node in ast.walk(source.tree):
-            if isinstance(node, ast.ClassDef) and node.name == cls.__name__:
-                for item in node.body:
-                    if isinstance(item, FUNCTIONS):
-                        yield shown, source, item, f"self.{attribute}"
+    for found in filter(None, map(class_node, kind.__mro__)):
+        source, cls = found
+        yield from ((shown, source, method, f"self.{attribute}") for method in cls.body if isinstance(method, FUNCTIONS))
 
 
 def _lies_in(value: Any, start: int, end: int) -> bool:
@@ -154,7 +147,7 @@ def writes_in(source: Source, scope: ast.AST, name: str, after: ResolvedSite | N
         after: only what comes after this place, or runs again in a loop around it.
     """
     names = {name}
-    for statement in _statements(scope):
+    for statement in statements_of(scope):
         if isinstance(statement, (ast.For, ast.AsyncFor)):
             names |= names_over(statement, names)
         if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.expr) and not _copies(statement.value):
@@ -162,79 +155,41 @@ def writes_in(source: Source, scope: ast.AST, name: str, after: ResolvedSite | N
             if base in names:
                 names |= {single for target in statement.targets for part in flatten(target) if (single := dotted(part)) is not None}
     found = []
-    for statement in _statements(scope):
+    for statement in statements_of(scope):
         if after is not None and statement.lineno < after.line and not _in_common_loop(source, statement, after):
             continue
         if after is not None and statement is after.statement:
             continue
-        for node, written in _written(statement):
+        for node, written in _written(source, statement):
             base = dotted(peel(written)[0])
             if base in names:
                 found.append(ArrayWrite(source, node, base or name))
         if depth:
-            for item in _own(statement):
-                if isinstance(item, ast.Call):
-                    found += _passed_on(source, item, names, depth - 1)
+            for call in own_calls(statement):
+                found += _passed_on(source, call, names, depth - 1)
     return found
 
 
 def names_over(loop: ast.For | ast.AsyncFor, names: set[str]) -> set[str]:
     """The loop variables that are pieces of one of the arrays."""
-    found = set()
-    for single in flatten(loop.target):
-        variable = dotted(single)
-        iterated = None if variable is None else iterated_by(loop, variable)
-        if variable is not None and iterated is not None and dotted(peel(iterated)[0]) in names:
-            found.add(variable)
-    return found
+    variables = [name for single in flatten(loop.target) if (name := dotted(single)) is not None]
+    return {name for name in variables if (given := iterated(loop, name)) is not None and dotted(peel(given)[0]) in names}
 
 
 def _passed_on(source: Source, node: ast.AST | None, names: set[str] | None, depth: int = 2) -> list[ArrayWrite]:
     """Writes in a function of the file to which one of the names (None: a `.numpy()` call itself) is passed."""
-    call = node if names is not None else source.parents.get(node) if node is not None else None
-    if not isinstance(call, ast.Call):
+    call, program = node if names is not None else source.parents.get(node) if node is not None else None, program_of(source)
+    if not isinstance(call, ast.Call) or program is None:
         return []
-    called = (dotted(call.func) or "").rpartition(".")[2]
-    function = next(
-        (item for item in source.scopes if isinstance(item, (ast.FunctionDef, ast.AsyncFunctionDef)) and item.name == called), None
-    )
-    if function is None:
-        return []
-    parameters = parameters_of(function)
-    skip = 1 if parameters[:1] in (["self"], ["cls"]) else 0
     found = []
-    for index, argument in enumerate(call.args):
-        match = argument is node if names is None else dotted(peel(argument)[0]) in names and not _copies(argument)
-        if match and index + skip < len(parameters):
-            found += writes_in(source, function, parameters[index + skip], None, depth)
-    for keyword in call.keywords:
-        match = keyword.value is node if names is None else dotted(peel(keyword.value)[0]) in names and not _copies(keyword.value)
-        if match and keyword.arg in parameters:
-            found += writes_in(source, function, keyword.arg or "", None, depth)
+    for function in program.callees(call):
+        for name, value in program.bind(call, function).items() if isinstance(function, FUNCTIONS) else ():
+            is_array = isinstance(value, ast.expr) and (
+                value is node if names is None else dotted(peel(value)[0]) in names and not _copies(value)
+            )
+            if is_array and isinstance(function, FUNCTIONS):
+                found += writes_in(source, function, name, None, depth)
     return found
-
-
-def _statements(scope: ast.AST) -> list[ast.stmt]:
-    """The statements of a scope in source order, without those of inner functions and classes."""
-    found: list[ast.stmt] = []
-
-    def walk(node: ast.AST) -> None:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, (*FUNCTIONS, ast.ClassDef)):
-                continue
-            if isinstance(child, ast.stmt):
-                found.append(child)
-            walk(child)
-
-    walk(scope)
-    return sorted(found, key=lambda item: (item.lineno, item.col_offset))
-
-
-def _own(statement: ast.stmt) -> Iterator[ast.AST]:
-    """The nodes of a statement itself, without those of statements inside it."""
-    for child in ast.iter_child_nodes(statement):
-        if not isinstance(child, ast.stmt):
-            yield from (item for item in ast.walk(child) if not isinstance(item, ast.stmt))
 
 
 def _in_common_loop(source: Source, statement: ast.stmt, after: ResolvedSite) -> bool:
@@ -242,31 +197,14 @@ def _in_common_loop(source: Source, statement: ast.stmt, after: ResolvedSite) ->
     return any(above in loops for above in source.ancestors(statement))
 
 
-def _written(statement: ast.stmt) -> Iterator[tuple[ast.AST, ast.expr]]:
+def _written(source: Source, statement: ast.stmt) -> Iterator[tuple[ast.AST, ast.expr]]:
     """What a statement writes into: (the node that writes, the expression written)."""
-    if isinstance(statement, ast.Assign):
-        for target in statement.targets:
-            for single in flatten(target):
-                if isinstance(single, ast.Subscript):
-                    yield statement, single.value
-    elif isinstance(statement, ast.AugAssign):
-        yield statement, statement.target
-    for node in _own(statement):
-        if not isinstance(node, ast.Call):
-            continue
-        out = next((keyword.value for keyword in node.keywords if keyword.arg == "out"), None)
-        if out is not None:
-            for single in flatten(out):
-                yield node, single
-        if isinstance(node.func, ast.Attribute):
-            if node.func.attr in _METHODS and (dotted(node.func.value) or "") not in ("np", "numpy"):
-                yield node, node.func.value
-            elif (node.func.attr in _FIRST and node.args) or (
-                node.func.attr == "nan_to_num"
-                and node.args
-                and any(
-                    keyword.arg == "copy" and isinstance(keyword.value, ast.Constant) and keyword.value.value is False
-                    for keyword in node.keywords
-                )
-            ):
-                yield node, node.args[0]
+    for node, written in memory_writes(source, statement):
+        if isinstance(node, ast.stmt) or argument(node, "out") is not None:  # tensors' own methods raise the version counter
+            yield node, written
+    for call in own_calls(statement):
+        name = last_part(call)
+        if isinstance(call.func, ast.Attribute) and name in _METHODS and dotted(call.func.value) not in ("np", "numpy"):
+            yield call, call.func.value
+        elif call.args and (name in _FIRST or (name == "nan_to_num" and is_constant(argument(call, "copy"), False))):
+            yield call, call.args[0]

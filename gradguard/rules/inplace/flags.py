@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ast
-import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from gradguard.analysis.program.bindings import dotted
-from gradguard.analysis.program.syntax import Source, range_of
+from gradguard.analysis.program.blocks import class_around
+from gradguard.analysis.program.expressions import is_constant, keyword
+from gradguard.analysis.program.index import calls_in, writes_in
+from gradguard.analysis.program.scopes import constructor_argument
+from gradguard.analysis.program.syntax import Source
 from gradguard.analysis.program.user_files import files_of, sources_of
 from gradguard.core.callsite import USER_FILES
 from gradguard.core.diagnosis import SourceSpan
@@ -51,10 +53,12 @@ def flag_of(module: nn.Module, roots: list[nn.Module], files: Iterable[str]) -> 
             above = holder_of(above[0], roots)
     views = dict.fromkeys([*files, *files_of((), [*owners, *roots])])
     sources = sources_of(name for name in views if USER_FILES[name])
-    calls = [(source, call) for source in sources for call in _constructions(source, type(module))]
+    made = calls_in(sources, type(module).__name__)
+    calls = [(source, call) for source, call in made if flag_argument(call, type(module)) is not None]
     if held is not None:
         calls = _best([(source, call) for source, call in calls if _fits(source, call, held[1])], _of_classes(calls, owners), calls)
-    assigned = [(source, statement) for source in sources for statement in _assignments(source)]
+    writes = [(source, write.node) for source, write in writes_in(sources, "inplace") if is_constant(write.value, True)]
+    assigned = [(source, node) for source, node in writes if isinstance(node, ast.Assign)]
     if len(calls) == 1 or (calls and not assigned):
         source, call = calls[0]
         return _flag(source, call, len(calls) == 1)
@@ -64,50 +68,20 @@ def flag_of(module: nn.Module, roots: list[nn.Module], files: Iterable[str]) -> 
     return None
 
 
-def _flag(source: Source, node: ast.Call | ast.Assign, sure: bool) -> Flag | None:
-    place = range_of(node)
-    if place is None:
-        return None
-    return Flag(source.span(place, "works in place because of this", "declared", source.qualname_around(node)), source, node, sure)
+def _flag(source: Source, node: ast.Call | ast.Assign, sure: bool) -> Flag:
+    return Flag(source.span_of(node, "works in place because of this", "declared"), source, node, sure)
 
 
 def _best(*choices: list[tuple[Source, ast.Call]]) -> list[tuple[Source, ast.Call]]:
     return next((choice for choice in choices if choice), [])
 
 
-def _constructions(source: Source, kind: type) -> Iterator[ast.Call]:
-    """Calls that build this kind of module with the flag on."""
-    for node in ast.walk(source.tree or ast.Module([], [])):
-        if (
-            isinstance(node, ast.Call)
-            and (dotted(node.func) or "").rpartition(".")[2] == kind.__name__
-            and flag_argument(node, kind) is not None
-        ):
-            yield node
-
-
 def flag_argument(call: ast.Call, kind: type) -> ast.expr | ast.keyword | None:
     """The argument of a constructor call that turns the flag on."""
-    for keyword in call.keywords:
-        if keyword.arg == "inplace":
-            return None if isinstance(keyword.value, ast.Constant) and not keyword.value.value else keyword
-    try:
-        names = list(inspect.signature(kind).parameters)
-    except (TypeError, ValueError):
-        return None
-    position = names.index("inplace") if "inplace" in names else -1
-    if 0 <= position < len(call.args):
-        value = call.args[position]
-        return value if isinstance(value, ast.Constant) and value.value is True else None
-    return None
-
-
-def _assignments(source: Source) -> Iterator[ast.Assign]:
-    for node in ast.walk(source.tree or ast.Module([], [])):
-        if isinstance(node, ast.Assign) and any(isinstance(target, ast.Attribute) and target.attr == "inplace" for target in node.targets):
-            value = node.value
-            if isinstance(value, ast.Constant) and value.value is True:
-                yield node
+    value, word = constructor_argument(call, kind, "inplace"), keyword(call, "inplace")
+    if word is not None:
+        return None if isinstance(word.value, ast.Constant) and not word.value.value else word
+    return value if is_constant(value, True) else None
 
 
 def _fits(source: Source, call: ast.Call, name: str) -> bool:
@@ -115,23 +89,11 @@ def _fits(source: Source, call: ast.Call, name: str) -> bool:
     above: Any = source.parents.get(call)
     if isinstance(above, ast.Assign):
         return any(isinstance(target, ast.Attribute) and target.attr == name for target in above.targets)
-    if (
-        name.isdigit()
-        and isinstance(above, ast.Call)
-        and call in above.args
-        and not any(isinstance(item, ast.Starred) for item in above.args)
-    ):
-        return above.args.index(call) == int(name)
-    if name.isdigit() and isinstance(above, ast.List) and not any(isinstance(item, ast.Starred) for item in above.elts):
-        return above.elts.index(call) == int(name)
-    return False
+    items = above.args if isinstance(above, ast.Call) else above.elts if isinstance(above, ast.List) else []
+    return call in items and not any(isinstance(item, ast.Starred) for item in items) and name == str(items.index(call))
 
 
 def _of_classes(calls: list[tuple[Source, ast.Call]], owners: list[nn.Module]) -> list[tuple[Source, ast.Call]]:
     """Those inside the classes of the modules around."""
     classes = {type(owner).__name__ for owner in owners if not type(owner).__module__.startswith("torch.")}
-    return [
-        (source, call)
-        for source, call in calls
-        if any(isinstance(above, ast.ClassDef) and above.name in classes for above in source.ancestors(call))
-    ]
+    return [(source, call) for source, call in calls if getattr(class_around(source, call), "name", None) in classes]

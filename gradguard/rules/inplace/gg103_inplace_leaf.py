@@ -35,12 +35,13 @@ import ast
 from torch import nn
 
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.program.bindings import assignments_to, dotted
-from gradguard.analysis.program.syntax import Source, header_range
+from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.program.expressions import inside
+from gradguard.analysis.program.syntax import Source
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.fixes.edits import edit_of, patched
 from gradguard.rules.base import Rule
-from gradguard.rules.inplace.aliases import scope_node
+from gradguard.rules.inplace.aliases import assigned_before
 from gradguard.rules.inplace.refused import Refused
 from gradguard.rules.inplace.repairs import out_of_place, under_no_grad
 from gradguard.rules.inplace.spans import short
@@ -66,8 +67,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     bound = _plain_binding(write)
     if bound is not None and write.state is not None:
         source, statement = bound
-        label = f"`{write.written}` is the very tensor from here on, no copy"
-        origin = source.span(header_range(statement), label, "made", source.qualname_around(statement))
+        origin = source.span_of(statement, f"`{write.written}` is the very tensor from here on, no copy", "made")
     return Diagnosis(
         code=CODE,
         name=NAME,
@@ -117,11 +117,10 @@ def _fixes(write: Refused, kind: str) -> list[Fix]:
 
 def _plain_binding(write: Refused) -> tuple[Source, ast.Assign] | None:
     """`out = self.bias`, where `out` is what is written: the last assignment before it, in the same function."""
-    place, scope = write.place, None if write.place is None else scope_node(write.place)
-    if place is None or place.source is None or scope is None or not write.written or "." in write.written:
+    place = write.place
+    if place is None or place.source is None or not write.written or "." in write.written:
         return None
-    before = [statement for statement in assignments_to(scope, write.written) if statement.lineno < place.line]
-    last = before[-1] if before else None
+    last = assigned_before(place, write.written)
     if isinstance(last, ast.Assign) and len(last.targets) == 1 and isinstance(last.targets[0], ast.Name) and dotted(last.value) is not None:
         return place.source, last
     return None
@@ -147,7 +146,7 @@ def _copies(write: Refused) -> list[Fix]:
 def _is_update(write: Refused) -> bool:
     """Whether the line takes a gradient step: it reads a `.grad`."""
     statement = write.place.statement if write.place is not None else None
-    return statement is not None and any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in ast.walk(statement))
+    return statement is not None and any(node.attr == "grad" for node in inside(statement, ast.Attribute))
 
 
 RULE = Rule(

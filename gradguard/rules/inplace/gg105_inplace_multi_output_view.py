@@ -34,6 +34,7 @@ import ast
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.program.bindings import dotted, flatten
 from gradguard.analysis.program.defuse import reads_of
+from gradguard.analysis.program.expressions import reads
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
@@ -136,7 +137,7 @@ def _picked_one_by_one(write: Refused, base: str | None) -> Fix | None:
     for loop in place.enclosing_loops if place is not None else ():
         if place is None or place.source is None or not isinstance(loop, ast.For) or base is None:
             continue
-        iterated = [node for node in ast.walk(loop.iter) if isinstance(node, ast.expr) and dotted(node) == base]
+        iterated = reads(loop.iter, base)
         if len(iterated) != 1 or write.written not in {dotted(target) for target in flatten(loop.target)}:
             continue
         text = f"[{base}[i] for i in range(len({base}))]"

@@ -31,11 +31,14 @@ import torch
 
 from gradguard.analysis.graph.walk import op_name, walk
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.sites import site_at
 from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.analysis.program.bindings import dotted
-from gradguard.analysis.program.syntax import load, range_of
+from gradguard.analysis.program.expressions import calls_inside
+from gradguard.analysis.program.index import calls_in
+from gradguard.analysis.program.user_files import files_of, sources_of
 from gradguard.core.diagnosis import Diagnosis, Fix
-from gradguard.fixes.edits import patched
+from gradguard.fixes.edits import appended, patched
 from gradguard.rules.base import Rule
 from gradguard.rules.inplace import spans
 from gradguard.rules.inplace.aliases import OVERLAPPING
@@ -82,8 +85,7 @@ def _fixes(write: Refused, maker: ResolvedSite | None, what: str) -> list[Fix]:
     if made is not None:
         fixes.append(Fix(title=f"make a new tensor instead: `{spans.short(made[0], 90)}`", safety="safe", patch=made[1]))
     if maker is not None and maker.node is not None and maker.source is not None:
-        where = range_of(maker.node)
-        diff = None if where is None else patched(maker.source, [((where[2], where[3], where[2], where[3]), ".clone()")])
+        diff = patched(maker.source, appended(maker.node, ".clone()"))
         fixes.append(
             Fix(
                 title=f"give it memory of its own: `{spans.short(maker.text, 60)}.clone()`",
@@ -119,50 +121,18 @@ def _expanded_in_source(write: Refused) -> ResolvedSite | None:
         if link.call in OVERLAPPING:
             found = at_line(link.span.file, link.span.line)
             return None if found is None else _narrowed(found)
-    files = dict.fromkeys(view.frame.f_code.co_filename for view in write.incident.user_frames)
-    calls = []
-    for name in files:
-        source = load(name)
-        if source is None or source.tree is None:
-            continue
-        calls += [
-            (source, node)
-            for node in ast.walk(source.tree)
-            if isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr in ("expand", "expand_as", "broadcast_to")
-            and dotted(node.func) is not None
-        ]
-    if len(calls) != 1:
-        return None
-    source, call = calls[0]
-    found = at_line(source.filename, call.lineno)
-    return None if found is None else _narrowed(found)
+    calls = [
+        (source, call)
+        for source, call in calls_in(sources_of(files_of(write.incident.user_frames, ())), "expand", "expand_as", "broadcast_to")
+        if "." in (dotted(call.func) or "")
+    ]
+    return site_at(*calls[0]) if len(calls) == 1 else None
 
 
 def _narrowed(place: ResolvedSite) -> ResolvedSite | None:
     """The expanding call of a statement."""
-    if place.statement is None or place.source is None:
-        return None
-    for node in ast.walk(place.statement):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in OVERLAPPING:
-            where = range_of(node)
-            if where is not None:
-                first, start, last, end = where
-                source = place.source
-                return ResolvedSite(
-                    place.file,
-                    first,
-                    last,
-                    source.characters(first, start),
-                    source.characters(last, end),
-                    place.function,
-                    node,
-                    place.statement,
-                    source.text(where),
-                    source,
-                )
-    return None
+    call = next(calls_inside(place.statement, *OVERLAPPING), None)
+    return None if call is None or place.source is None else site_at(place.source, call)
 
 
 def _reads_what_it_writes(write: Refused, what: str) -> Diagnosis:

@@ -32,6 +32,7 @@ import ast
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.program.expressions import inside
 from gradguard.analysis.program.syntax import range_of
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.fixes.edits import patched
@@ -114,11 +115,7 @@ def _cloned(story: Story, attribute: str) -> Fix | None:
     place = story.saved_at
     if place is None or place.source is None or place.node is None:
         return Fix(title=f"use a copy in the forward pass: `self.{attribute}.clone()`", safety="safe")
-    read = [
-        node
-        for node in ast.walk(place.node)
-        if isinstance(node, ast.Attribute) and node.attr == attribute and isinstance(node.ctx, ast.Load)
-    ]
+    read = [node for node in inside(place.node, ast.Attribute) if node.attr == attribute and isinstance(node.ctx, ast.Load)]
     name = dotted(read[0]) if read else None
     where = range_of(read[0]) if read else None
     if name is None or where is None:

@@ -33,9 +33,9 @@ from gradguard.analysis.program.bindings import dotted
 from gradguard.core.diagnosis import Diagnosis, Fix, TensorFacts
 from gradguard.fixes.edits import patched
 from gradguard.rules.base import Rule
-from gradguard.rules.inplace import spans
 from gradguard.rules.inplace.refused import Refused
 from gradguard.rules.inplace.repairs import drop_argument, under_no_grad
+from gradguard.rules.wording import shape_of
 
 CODE, NAME = "GG111", "out-argument"
 
@@ -56,7 +56,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
         tensors=[
             TensorFacts(
                 name=name,
-                shape=spans.shape_of(value),
+                shape=shape_of(value),
                 dtype=str(value.dtype).removeprefix("torch."),
                 device=str(value.device),
                 requires_grad=True,

@@ -8,13 +8,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from gradguard.analysis.history.carried_graphs import called_in
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.program.bindings import dotted, full_name
-from gradguard.analysis.program.syntax import FUNCTIONS, Source, range_of
+from gradguard.analysis.program.blocks import class_around, function_around
+from gradguard.analysis.program.expressions import calls_inside, inside
+from gradguard.analysis.program.index import Definition, calls_in, program_of
+from gradguard.analysis.program.memory import peel
+from gradguard.analysis.program.syntax import Source
 from gradguard.core.diagnosis import Fix, Role, SourceSpan
-from gradguard.fixes.edits import patched
-from gradguard.rules.inplace.aliases import peel
+from gradguard.fixes.edits import appended, patched
 from gradguard.rules.inplace.arrays import ArrayWrite
 
 _SHARING = {"torch.from_numpy", "torch.as_tensor", "torch.asarray"}
@@ -34,18 +36,15 @@ class Handed:
         return self.source.flat(self.call)
 
     def span(self, label: str, role: Role) -> SourceSpan:
-        return self.source.span(range_of(self.call) or (1, 0, 1, 1), label, role, self.source.qualname_around(self.call))
+        return self.source.span_of(self.call, label, role)
 
     def copying(self) -> Fix:
         """The call with a copy of the array."""
         argument = self.call.args[0]
-        where = range_of(argument)
-        copied = f"{self.source.flat(argument)}.copy()"
-        patch = patched(self.source, [((where[2], where[3], where[2], where[3]), ".copy()")]) if where is not None else None
         return Fix(
-            title=f"copy what is handed to PyTorch: `{copied}`",
+            title=f"copy what is handed to PyTorch: `{self.source.flat(argument)}.copy()`",
             safety="safe",
-            patch=patch,
+            patch=patched(self.source, appended(argument, ".copy()")),
             detail="or wait with re-using the buffer until backward has run",
         )
 
@@ -59,12 +58,8 @@ class Handed:
         if write.source is source and function is scope:
             return write.node.lineno > self.call.lineno or any(loop in list(source.ancestors(write.node)) for loop in loops)  # type: ignore[attr-defined]
         name = getattr(function, "name", "")
-        behind = [
-            node
-            for node in ast.walk(scope)
-            if isinstance(node, ast.Call) and at is not None and node.lineno > (at.end_lineno or at.lineno) and name in called_in(node)
-        ]
-        return bool(behind) or any(name in called_in(loop) for loop in loops)
+        behind = [call for call in calls_inside(scope, name) if at is not None and call.lineno > (at.end_lineno or at.lineno)]
+        return bool(behind) or any(any(calls_inside(loop, name)) for loop in loops)
 
 
 def handed_over(incident: Incident, writes: list[ArrayWrite]) -> Handed | None:
@@ -72,11 +67,9 @@ def handed_over(incident: Incident, writes: list[ArrayWrite]) -> Handed | None:
     found: dict[ast.Call, Source] = {}
     for write in writes[:4]:
         for source, scope, names in _holders(incident, write):
-            for node in ast.walk(scope):
-                if isinstance(node, ast.Call) and _shares(source, node):
-                    base = dotted(peel(node.args[0])[0])
-                    if base in names and _scope(source, node) is scope:
-                        found[node] = source
+            for call in inside(scope, ast.Call):
+                if _shares(source, call) and dotted(peel(call.args[0])[0]) in names and _scope(source, call) is scope:
+                    found[call] = source
     return Handed(next(iter(found.values())), next(iter(found))) if len(found) == 1 else None
 
 
@@ -91,53 +84,30 @@ def _shares(source: Source, call: ast.Call) -> bool:
 def _holders(incident: Incident, write: ArrayWrite) -> Iterator[tuple[Source, ast.AST, set[str]]]:
     """Scopes, with the variables in them that are the array."""
     yield write.source, _scope(write.source, write.node), {write.name}
-    owner = next((above for above in write.source.ancestors(write.node) if isinstance(above, ast.ClassDef)), None)
-    if owner is None or not write.name.startswith("self."):
-        return
-    returning = dict(_returning(owner, write.name))
-    for source in incident.sources:
-        for scope in [source.tree, *source.scopes]:
-            if scope is None or isinstance(scope, ast.ClassDef):
-                continue
-            names = {name for node in ast.walk(scope) if isinstance(node, ast.Assign) for name in _received(node, returning)}
-            if names:
-                yield source, scope, names
+    owner = class_around(write.source, write.node)
+    for method in owner.body if owner is not None and write.name.startswith("self.") else ():
+        if isinstance(method, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            places = set(_returned_at(write.source, method, write.name))
+            for source, call in calls_in(incident.sources, method.name) if places else ():
+                names = {each.name for each in _bound_by(source, call) if each.path in places}
+                yield source, _scope(source, call), names
 
 
-def _returning(owner: ast.ClassDef, name: str) -> Iterator[tuple[str, int | None]]:
-    """The methods that return the array, and at which place of a tuple (None: it alone)."""
-    for function in owner.body:
-        if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            continue
-        for node in ast.walk(function):
-            if isinstance(node, ast.Return) and node.value is not None:
-                if dotted(node.value) == name:
-                    yield function.name, None
-                elif isinstance(node.value, ast.Tuple):
-                    for index, item in enumerate(node.value.elts):
-                        if dotted(item) == name:
-                            yield function.name, index
+def _returned_at(source: Source, method: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> Iterator[tuple[int, ...]]:
+    """Where the array is in what a method returns: at a place of a tuple, or it alone."""
+    program = program_of(source)
+    for value in program.returns(method) if program is not None else ():
+        if dotted(value) == name:
+            yield ()
+        yield from ((i,) for i, part in enumerate(getattr(value, "elts", ())) if dotted(part) == name)
 
 
-def _received(statement: ast.Assign, returning: dict[str, int | None]) -> Iterator[str]:
-    """The variables of an assignment that get the array."""
-    pairs: list[tuple[ast.expr, ast.expr]] = []
-    for target in statement.targets:
-        if isinstance(target, ast.Tuple) and isinstance(statement.value, ast.Tuple) and len(target.elts) == len(statement.value.elts):
-            pairs += zip(target.elts, statement.value.elts, strict=True)
-        else:
-            pairs.append((target, statement.value))
-    for target, value in pairs:
-        if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute) or value.func.attr not in returning:
-            continue
-        index = returning[value.func.attr]
-        if index is None:
-            name = dotted(target)
-        else:
-            name = dotted(target.elts[index]) if isinstance(target, ast.Tuple) and index < len(target.elts) else None
-        if name is not None:
-            yield name
+def _bound_by(source: Source, call: ast.Call) -> list[Definition]:
+    """The variables that an assignment binds to what a call gives, or to a part of it."""
+    program, statement = program_of(source), source.statement(call)
+    defined = program.defined_by(statement) if program is not None and statement is not None else ()
+    return [each for each in defined if each.value is call]
 
 
 def _scope(source: Source, node: ast.AST) -> ast.AST:
-    return next((above for above in source.ancestors(node) if isinstance(above, FUNCTIONS)), source.tree or node)
+    return function_around(source, node) or source.tree or node

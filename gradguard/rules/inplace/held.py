@@ -15,6 +15,8 @@ from torch import nn
 
 from gradguard.analysis.live.frames import FrameView
 from gradguard.analysis.program.bindings import dotted, flatten
+from gradguard.analysis.program.blocks import loops_around
+from gradguard.analysis.program.expressions import inside, last_part
 from gradguard.analysis.program.syntax import Source
 from gradguard.core.callsite import USER_FILES
 from gradguard.core.safe_read import attributes, elements, function_code, in_class, unless_loud
@@ -66,15 +68,11 @@ def _users(value: Any) -> CodeType | None:
 def called_by_value(call: ast.Call, source: Source, held: dict[str, list[CodeType]]) -> Iterator[CodeType]:
     """What `f(x)` in `for f in self.steps`, and `REGISTRY[name](x)`, may run."""
     if isinstance(call.func, ast.Subscript):
-        yield from held.get((dotted(call.func.value) or "").rpartition(".")[2], ())
+        yield from held.get(last_part(call.func.value), ())
     if not isinstance(call.func, ast.Name):
         return
-    for above in source.ancestors(call):
-        loops: list[ast.For | ast.AsyncFor | ast.comprehension] = list(getattr(above, "generators", ()))
-        loops += [above] if isinstance(above, (ast.For, ast.AsyncFor)) else []
-        for loop in loops:
-            if call.func.id in [dotted(single) for single in flatten(loop.target)]:
-                for read in ast.walk(loop.iter):
-                    if isinstance(read, (ast.Name, ast.Attribute)):
-                        yield from held.get((dotted(read) or "").rpartition(".")[2], ())
-                return
+    for loop in loops_around(source, call):
+        if not isinstance(loop, ast.While) and call.func.id in [dotted(single) for single in flatten(loop.target)]:
+            for read in inside(loop.iter, ast.Name, ast.Attribute):
+                yield from held.get(last_part(read), ())
+            return

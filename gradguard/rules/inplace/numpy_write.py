@@ -8,11 +8,10 @@ import torch
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.program.bindings import dotted
-from gradguard.analysis.program.syntax import range_of
+from gradguard.analysis.program.memory import peel
 from gradguard.core.diagnosis import Confidence, Diagnosis, Fix, SourceSpan
-from gradguard.fixes.edits import patched
+from gradguard.fixes.edits import appended, patched
 from gradguard.rules.inplace import spans
-from gradguard.rules.inplace.aliases import peel
 from gradguard.rules.inplace.arrays import ArrayStory, array_story
 from gradguard.rules.inplace.handed import handed_over
 from gradguard.rules.inplace.unseen import Unseen, unseen_writes
@@ -117,8 +116,7 @@ def _sure(array: ArrayStory) -> Confidence:
 def _fixes(array: ArrayStory, tensor: torch.Tensor) -> list[Fix]:
     left = array.left
     if left is not None and left.source is not None and left.node is not None and left.callee is not None:
-        where = range_of(left.node)
-        diff = None if where is None else patched(left.source, [((where[2], where[3], where[2], where[3]), ".copy()")])
+        diff = patched(left.source, appended(left.node, ".copy()"))
         return [Fix(title=f"copy the array before writing into it: `{spans.short(left.text, 60)}.copy()`", safety="safe", patch=diff)]
     if not numpy_reachable(tensor):
         return [Fix(title="give the writer a copy: `tensor.clone()`, or let it write before forward or after backward", safety="manual")]

@@ -14,6 +14,8 @@ from torch import nn
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.names import StateName
 from gradguard.analysis.program.bindings import dotted, flatten
+from gradguard.analysis.program.expressions import inside
+from gradguard.analysis.program.memory import iterated
 from gradguard.core.safe_read import is_quiet, modules_in, name_of_class, peek
 from gradguard.rules.inplace.reaching_writes import Scope, live_value
 
@@ -24,7 +26,7 @@ def over_parameters(scope: Scope, node: ast.AST | None, written: str | None) -> 
     """Whether the written name is a loop variable over `.parameters()` or the like."""
     for above in scope.source.ancestors(node) if node is not None else ():
         if isinstance(above, (ast.For, ast.AsyncFor)) and written in [dotted(single) for single in flatten(above.target)]:
-            names = {item.attr for item in ast.walk(above.iter) if isinstance(item, ast.Attribute)}
+            names = {item.attr for item in inside(above.iter, ast.Attribute)}
             return bool(names & _LISTING) or isinstance(above.iter, ast.Call)
     return False
 
@@ -35,36 +37,20 @@ def belongs_elsewhere(incident: Incident, scope: Scope, node: ast.AST | None, wr
         return False
     for above in scope.source.ancestors(node):
         if isinstance(above, (ast.For, ast.AsyncFor)):
-            iterated = _iterated(above, written)
-            if iterated is not None:
-                listed = _listed_of(iterated)
+            given = iterated(above, written)
+            if given is not None:
+                listed = _listed_of(given)
                 found = [] if listed is None else _modules_called(incident, scope, listed)
                 return bool(found) and not any(_holds(module, state) for module in found)
     return False
 
 
-def _iterated(loop: ast.For | ast.AsyncFor, written: str) -> ast.expr | None:
-    """The iterable that gives the variable: of `zip(...)` the one in its place."""
-    if written not in [dotted(single) for single in flatten(loop.target)]:
-        return None
-    call, target = loop.iter, loop.target
-    if isinstance(call, ast.Call) and dotted(call.func) == "enumerate" and isinstance(target, ast.Tuple) and call.args:
-        call, target = call.args[0], target.elts[-1]
-    if isinstance(call, ast.Call) and dotted(call.func) == "zip" and isinstance(target, ast.Tuple):
-        for part, given in zip(target.elts, call.args, strict=False):
-            if written in [dotted(single) for single in flatten(part)]:
-                return None if isinstance(given, ast.Starred) else given
-        return None
-    return call
-
-
-def _listed_of(iterated: ast.expr) -> str | None:
+def _listed_of(given: ast.expr) -> str | None:
     """`self.mean` of `self.mean.parameters()`."""
-    while isinstance(iterated, ast.Call) and isinstance(iterated.func, ast.Attribute) and iterated.func.attr in _LISTING:
-        inner = iterated.func.value
-        if dotted(inner) is not None:
-            return dotted(inner)
-        iterated = inner
+    while isinstance(given, ast.Call) and isinstance(given.func, ast.Attribute) and given.func.attr in _LISTING:
+        given = given.func.value
+        if dotted(given) is not None:
+            return dotted(given)
     return None
 
 

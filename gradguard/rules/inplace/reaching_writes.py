@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
@@ -22,7 +21,9 @@ from gradguard.analysis.live.contents import tensors_in
 from gradguard.analysis.live.frames import FrameView, live_frames
 from gradguard.analysis.places.source import function_def, resolve
 from gradguard.analysis.program.bindings import dotted
-from gradguard.analysis.program.syntax import FUNCTIONS, Source, load
+from gradguard.analysis.program.blocks import class_around
+from gradguard.analysis.program.memory import own_calls, statements_of
+from gradguard.analysis.program.syntax import Source, load
 from gradguard.core.callsite import USER_FILES
 from gradguard.core.safe_read import modules_in
 from gradguard.rules.inplace.held import called_by_value, code_of, held_functions
@@ -47,25 +48,6 @@ class Scope:
     def name(self) -> str:
         """The function's name, `<module>` at top level."""
         return str(getattr(self.node, "name", "<module>"))
-
-
-def own_nodes(statement: ast.stmt) -> Iterator[ast.AST]:
-    """The nodes of a statement itself, without those of statements inside it."""
-    for child in ast.iter_child_nodes(statement):
-        if not isinstance(child, ast.stmt):
-            yield from (item for item in ast.walk(child) if not isinstance(item, ast.stmt))
-
-
-def statements_of(node: ast.AST) -> list[ast.stmt]:
-    """Statements below a node in source order, without those of inner functions and classes."""
-    found: list[ast.stmt] = []
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, (*FUNCTIONS, ast.ClassDef)):
-            continue
-        if isinstance(child, ast.stmt):
-            found.append(child)
-        found += statements_of(child)
-    return sorted(found, key=lambda item: (item.lineno, item.col_offset))
 
 
 def step_scopes(incident: Incident) -> list[Scope]:
@@ -110,9 +92,7 @@ def step_scopes(incident: Incident) -> list[Scope]:
     while queue and len(found) < _MAX_FUNCTIONS:
         scope = queue.pop(0)
         for statement in scope.statements:
-            for item in own_nodes(statement):
-                if not isinstance(item, ast.Call):
-                    continue
+            for item in own_calls(statement):
                 scope.calls.append(item)
                 runs = dict.fromkeys(called_by_value(item, scope.source, kept)) if kept else {}
                 by_value = [(running, node) for code in runs for running, node in [_defined(code)] if running is not None]
@@ -142,7 +122,7 @@ def _defined(code: CodeType) -> tuple[Source | None, ast.AST]:
 
 
 def _class_of(source: Source, node: ast.AST) -> ast.ClassDef | None:
-    return next((above for above in source.ancestors(node) if isinstance(above, ast.ClassDef)), None)
+    return class_around(source, node)
 
 
 def _attribute_types(modules: list[nn.Module]) -> dict[str, set[str]]:

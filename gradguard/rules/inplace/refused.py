@@ -13,11 +13,11 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.names import StateName
 from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.analysis.program.bindings import assignments_to
-from gradguard.analysis.program.syntax import header_range
 from gradguard.core.diagnosis import Role, SourceSpan, TensorFacts
 from gradguard.core.safe_read import peek
 from gradguard.rules.inplace import spans as tell
-from gradguard.rules.inplace.aliases import Alias, aliases, scope_node, written_name
+from gradguard.rules.inplace.aliases import Alias, aliases, assigned_before, written_name
+from gradguard.rules.wording import shape_of
 from gradguard.torch_compat.private_api import storage_key
 
 
@@ -131,14 +131,9 @@ class Refused:
         place = self.place
         if place is None or place.source is None or place.source.tree is None:
             return None
-        for scope in (scope_node(place), place.source.tree):
-            if scope is None:
-                continue
-            found = [item for item in assignments_to(scope, name) if item.lineno < place.line or scope is not scope_node(place)]
-            found = [item for item in found if isinstance(item, (ast.Assign, ast.AnnAssign))]
-            if found:
-                return place.source.span(header_range(found[-1]), label, role, place.source.qualname_around(found[-1]))
-        return None
+        outside = [each for each in assignments_to(place.source.tree, name) if isinstance(each, (ast.Assign, ast.AnnAssign))]
+        statement = assigned_before(place, name) or (outside[-1] if outside else None)
+        return None if statement is None else place.source.span_of(statement, label, role)
 
     def helper(self) -> SourceSpan | None:
         """The caller's line, for a write in a helper."""
@@ -159,13 +154,13 @@ class Refused:
         state = self.state
         name = state.full if state is not None else self.written
         whole = None if state is None else peek(state.owner, state.path.rpartition(".")[2], None)
-        if isinstance(whole, torch.Tensor) and tell.shape_of(whole) != tell.shape_of(tensor):
+        if isinstance(whole, torch.Tensor) and shape_of(whole) != shape_of(tensor):
             name = f"a view of {name}"
         return [
             TensorFacts(
                 name=name,
                 kind="tensor" if state is None else "buffer" if state.is_buffer else "parameter",
-                shape=tell.shape_of(tensor),
+                shape=shape_of(tensor),
                 dtype=str(tensor.dtype).removeprefix("torch."),
                 device=str(tensor.device),
                 requires_grad=bool(tensor.requires_grad),

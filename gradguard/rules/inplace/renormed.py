@@ -14,6 +14,7 @@ from torch import nn
 from gradguard.analysis.graph.walk import is_accumulate, op_name, walk
 from gradguard.analysis.places.source import ResolvedSite
 from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.program.expressions import inside
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.fixes.edits import edit_of, patched
 from gradguard.rules.inplace import spans
@@ -100,7 +101,7 @@ def _weight_in(saved: ResolvedSite) -> ast.Attribute | None:
         return None
     reads = [
         node
-        for node in ast.walk(saved.statement)
-        if isinstance(node, ast.Attribute) and node.attr == "weight" and isinstance(node.ctx, ast.Load) and dotted(node) is not None
+        for node in inside(saved.statement, ast.Attribute)
+        if node.attr == "weight" and isinstance(node.ctx, ast.Load) and dotted(node) is not None
     ]
     return reads[0] if len(reads) == 1 else None

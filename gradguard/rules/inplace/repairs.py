@@ -8,10 +8,13 @@ import torch
 
 from gradguard.analysis.places.source import ResolvedSite
 from gradguard.analysis.program.bindings import call_arguments, dotted
+from gradguard.analysis.program.expressions import keyword
+from gradguard.analysis.program.index import only
+from gradguard.analysis.program.memory import memory_writes, peel
 from gradguard.analysis.program.syntax import Source, range_of
 from gradguard.core.diagnosis import Fix
 from gradguard.fixes.edits import Edit, patched
-from gradguard.rules.inplace.aliases import list_item, peel
+from gradguard.rules.inplace.aliases import list_item
 
 _OPERATORS = {
     ast.Add: "+",
@@ -62,7 +65,7 @@ def _augmented(source: Source, node: ast.AugAssign, place: ResolvedSite) -> tupl
 
 def _flag_off(source: Source, node: ast.Call) -> tuple[str, str | None] | None:
     """`F.relu(x, inplace=True)` without the flag, its result assigned."""
-    flag = next((keyword for keyword in node.keywords if keyword.arg == "inplace"), None)
+    flag = keyword(node, "inplace")
     whole = range_of(node)
     if flag is None or whole is None:
         return None
@@ -180,27 +183,21 @@ def under_no_grad(place: ResolvedSite) -> str | None:
 
 def _same_writes_below(source: Source, statement: ast.stmt) -> list[ast.stmt]:
     """The statements right below that write into the same variable: they would be refused next."""
-    written = _base_of_write(statement)
+    written = _base_of_write(source, statement)
     above = source.parents.get(statement)
     block = next((body for _, body in ast.iter_fields(above) if isinstance(body, list) and statement in body), []) if above else []
     found: list[ast.stmt] = []
     for below in block[block.index(statement) + 1 :] if written is not None and block else []:
-        if _base_of_write(below) != written:
+        if _base_of_write(source, below) != written:
             break
         found.append(below)
     return found
 
 
-def _base_of_write(statement: ast.stmt) -> str | None:
+def _base_of_write(source: Source, statement: ast.stmt) -> str | None:
     """The variable that a statement alone writes into in place: of `b[:, 4] += 1`, `b[0] = x`, `b.mul_(2)`."""
-    node: ast.expr | None = None
-    if isinstance(statement, ast.AugAssign):
-        node = statement.target
-    elif isinstance(statement, ast.Assign) and len(statement.targets) == 1 and isinstance(statement.targets[0], ast.Subscript):
-        node = statement.targets[0]
-    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) and _in_place_left(statement.value):
-        node = statement.value
-    return None if node is None else dotted(peel(node)[0])
+    written = {dotted(peel(write.written)[0]) for write in memory_writes(source, statement)}
+    return only(written)
 
 
 def source_name(source: Source, module: str) -> str:

@@ -17,6 +17,7 @@ from gradguard.core.safe_read import peek
 from gradguard.rules.inplace.aliases import Alias, Lives, aliases, is_view, list_item, parameters_of, written_name
 from gradguard.rules.inplace.wording import times, why_needed
 from gradguard.rules.inplace.write_history import Story, Write
+from gradguard.rules.wording import shape_of
 from gradguard.torch_compat.private_api import storage_key
 
 UNSEEN = (
@@ -183,14 +184,6 @@ def _viewed(story: Story, name: str | None) -> str | None:
         except internal_error():  # tensors without memory of their own
             viewed = False
     return f"a view of {name}" if viewed and name is not None else name
-
-
-def shape_of(tensor: torch.Tensor | None) -> list[int] | None:
-    """A tensor's shape; None for nested ones."""
-    try:
-        return None if tensor is None else [int(size) for size in tensor.shape]
-    except internal_error():
-        return None
 
 
 def why(story: Story) -> str:

@@ -16,22 +16,25 @@ from torch import nn
 
 from gradguard.analysis.graph.walk import op_name
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.sites import site_at
 from gradguard.analysis.places.source import ResolvedSite
 from gradguard.analysis.program.bindings import dotted, flatten
-from gradguard.analysis.program.syntax import range_of
+from gradguard.analysis.program.expressions import inside, last_part
+from gradguard.analysis.program.index import program_of
+from gradguard.analysis.program.memory import memory_writes, own_nodes, peel
+from gradguard.analysis.program.syntax import FUNCTIONS
 from gradguard.core.safe_read import modules_in, peek, store_of
-from gradguard.rules.inplace.aliases import argument_for, parameters_of, peel
+from gradguard.rules.inplace.aliases import parameters_of
 from gradguard.rules.inplace.flags import holder_of
 from gradguard.rules.inplace.last_write import fits
 from gradguard.rules.inplace.other_iterations import belongs_elsewhere, over_parameters
-from gradguard.rules.inplace.reaching_writes import Scope, live_value, module_types, own_nodes, step_scopes
+from gradguard.rules.inplace.reaching_writes import Scope, live_value, module_types, step_scopes
 from gradguard.rules.inplace.threads import held_in_threads
 from gradguard.rules.inplace.wording import same_op
 from gradguard.rules.inplace.write_history import Story, Write
 
 _NUMBERS = ("item", "len", "float", "int", "time", "perf_counter", "numel", "size", "tolist")
 _NAMED = 1.5  # a score that a variable which may be the saved value gives
-_NOT_WRITES = frozenset({"requires_grad_", "retain_grad_", "share_memory_", "clip_grad_norm_", "clip_grad_value_"})
 
 
 @dataclass(eq=False)
@@ -48,22 +51,7 @@ class Suspect:
     @property
     def place(self) -> ResolvedSite | None:
         """The write as a resolved place."""
-        source, where = self.scope.source, None if self.node is None else range_of(self.node)
-        if where is None or self.node is None:
-            return None
-        first, start, last, end = where
-        return ResolvedSite(
-            source.filename,
-            first,
-            last,
-            source.characters(first, start),
-            source.characters(last, end),
-            source.qualname_around(source.statement(self.node) or self.node),
-            self.node,
-            source.statement(self.node),
-            source.text(where),
-            source,
-        )
+        return None if self.node is None else site_at(self.scope.source, self.node)
 
 
 class _Flow:
@@ -124,8 +112,11 @@ class _Flow:
                             self.join(self.key(scope, name), self.key(callee, returned))
 
     def _arguments(self, scope: Scope, call: ast.Call, callee: Scope) -> None:
+        program = program_of(scope.source)
+        if program is None or not isinstance(callee.node, FUNCTIONS):
+            return
         for parameter in parameters_of(callee.node):
-            value = argument_for(call, callee.node, parameter)
+            value = program.given(call, callee.node, parameter)
             base = None if value is None else dotted(peel(value)[0])
             if base is not None:
                 self.join(self.key(callee, parameter), self.key(scope, base))
@@ -267,7 +258,7 @@ _OPERATORS: dict[str, tuple[type[ast.operator], ...]] = {"mul": (ast.Mult,), "di
 def _is_op(node: ast.Call | ast.BinOp, op: str, types: dict[str, set[str]]) -> bool:
     if isinstance(node, ast.BinOp):
         return isinstance(node.op, _OPERATORS.get(op, ()))
-    last = called_name(node)
+    last = last_part(node)
     names = {last.rstrip("_")} | {kind.lower() for kind in types.get(last, ())}
     return op in {same_op(name) for name in names} or op.replace("_", "") in names
 
@@ -275,52 +266,25 @@ def _is_op(node: ast.Call | ast.BinOp, op: str, types: dict[str, set[str]]) -> b
 def writes_of(incident: Incident, scope: Scope) -> Iterator[Suspect]:
     """The in-place statements of a scope that can have written a tensor."""
     for statement in scope.statements:
-        if isinstance(statement, ast.AugAssign):
-            target, calls = peel(statement.target)
-            name = dotted(target)
-            if "data" not in calls and not _is_number(incident, scope, statement, name):
-                yield Suspect(scope, statement, name, score=0.1, counts=_looks_like_a_counter(statement))
-        elif isinstance(statement, ast.Assign):
-            for target in statement.targets:
-                for single in flatten(target):
-                    if isinstance(single, ast.Subscript):
-                        base, calls = peel(single)
-                        name = dotted(base)
-                        if "data" not in calls and not _is_container(incident, scope, single, name):
-                            yield Suspect(scope, statement, name, score=0.2)
-        for node in own_nodes(statement):
-            if isinstance(node, ast.Call):
-                yield from _call_write(scope, node)
+        for node, written in memory_writes(scope.source, statement):
+            base, calls = peel(written)
+            name = dotted(base)
+            if "data" in calls or (isinstance(node, ast.Call) and _goes_on(written)):
+                continue
+            if isinstance(node, ast.AugAssign):
+                if not _is_number(incident, scope, node, name):
+                    yield Suspect(scope, node, name, score=0.1, counts=_looks_like_a_counter(node))
+            elif isinstance(node, ast.Call):
+                yield Suspect(scope, node, name, score=0.5)
+            elif isinstance(written, ast.Subscript) and not _is_container(incident, scope, written, name):
+                yield Suspect(scope, node, name, score=0.2)
 
 
-def _call_write(scope: Scope, call: ast.Call) -> Iterator[Suspect]:
-    written: ast.expr | None = None
-    if isinstance(call.func, ast.Attribute):
-        name = call.func.attr
-        full = scope.source.imports.get((dotted(call.func.value) or "").partition(".")[0], "")
-        library = full.partition(".")[0] == "torch"
-        if (
-            name.endswith("_")
-            and not name.startswith("__")
-            and name not in _NOT_WRITES
-            and (hasattr(torch.Tensor, name) or name.startswith("_foreach"))
-        ):
-            written = (call.args[0] if call.args else None) if library else call.func.value
-        elif any(
-            keyword.arg == "inplace" and isinstance(keyword.value, ast.Constant) and keyword.value.value is True
-            for keyword in call.keywords
-        ):
-            written = call.args[0] if call.args else None
-    out = next((keyword.value for keyword in call.keywords if keyword.arg == "out"), None)
-    written = out or written
-    if written is None:
-        return
-    base, calls = peel(written)
-    if "data" in calls or (isinstance(written, ast.Attribute) and written.attr == "grad"):
-        return
-    if isinstance(written, ast.Call) and isinstance(written.func, ast.Attribute) and written.func.attr.endswith("_"):
-        return  # the first of a chain stands for it
-    yield Suspect(scope, call, dotted(base), score=0.5)
+def _goes_on(written: ast.expr) -> bool:
+    """Whether a call writes into a gradient, or goes on with a chain whose first call stands for it."""
+    return (isinstance(written, ast.Attribute) and written.attr == "grad") or (
+        isinstance(written, ast.Call) and last_part(written).endswith("_")
+    )
 
 
 def _is_number(incident: Incident, scope: Scope, statement: ast.AugAssign, name: str | None) -> bool:
@@ -334,7 +298,7 @@ def _is_number(incident: Incident, scope: Scope, statement: ast.AugAssign, name:
         return True
     if isinstance(value_node, ast.Constant) and isinstance(value_node.value, (str, bytes)):
         return True
-    called = {called_name(item) for item in ast.walk(value_node) if isinstance(item, ast.Call)}
+    called = {last_part(item) for item in inside(value_node, ast.Call)}
     return bool(called & set(_NUMBERS))
 
 
@@ -390,11 +354,6 @@ def _in_container(story: Story, module: nn.Module, roots: list[nn.Module]) -> fl
     before = store_of(held[0], "_modules").get(str(int(held[1]) - 1))
     saver = op_name(story.mismatch.node).replace("_", "")
     return 2.0 if before is not None and type(before).__name__.lower() == saver else 0.3
-
-
-def called_name(call: ast.Call) -> str:
-    """The last part of what is called: `relu` of `F.relu(x)` and of `f(x).relu()`."""
-    return call.func.attr if isinstance(call.func, ast.Attribute) else (dotted(call.func) or "")
 
 
 def _writes_now(module: nn.Module) -> bool:

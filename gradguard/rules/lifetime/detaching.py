@@ -13,7 +13,9 @@ import torch
 from gradguard.analysis.history.carried_graphs import Carrier
 from gradguard.analysis.places.source import ResolvedSite
 from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.program.blocks import class_around
 from gradguard.analysis.program.defuse import reads_of
+from gradguard.analysis.program.index import writes_in
 from gradguard.core.diagnosis import Fix
 from gradguard.fixes.edits import after, edit_of, patched
 
@@ -61,8 +63,8 @@ def _in_sight(carrier: Carrier, call: ResolvedSite | None) -> bool:
     store = carrier.store
     if call is None or call.source is None or store is None or call.source is not store.source or call.statement is None:
         return False
-    mine = next((above for above in call.source.ancestors(call.statement) if isinstance(above, ast.ClassDef)), None)
-    theirs = next((above for above in store.source.ancestors(store.statement) if isinstance(above, ast.ClassDef)), None)
+    mine = class_around(call.source, call.statement)
+    theirs = class_around(store.source, store.statement)
     return mine is not None and mine is theirs
 
 
@@ -115,13 +117,8 @@ def _begins_with(carrier: Carrier, written: str) -> list[ast.Constant]:
     asked = any(
         isinstance(above, (ast.If, ast.IfExp)) and bool(reads_of(above.test, written)) for above in store.source.ancestors(store.statement)
     )
-    owner: ast.AST | None = next((above for above in store.source.ancestors(store.statement) if isinstance(above, ast.ClassDef)), None)
-    if owner is None and "." in written:  # an attribute of a function
-        owner = store.source.tree
-    found = [
-        node.value
-        for node in (ast.walk(owner) if owner is not None and not asked else ())
-        if isinstance(node, (ast.Assign, ast.AnnAssign))
-        and any(dotted(target) == written for target in (node.targets if isinstance(node, ast.Assign) else [node.target]))
-    ]
-    return [value for value in found if isinstance(value, ast.Constant)]
+    owner = class_around(store.source, store.statement)
+    of, _, attribute = written.rpartition(".")
+    writes = [write for _, write in writes_in([store.source], attribute)] if of and not asked else []
+    own = [each for each in writes if class_around(store.source, each.node) is owner]
+    return [each.value for each in own if isinstance(each.value, ast.Constant) and each.owner is not None and dotted(each.owner) == of]

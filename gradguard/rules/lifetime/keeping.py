@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.analysis.program.expressions import inside
 from gradguard.analysis.program.syntax import Source
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.fixes.edits import edit_of, patched
@@ -32,7 +33,7 @@ def only_looked_at(place: ResolvedSite | None) -> bool:
     if place is None or place.source is None or scope is None or not place.targets or place.statement is None:
         return False
     names = set(place.targets)
-    uses = [node for node in ast.walk(scope) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in names]
+    uses = [node for node in inside(scope, ast.Name) if isinstance(node.ctx, ast.Load) and node.id in names]
     return bool(uses) and all(_is_a_number(place.source, node) for node in uses)
 
 

@@ -10,6 +10,8 @@ from gradguard.analysis.live.frames import FrameView
 from gradguard.analysis.live.stores import Store
 from gradguard.analysis.places.source import resolve
 from gradguard.analysis.program.bindings import dotted, names_read, statement_names, targets_of, uses_of
+from gradguard.analysis.program.blocks import class_around
+from gradguard.analysis.program.expressions import inside
 from gradguard.analysis.program.syntax import FUNCTIONS, Source
 from gradguard.fixes.statements import moved_before, siblings, unwrapped
 from gradguard.rules.lifetime.second_backward import Study
@@ -40,10 +42,10 @@ def into_iteration(facts: Study, store: Store) -> str | None:
     if anchor is None or not chain:
         return None
     if isinstance(target, (ast.FunctionDef, ast.AsyncFunctionDef)):  # what it binds is its own: nothing else may read it
-        inside = set(map(id, ast.walk(target))) | {id(node) for statement in chain for node in ast.walk(statement)}
+        own = {id(node) for statement in (target, *chain) for node in inside(statement, ast.expr)}
         tree = source.tree or ast.Module([], [])
         bound = [name for statement in chain for item in targets_of(statement) if (name := dotted(item)) is not None]
-        if any(id(read) not in inside for name in bound for read in uses_of(tree, name)):
+        if any(id(read) not in own for name in bound for read in uses_of(tree, name)):
             return None
     return moved_before(source, chain, anchor)
 
@@ -96,7 +98,7 @@ def _has_graph(view: FrameView, name: str) -> bool:
 def _from_constructor(store: Store) -> str | None:
     """The diff that moves `self.x = ...` from the constructor to the beginning of the class's `forward`."""
     source, function = store.source, store.function
-    owner = next((above for above in source.ancestors(store.statement) if isinstance(above, ast.ClassDef)), None)
+    owner = class_around(source, store.statement)
     if owner is None or not isinstance(function, FUNCTIONS) or source.parents.get(store.statement) is not function:
         return None
     forward = next((item for item in owner.body if isinstance(item, ast.FunctionDef) and item.name == "forward"), None)

@@ -20,6 +20,7 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.stores import classes_of
 from gradguard.analysis.places.source import ResolvedSite
 from gradguard.analysis.program.bindings import assignments_to, dotted, targets_of
+from gradguard.analysis.program.expressions import inside
 from gradguard.core.callsite import CallSite
 from gradguard.core.diagnosis import Fix
 from gradguard.instrumentation.facts import BackwardFact
@@ -65,7 +66,7 @@ def _made_in_another_loop(carrier: Carrier, call: ResolvedSite | None) -> bool:
     if store is None or not isinstance(function, ast.FunctionDef) or call is None or call.source is not store.source:
         return False
     own = [] if call.statement is None else list(store.source.ancestors(call.statement))
-    loops = [node for node in ast.walk(store.source.tree or function) if isinstance(node, (ast.For, ast.While)) and node not in own]
+    loops = [node for node in inside(store.source.tree or function, ast.For, ast.While) if node not in own]
     return any(function.name in called_in(loop) for loop in loops)
 
 
@@ -82,8 +83,8 @@ def _reset_method(carrier: Carrier) -> Reset | None:
                 continue
             if store is not None and store.function is function:
                 continue
-            for statement in ast.walk(function):
-                if isinstance(statement, ast.Assign) and [dotted(target) for target in targets_of(statement)] == [name]:
+            for statement in inside(function, ast.Assign):
+                if [dotted(target) for target in targets_of(statement)] == [name]:
                     kept = _lets_go(statement.value, name)
                     if kept is not None:
                         found.append(Reset(function.name, source.flat(statement), kept))
@@ -189,8 +190,8 @@ def _at_first(carrier: Carrier) -> str | None:
     for source, definition in classes_of(owner):
         for function in definition.body:
             if isinstance(function, ast.FunctionDef) and function.name == "__init__":
-                for statement in ast.walk(function):
-                    if isinstance(statement, ast.Assign) and f"self.{holding.attribute}" in map(dotted, targets_of(statement)):
+                for statement in inside(function, ast.Assign):
+                    if f"self.{holding.attribute}" in map(dotted, targets_of(statement)):
                         return source.flat(statement) if isinstance(statement.value, ast.Constant) else None
     return None
 

@@ -24,6 +24,7 @@ from gradguard.analysis.live.optimizer_contents import trained_by
 from gradguard.analysis.live.stores import Store
 from gradguard.analysis.places.source import function_def, resolve
 from gradguard.analysis.program.defuse import contains
+from gradguard.analysis.program.expressions import inside
 from gradguard.analysis.program.index import only, program_of
 from gradguard.core.callsite import CallSite
 from gradguard.instrumentation.facts import BackwardFact
@@ -207,7 +208,7 @@ def _called_in_a_loop(function: ast.FunctionDef | ast.AsyncFunctionDef, call: Ba
 
 def _iterated(function: ast.FunctionDef | ast.AsyncFunctionDef, call: BackwardFact) -> bool:
     """Whether a loop around the call under way runs through a generator of this function that is made anew in each turn of another."""
-    if not any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in ast.walk(function)):
+    if not any(inside(function, ast.Yield, ast.YieldFrom)):
         return False
     places = [resolve(site) for site in call.stack]
     for depth, place in enumerate(places):

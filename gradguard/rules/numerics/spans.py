@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from gradguard.analysis.graph.recompute import node_kind
 from gradguard.analysis.graph.walk import op_name
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.places.source import ResolvedSite, at_line, resolve
+from gradguard.analysis.places.sites import site_at
+from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.analysis.program.bindings import dotted
-from gradguard.analysis.program.syntax import Source, load, range_of
+from gradguard.analysis.program.expressions import inside, last_part
+from gradguard.analysis.program.syntax import Source
+from gradguard.analysis.program.user_files import sources_of
 from gradguard.core.safe_read import function_code, in_class, modules_in, named_modules
 from gradguard.monitors.numerics import Numbers
 from gradguard.rules.numerics import derived
@@ -86,30 +88,18 @@ class Places:
         """The one place in the user's files that this kind of op can stand at."""
         kind = node_kind(node)
         names = _ALIASES.get(kind, (kind.lower(),))
-        found: dict[tuple[str, int], ast.expr] = {}
-        better: dict[tuple[str, int], ast.expr] = {}  # those whose operands can be recognised in the graph
-        for filename in self._files():
-            source = load(filename)
-            for item in ast.walk(source.tree) if source is not None and source.tree is not None else ():
-                if not isinstance(item, (ast.Call, ast.BinOp)) or source is None:
-                    continue
+        found: dict[tuple[str, int], ResolvedSite] = {}
+        better: dict[tuple[str, int], ResolvedSite] = {}  # those whose operands can be recognised in the graph
+        for source in sources_of(self._files()):
+            for item in inside(source.tree, ast.Call, ast.BinOp):
                 agreed = _operands_fit(item, node) if _is_op(item, kind, names) and _with_gradient(source, item) else None
                 if agreed is not None:
-                    found.setdefault((filename, item.lineno), item)
+                    found.setdefault((source.filename, item.lineno), site_at(source, item))
                     if agreed:
-                        better.setdefault((filename, item.lineno), item)
+                        better.setdefault((source.filename, item.lineno), site_at(source, item))
         if len(better) == 1:
             found = better
-        if len(found) != 1:
-            return None
-        (filename, line), item = next(iter(found.items()))
-        place, source = at_line(filename, line), load(filename)
-        if place is None or source is None:
-            return place
-        exact = source.span(range_of(item) or (line, 0, line, 0))
-        return replace(
-            place, line=exact.line, end_line=exact.end_line, column=exact.column, end_column=exact.end_column, node=item, text=exact.text
-        )
+        return next(iter(found.values())) if len(found) == 1 else None
 
     def _files(self) -> list[str]:
         files: dict[str, None] = {}
@@ -127,7 +117,7 @@ def _is_op(item: ast.Call | ast.BinOp, kind: str, names: tuple[str, ...]) -> boo
     if isinstance(item, ast.BinOp):
         numbers = all(isinstance(side, ast.Constant) for side in (item.left, item.right))
         return kind in _OPERATORS and isinstance(item.op, _OPERATORS[kind]) and not numbers
-    called = item.func.attr if isinstance(item.func, ast.Attribute) else item.func.id if isinstance(item.func, ast.Name) else ""
+    called = last_part(item)
     return called.rstrip("_") in names and not (isinstance(item.func, ast.Attribute) and dotted(item.func.value) in ("math", "np", "numpy"))
 
 

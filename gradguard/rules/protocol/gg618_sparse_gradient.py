@@ -31,7 +31,7 @@ the line that makes the `SparseAdam`.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -40,8 +40,8 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.names import StateName, as_code
 from gradguard.analysis.places.sites import site_at
 from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.analysis.program.expressions import argument, inside, last_part
 from gradguard.analysis.program.syntax import Source
-from gradguard.analysis.program.user_calls import last_part
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import peek, store_of
 from gradguard.fixes.edits import replaced
@@ -51,7 +51,6 @@ from gradguard.rules.protocol.stepping import stepping
 from gradguard.rules.spans import attribute_sets, in_tiers
 
 CODE, NAME = "GG618", "sparse-gradient"
-_ASKING = ("sparse", "sparse_grad")
 _POSITION = {"Embedding": 6, "from_pretrained": 6, "embedding": 6, "embedding_bag": 6}  # of `sparse` among the arguments
 
 
@@ -182,21 +181,14 @@ def _every(incident: Incident) -> list[tuple[Source, ast.Call]]:
     return []
 
 
-def _calls(tree: ast.AST) -> Iterator[ast.Call]:
-    for node in ast.walk(tree):
-        value = _value(node) if isinstance(node, ast.Call) else None
-        if isinstance(node, ast.Call) and value is not None and not (isinstance(value, ast.Constant) and value.value is not True):
-            yield node
+def _calls(tree: ast.AST) -> list[ast.Call]:
+    values = [(call, _value(call)) for call in inside(tree, ast.Call)]
+    return [call for call, value in values if value is not None and (not isinstance(value, ast.Constant) or value.value is True)]
 
 
 def _value(call: ast.Call) -> ast.expr | None:
     """What is given for `sparse`."""
-    for keyword in call.keywords:
-        if keyword.arg in _ASKING:
-            return keyword.value
-    position = _POSITION.get(last_part(call.func) or "", len(call.args))
-    plain = not any(isinstance(argument, ast.Starred) for argument in call.args)
-    return call.args[position] if plain and position < len(call.args) else None
+    return argument(call, "sparse", _POSITION.get(last_part(call))) or argument(call, "sparse_grad")
 
 
 def _switch(source: Source, call: ast.Call) -> ast.expr | None:

@@ -16,6 +16,7 @@ WRITES: dict[str, tuple[str, object, list[int]]] = {
     "by what is not known": ("p.requires_grad = f()", False, [1]),
     "by a parameter": ("def f(p, on):\n    p.requires_grad = on", False, [2]),
     "setattr": ("setattr(p, 'requires_grad', False)", False, [1]),
+    "registered": ("m.register_buffer('requires_grad', False)", False, [1]),
     "setattr of another": ("setattr(p, 'other', False)", False, []),
     "setattr by a variable": ("n = 'requires_grad'\nsetattr(p, n, False)", False, [2]),
     "method": ("p.requires_grad_(False)", False, [1]),

@@ -6,6 +6,7 @@ import ast
 
 import pytest
 
+from gradguard.analysis.program.index import calls_in
 from tests.analysis.program.programs import function, node, program, texts
 
 CALLS: dict[str, tuple[str, str, list[int]]] = {
@@ -197,3 +198,54 @@ def test_may_run(text: str, wanted: list[str]) -> None:
     asked = program(text)
     assert asked.source.tree is not None
     assert sorted(getattr(each, "name", "") or "?" for each in asked.may_run(asked.source.tree.body[-1])) == wanted
+
+
+FUNCTIONS: dict[str, tuple[str, list[int]]] = {
+    "by name": ("def f(): pass\nuse(f)", [1]),
+    "a lambda": ("use(lambda g: g)", [1]),
+    "partial": ("from functools import partial\ndef f(a): pass\nuse(partial(f, 1))", [2]),
+    "made by a factory": ("def make():\n    def hook(g): pass\n    return hook\nuse(make())", [2]),
+    "an instance": ("class A:\n    def __call__(self, g): pass\nuse(A())", [2]),
+    "itself": ("class A:\n    def __init__(self):\n        use(self)\n    def __call__(self, g): pass", [4]),
+    "handed on": ("def add(hook):\n    use(hook)\ndef f(g): pass\nadd(f)", [3]),
+    "either of two": ("def f(): pass\ndef g(): pass\nh = f if c else g\nuse(h)", [1, 2]),
+    "of another file": ("from other import f\nuse(f)", []),
+}
+
+
+@pytest.mark.parametrize(("text", "wanted"), FUNCTIONS.values(), ids=FUNCTIONS)
+def test_functions(text: str, wanted: list[int]) -> None:
+    asked = program(text)
+    (call,) = asked.calls("use")
+    assert [each.lineno for each in asked.functions(call.args[0])] == wanted
+
+
+def test_functions_by_name_and_what_instances_run() -> None:
+    asked = program("def f(): pass\nclass A:\n    def __call__(self): pass\nclass B:\n    def forward(self): pass\nclass f: pass")
+    assert [[each.lineno for each in asked.functions_named(name)] for name in ("f", "A", "B", "g")] == [[1], [3], [5], []]
+
+
+GIVEN: dict[str, tuple[str, str, str | None]] = {
+    "an argument": ("def f(a, b=1): pass\nf(x)", "a", "x"),
+    "not a default": ("def f(a, b=1): pass\nf(x)", "b", None),
+    "not what a star hides": ("def f(a, b=1): pass\nf(*x)", "a", None),
+    "past a context": ("class F:\n    @staticmethod\n    def forward(ctx, a): pass\nF.apply(x)", "a", "x"),
+    "of an inner function of a method": ("class A:\n    def g(self):\n        def f(a): pass\n        f(x)", "a", "x"),
+}
+
+
+@pytest.mark.parametrize(("text", "name", "wanted"), GIVEN.values(), ids=GIVEN)
+def test_given(text: str, name: str, wanted: str | None) -> None:
+    asked = program(text)
+    called = next(each for each in asked.source.scopes if getattr(each, "name", None) in ("f", "forward"))
+    call = asked.calls("f", "apply")[0]
+    found = asked.given(call, called, name)  # type: ignore[arg-type]
+    assert (None if found is None else ast.unparse(found)) == wanted
+
+
+def test_calls_of_several_names_and_files() -> None:
+    one, other = program("f()\ng()\nh()"), program("from m import f as k\nk()")
+    assert [call.lineno for call in one.calls("f", "h")] == [1, 3]
+    assert [call.lineno for _, call in calls_in([one.source], "g")] == [2]
+    assert [call.lineno for call in other.calls("f")] == [2]
+    assert one.calls("missing") == []

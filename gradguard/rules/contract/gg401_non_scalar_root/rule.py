@@ -34,16 +34,18 @@ from gradguard.analysis.graph.older_releases import output_shape
 from gradguard.analysis.graph.walk import op_name
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, dotted
-from gradguard.analysis.program.definitions import bound_value, definition, returns_of
-from gradguard.analysis.program.provenance import Spot, Trace, operands_of, trace
+from gradguard.analysis.program.definitions import returns_of
+from gradguard.analysis.program.expressions import argument, inside, is_constant, last_part
+from gradguard.analysis.program.provenance import Spot, Trace, nearest, operands_of, trace
 from gradguard.analysis.program.scopes import Scope, callee_scope, frame_scopes
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.safe_read import UNKNOWN
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
-from gradguard.rules.contract.gg401_non_scalar_root.weights import argument, each_elements_own, fixes_for_each
-from gradguard.rules.contract.wording import a_shape, shape_of, untraced_note
+from gradguard.rules.contract.gg401_non_scalar_root.weights import each_elements_own, fixes_for_each, weights_argument
+from gradguard.rules.contract.wording import a_shape, untraced_note
+from gradguard.rules.wording import shape_of
 
 _REDUCERS = {"mean", "sum", "item", "prod", "norm", "max", "min", "logsumexp", "nanmean", "dot", "trace"}
 _SCALING = ("MulBackward", "DivBackward", "AddBackward", "SubBackward", "NegBackward", "RsubBackward")
@@ -87,7 +89,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     return Diagnosis(
         code="GG401",
         name="non-scalar-root",
-        headline=f"{shown} is {what}, but {call} starts from a single number: reduce it first, or pass `{argument(incident)}=`.",
+        headline=f"{shown} is {what}, but {call} starts from a single number: reduce it first, or pass `{weights_argument(incident)}=`.",
         culprit=culprit,
         related=related,
         tensors=[TensorFacts(name=name, shape=list(root.shape), dtype=str(root.dtype), requires_grad=root.requires_grad)],
@@ -156,7 +158,7 @@ def _root_expression(place: ResolvedSite | None, several: bool, incident: Incide
         scaler = owner is not None and call.args and not isinstance(call.args[0], ast.Constant) and _is_forwarder(incident, call)
         found = call.args[0] if scaler else call.func.value
     else:
-        found = call.args[0] if call.args else next((k.value for k in call.keywords if k.arg in ("tensors", "outputs")), None)
+        found = argument(call, "tensors", 0) or argument(call, "outputs")
     if isinstance(found, (ast.Tuple, ast.List)):
         index = next((i for i, t in enumerate(incident.roots) if t is root), 0)
         found = found.elts[index] if index < len(found.elts) else None
@@ -205,8 +207,7 @@ def _judge(value: Any) -> bool | None:
 
 def _makes_vector(expr: ast.expr, scope: Scope) -> bool | None:
     if isinstance(expr, ast.Call):
-        name = expr.func.attr if isinstance(expr.func, ast.Attribute) else expr.func.id if isinstance(expr.func, ast.Name) else ""
-        if name in _REDUCERS:
+        if last_part(expr) in _REDUCERS:
             arguments = [a for a in expr.args if not _is_tensor_argument(a)] + list(expr.keywords)
             return bool(arguments)
         return True
@@ -232,9 +233,8 @@ def _scalar(node: ast.expr, scope: Scope, depth: int = 0) -> bool:
     if isinstance(node, (ast.BinOp, ast.UnaryOp)):
         return all(_scalar(part, scope, depth + 1) for part in operands_of(node, scope))
     if isinstance(node, ast.Name):
-        statement = definition(scope, node.id, node)
-        bound = None if statement is None else bound_value(statement, node.id)
-        return bound is not None and not bound[1] and _scalar(bound[0], scope, depth + 1)
+        made = [each for each in nearest(scope.source, node) if each.kind == "assign"][:1]
+        return any(not each.path and each.value is not None and _scalar(each.value, scope, depth + 1) for each in made)
     if isinstance(node, ast.Call):
         inner = callee_scope(scope, node)
         if inner is not None:
@@ -323,14 +323,14 @@ def _declared(spot: Spot | None, place: ResolvedSite | None) -> list[SourceSpan]
     source = spot.scope.source
     nearby: list[ast.AST] = [spot.node, spot.scope.tree, *([source.tree] if source.tree is not None else [])]
     for where in nearby:
-        found = [node for node in ast.walk(where) if isinstance(node, ast.Call) and any(_is_none(keyword) for keyword in node.keywords)]
+        found = [call for call in inside(where, ast.Call) if _is_unreduced(call)]
         if found and (where is not source.tree or len(found) == 1):
             return [Spot(spot.scope, node).span('`reduction="none"` keeps one value per element', "declared") for node in found[:2]]
     return []
 
 
-def _is_none(keyword: ast.keyword) -> bool:
-    return isinstance(keyword.value, ast.Constant) and (keyword.arg, keyword.value.value) in (("reduction", "none"), ("reduce", False))
+def _is_unreduced(call: ast.Call) -> bool:
+    return is_constant(argument(call, "reduction"), "none") or is_constant(argument(call, "reduce"), False)
 
 
 def _fixes(incident: Incident, expression: ast.expr | None, name: str | None, made: ResolvedSite | None) -> list[Fix]:
@@ -344,7 +344,7 @@ def _fixes(incident: Incident, expression: ast.expr | None, name: str | None, ma
         and isinstance(expression, (ast.Name, ast.Attribute, ast.Call))
     ):
         patch = replaced(place.source, [(expression, f"{place.source.segment(expression)}.mean()")])
-    shown, weights = name or "loss", argument(incident)
+    shown, weights = name or "loss", weights_argument(incident)
     ones = f"{weights}=torch.ones_like({shown})"
     return [
         Fix(

@@ -9,15 +9,16 @@ import torch
 from gradguard.analysis.graph.walk import walk
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, dotted
+from gradguard.analysis.program.expressions import argument
 from gradguard.analysis.program.scopes import frame_scopes
 from gradguard.core.diagnosis import Fix
 from gradguard.core.safe_read import UNKNOWN
-from gradguard.fixes.edits import Edit, edit_of, patched
+from gradguard.fixes.edits import appended, edit_of, patched
 
 _LOSSES = ("CrossEntropy", "NllLoss", "MseLoss", "L1Loss", "HuberLoss", "KlDiv", "MarginLoss", "CtcLoss")
 
 
-def argument(incident: Incident) -> str:
+def weights_argument(incident: Incident) -> str:
     """The argument by which this call takes the weights."""
     if incident.where == "grad":
         return "grad_outputs"
@@ -56,23 +57,15 @@ def fixes_for_each(incident: Incident, root: torch.Tensor, name: str) -> list[Fi
 def _patch(place: ResolvedSite | None, incident: Incident) -> str | None:
     """`grad_outputs=` put behind the inputs of the call."""
     call = None if place is None else place.call
-    if call is None or place is None or place.source is None or len(call.args) > 3 or any(isinstance(a, ast.Starred) for a in call.args):
+    if call is None or place is None or place.source is None or len(call.args) > 3 or any(word.arg is None for word in call.keywords):
         return None
-    given = {keyword.arg: keyword.value for keyword in call.keywords}
-    output = call.args[0] if call.args else given.get("outputs")
-    last = call.args[1] if len(call.args) > 1 else given.get("inputs")
-    if output is None or last is None or None in given or isinstance(output, (ast.Tuple, ast.List)):
+    output, last, empty = argument(call, "outputs", 0), argument(call, "inputs", 1), argument(call, "grad_outputs", 2)
+    if output is None or last is None or isinstance(output, (ast.Tuple, ast.List)):
         return None
     scopes = frame_scopes(incident.user_frames[:1])
     if not scopes or scopes[0].evaluate(ast.Name(id="torch", ctx=ast.Load())) in (UNKNOWN, None):
         return None
     ones = f"torch.ones_like({place.source.segment(output)})"
-    empty = call.args[2] if len(call.args) > 2 else given.get("grad_outputs")
     if empty is not None:
         return patched(place.source, edit_of(empty, ones))
-    end = edit_of(last, "")
-    if not end:
-        return None
-    line, column = end[0][0][2:]
-    edit: Edit = ((line, column, line, column), f", grad_outputs={ones}")
-    return patched(place.source, [edit])
+    return patched(place.source, appended(last, f", grad_outputs={ones}"))

@@ -11,7 +11,7 @@ import torch
 from gradguard.analysis.graph.walk import is_accumulate, nodes_from
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, at_line, resolve
-from gradguard.analysis.program.bindings import targets_of
+from gradguard.analysis.program.index import writes_in
 from gradguard.analysis.program.syntax import Source
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.fixes.edits import replaced
@@ -63,7 +63,12 @@ def _differs(node: Any) -> bool:
 
 def _where(incident: Incident, leaf: torch.Tensor, name: str | None) -> tuple[ResolvedSite | None, list[ResolvedSite], list[Found]]:
     """The assignment to `.data` of this leaf, else those that may be it; and all statements of that kind around."""
-    found = [(source, node, owner) for source in incident.sources for node, owner in _assignments(source)]
+    writes = writes_in(incident.sources, "data")
+    found = [
+        (source, write.node, owner)
+        for source, write in writes
+        if isinstance(write.node, ast.Assign) and write.owner is not None and (owner := source.segment(write.owner)) is not None
+    ]
     key = storage_key(leaf)
     seen = [fact for fact in (incident.journal.writes_to(key) if key is not None else ()) if fact.func == "data"]
     place = resolve(seen[-1].site) if seen else None
@@ -72,16 +77,6 @@ def _where(incident: Incident, leaf: torch.Tensor, name: str | None) -> tuple[Re
     mine = [item for item in found if name is not None and _is_named(item[2], name)] or found
     places = [at for source, node, _ in mine if (at := at_line(source.filename, node.lineno)) is not None]
     return (places[0], [], found) if len(places) == 1 else (None, places[:3], found)
-
-
-def _assignments(source: Source) -> list[tuple[ast.Assign, str]]:
-    nodes = [node for node in ast.walk(source.tree) if isinstance(node, ast.Assign)] if source.tree is not None else []
-    return [
-        (node, owner)
-        for node in nodes
-        for target in targets_of(node)
-        if isinstance(target, ast.Attribute) and target.attr == "data" and (owner := source.segment(target.value)) is not None
-    ]
 
 
 def _is_named(owner: str, name: str) -> bool:

@@ -40,7 +40,7 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.custom_functions import FunctionView, element_spot, find_function
 from gradguard.analysis.places.source import ResolvedSite, dotted
 from gradguard.analysis.program.bindings import assignments_to
-from gradguard.analysis.program.call_search import called_name
+from gradguard.analysis.program.expressions import argument, calls_inside, closed, inside
 from gradguard.analysis.program.provenance import Spot, operands_of, trace
 from gradguard.analysis.program.scopes import Scope, frame_scopes
 from gradguard.analysis.program.syntax import range_of
@@ -50,6 +50,7 @@ from gradguard.rules.base import Rule
 from gradguard.rules.contract.gg402_gradient_shape_mismatch.gradient_order import exchanged_with, returned_in_order
 from gradguard.rules.contract.gg402_gradient_shape_mismatch.reshaped_parameter import reshaped
 from gradguard.rules.contract.gg402_gradient_shape_mismatch.taken_path import Returned, returns_taken
+from gradguard.rules.contract.wording import backward_called
 
 _INVALID = re.compile(
     r"[Ff]unction (\w+?)(?:Backward)? returned an invalid gradient at index (\d+)"
@@ -116,9 +117,7 @@ def _from_function(incident: Incident, view: FunctionView, index: int, got: str 
     header = view.header("forward", f"forward's inputs: {', '.join(inputs)}" if inputs else None)
     if header is not None:
         related.append(header)
-    place = incident.place
-    if place is not None and incident.where in ("backward", "grad"):
-        related.append(place.span("backward was called here", "backward"))
+    related += backward_called(incident)
     shapes = f"of shape {got}, but {of} has shape {expected}" if got else "that PyTorch rejects"
     fixes = []
     title = f"give {what} the shape of {of} before it is returned"
@@ -186,10 +185,11 @@ def _whole_inputs(view: FunctionView, ran: Returned, index: int, wanted: list[in
         return None
     changes = []
     for i, (name, element, shape) in enumerate(zip(inputs, elements, ran.shapes, strict=False)):
-        like = [name, *(part.id for part in ast.walk(element) if isinstance(part, ast.Name) and i == index)]
-        whole = next((other for other in like if _has_shape(ran.values.get(other), None if other == name else wanted)), None)
-        if shape is not None and 0 in shape and whole is not None and tuple(ran.values[whole].shape) != shape:
-            changes.append((element, f"torch.zeros_like({whole})"))
+        like = [name, *(part.id for part in inside(element, ast.Name) if i == index)]
+        held = [(other, ran.variable(other)) for other in like]
+        whole = next(((other, t) for other, t in held if t is not None and (other == name or list(t.shape) == wanted)), None)
+        if shape is not None and 0 in shape and whole is not None and tuple(whole[1].shape) != shape:
+            changes.append((element, f"torch.zeros_like({whole[0]})"))
     patch = replaced(view.backward.source, changes) if changes and "torch" in view.backward.source.imports else None
     if patch is None:
         return None
@@ -197,18 +197,13 @@ def _whole_inputs(view: FunctionView, ran: Returned, index: int, wanted: list[in
     return Fix(title=f"return zeros in the inputs' own shapes there: {texts}", safety="unsafe", patch=patch)
 
 
-def _has_shape(value: object, sizes: list[int] | None) -> bool:
-    return isinstance(value, torch.Tensor) and (sizes is None or list(value.shape) == sizes)
-
-
 def _reshapes(view: FunctionView, argument: str | None) -> list[SourceSpan]:
     """Where forward changes that input's shape, which is what backward forgot to undo."""
     if view.forward is None or argument is None:
         return []
-    for node in ast.walk(view.forward.tree):
-        reshapes = isinstance(node, ast.Call) and called_name(node) in _RESHAPES
-        if isinstance(node, ast.Call) and reshapes and any(dotted(part) == argument for part in operands_of(node, view.forward)):
-            return [Spot(view.forward, node).span(f"forward changes the shape of `{argument}` here", "context")]
+    for call in calls_inside(view.forward.tree, *_RESHAPES):
+        if any(dotted(part) == argument for part in operands_of(call, view.forward)):
+            return [Spot(view.forward, call).span(f"forward changes the shape of `{argument}` here", "context")]
     return []
 
 
@@ -224,8 +219,7 @@ def _viewed_back(view: FunctionView, returned: Spot | None, argument: str | None
     first = forward.function.body[0]
     if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and len(forward.function.body) > 1:
         first = forward.function.body[1]
-    text = returned.text if isinstance(returned.node, (ast.Name, ast.Attribute, ast.Call)) else f"({returned.text})"
-    edits = edit_of(returned.node, f"{text}.view({names[0]}.{argument}_shape)")
+    edits = edit_of(returned.node, f"{closed(source, returned.node)}.view({names[0]}.{argument}_shape)")
     return patched(source, edits, [before(source, first, f"{ctx}.{argument}_shape = {argument}.shape")])
 
 
@@ -299,11 +293,9 @@ def _makes(expr: ast.expr, scope: Scope) -> bool | None:
 
 
 def _gradient_argument(call: ast.Call, index: int, where: str) -> ast.expr | None:
-    named = next((k.value for k in call.keywords if k.arg in ("gradient", "grad_tensors", "grad_outputs")), None)
     method = isinstance(call.func, ast.Attribute) and call.func.attr == "backward" and not ast.unparse(call.func.value).endswith("autograd")
-    if named is None:
-        position = 2 if where == "grad" else 0 if method else 1
-        named = call.args[position] if len(call.args) > position else None
+    named = argument(call, "grad_outputs", 2 if where == "grad" else 0 if method else 1)
+    named = argument(call, "gradient") or argument(call, "grad_tensors") or named
     if isinstance(named, (ast.Tuple, ast.List)):
         return named.elts[index] if index < len(named.elts) else None
     return named

@@ -7,6 +7,7 @@ shape of what a return gives be compared with the shape in the error. Of the inc
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +16,13 @@ import torch
 from gradguard.analysis.graph.walk import walk
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.custom_functions import FunctionView, count_of
-from gradguard.analysis.live.tensor_expressions import UNKNOWN, Evaluator, known, of_shape, shape_only
-from gradguard.analysis.program.bindings import flatten
+from gradguard.analysis.live.local_values import LocalValues
+from gradguard.analysis.live.tensor_expressions import UNKNOWN, known, of_shape
 from gradguard.analysis.program.definitions import returns_of
+from gradguard.analysis.program.expressions import inside
+from gradguard.analysis.program.index import Definition, only, program_of
 from gradguard.analysis.program.scopes import Scope
-from gradguard.analysis.program.syntax import FUNCTIONS
+from gradguard.analysis.program.syntax import Function
 from gradguard.torch_compat.private_api import held_by_hook, output_metadata, saved_data, saved_slots
 
 
@@ -30,17 +33,31 @@ class Returned:
     Attributes:
         value: the expression.
         shapes: of the gradients it gives, each None where not known.
-        values: what the variables were there, as far as known.
+        run: what is known of the variables; None without a graph.
     """
 
     value: ast.expr
     shapes: list[tuple[int, ...] | None]
-    values: dict[Any, Any]
+    run: LocalValues | None
+
+    def _definitions(self, name: str) -> list[Definition]:
+        read = next((each for each in inside(self.value, ast.Name) if each.id == name), None)
+        if self.run is None or read is not None:
+            return [] if self.run is None or read is None else self.run.definitions(read)
+        return [each for each in self.run.program.definitions(name, self.run.function) if self.run.can_run(each.node)]
 
     def made(self, name: str) -> ast.expr | ast.stmt | None:
         """The expression (or the augmented assignment) that gave a variable its value, where one did whichever way was taken."""
-        found = self.values.get(_made(name), UNKNOWN)
-        return found if isinstance(found, (ast.expr, ast.stmt)) else None
+        definition = only(self._definitions(name))
+        if definition is None or self.run is None or definition.kind not in ("assign", "augmented"):
+            return None
+        return definition.value if definition.kind == "assign" else self.run.program.source.statement(definition.node)
+
+    def variable(self, name: str) -> torch.Tensor | None:
+        """The tensor that a variable was, as far as known."""
+        definition = only(self._definitions(name))
+        found = None if definition is None or self.run is None else self.run.given_by(definition)
+        return found if isinstance(found, torch.Tensor) else None
 
     def shape(self, index: int) -> tuple[int, ...] | None:
         return self.shapes[index] if index < len(self.shapes) else None
@@ -56,14 +73,14 @@ def returns_taken(incident: Incident, view: FunctionView, index: int, got: list[
     for node in nodes:
         if not _is_of(node, index, wanted):
             continue
-        for item in _Run(view.backward, node).returned:
+        for item in _returned(view.backward, view.backward.function, node):
             if count_of(item.value) not in (count, None):
                 continue
             if got is None or item.shape(index) in (None, tuple(got)):
                 fitting.append(item)
     if not nodes:
         values = returns_of(view.backward)
-        fitting = [Returned(value, [], {}) for value in values if count_of(value) in (count, None)]
+        fitting = [Returned(value, [], None) for value in values if count_of(value) in (count, None)]
     exact = [item for item in fitting if got is not None and item.shape(index) == tuple(got)]
     best: dict[int, Returned] = {}
     for item in exact or fitting:
@@ -80,142 +97,26 @@ def _is_of(node: Any, index: int, wanted: list[int] | None) -> bool:
     return shape is None or list(shape) == wanted
 
 
-class _Run:
-    """One way through a backward's statements, as far as conditions can be decided; both ways where they cannot."""
-
-    def __init__(self, scope: Scope, node: Any) -> None:
-        self.scope = scope
-        self.returned: list[Returned] = []
-        function = scope.function
-        assert function is not None
-        names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
-        context = names[0] if names else "ctx"
-        self.kept = {f"{context}.{name}": value for name, value in node.__dict__.items()}
-        self.kept[f"{context}.saved_tensors"] = _saved(node)
-        self.kept[f"{context}.needs_input_grad"] = tuple(source is not None for source, _ in node.next_functions)
-        values: dict[Any, Any] = dict.fromkeys(names, UNKNOWN)
-        shape = output_metadata(node)
-        if len(names) == 2 and shape is not None:
-            values[names[1]] = of_shape(shape)
-        self._block(function.body, values)
-
-    def _block(self, body: list[ast.stmt], values: dict[Any, Any]) -> bool:
-        """Whether the end of the block can be reached."""
-        return all(self._statement(statement, values) for statement in body)
-
-    def _statement(self, statement: ast.stmt, values: dict[Any, Any]) -> bool:
-        if isinstance(statement, ast.Return):
-            self._returns(statement, values)
-            return False
-        if isinstance(statement, ast.Raise):
-            return False
-        if isinstance(statement, ast.If):
-            return self._branches(statement, values)
-        if isinstance(statement, ast.With):
-            for item in statement.items:
-                if item.optional_vars is not None:
-                    self._forget(item.optional_vars, values)
-            return self._block(statement.body, values)
-        if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
-            self._bind(statement.targets[0], self._value(statement.value, values), values)
-            self._note(statement.targets[0], statement.value, values)
-            return True
-        if isinstance(statement, ast.AnnAssign) and statement.value is not None:
-            self._bind(statement.target, self._value(statement.value, values), values)
-            self._note(statement.target, statement.value, values)
-            return True
-        self._touched(statement, values)
-        if isinstance(statement, ast.AugAssign):
-            self._note(statement.target, statement, values)
-        for inner in ast.walk(statement):  # in a loop or a `try`: it may have run
-            if isinstance(inner, ast.Return):
-                self._returns(inner, values)
-        return True
-
-    def _branches(self, statement: ast.If, values: dict[Any, Any]) -> bool:
-        test = self._value(statement.test, values)
-        decided = _truth(test)
-        if decided is not None:
-            return self._block(statement.body if decided else statement.orelse, values)
-        one, other = dict(values), dict(values)
-        ends = [(self._block(statement.body, one), one), (self._block(statement.orelse, other), other)]
-        left = [after for reached, after in ends if reached]
-        values.clear()
-        values.update(left[0] if left else {})
-        for after in left[1:]:
-            for name in {*values, *after}:
-                if values.get(name, UNKNOWN) is not after.get(name, UNKNOWN):
-                    values[name] = UNKNOWN
-        return bool(left)
-
-    def _value(self, node: ast.expr, values: dict[Any, Any]) -> Any:
-        if isinstance(node, (ast.Tuple, ast.List)):
-            return tuple(self._value(element, values) for element in node.elts)
-        return Evaluator({**self.kept, **values}, self.scope.globals).of(node)
-
-    def _bind(self, target: ast.expr, value: Any, values: dict[Any, Any]) -> None:
-        if isinstance(target, ast.Name):
-            values[target.id] = value
-        elif isinstance(target, (ast.Tuple, ast.List)):
-            items = value if isinstance(value, (tuple, list)) and len(value) == len(target.elts) else [UNKNOWN] * len(target.elts)
-            for element, item in zip(target.elts, items, strict=True):
-                self._bind(element, UNKNOWN if isinstance(element, ast.Starred) else item, values)
-        else:  # an item: the values change, the shape stays
-            self._forget(target, values)
-
-    def _note(self, target: ast.expr, made: ast.AST, values: dict[Any, Any]) -> None:
-        if isinstance(target, ast.Name):
-            values[_made(target.id)] = made
-        elif isinstance(target, (ast.Tuple, ast.List)):
-            parts = (
-                made.elts if isinstance(made, (ast.Tuple, ast.List)) and len(made.elts) == len(target.elts) else [made] * len(target.elts)
-            )
-            for element, part in zip(target.elts, parts, strict=True):
-                self._note(element, part, values)
-
-    def _forget(self, target: ast.expr, values: dict[Any, Any]) -> None:
-        for single in flatten(target):
-            name, whole = single, True
-            while isinstance(name, (ast.Subscript, ast.Attribute)):
-                name, whole = name.value, False
-            if isinstance(name, ast.Name):
-                before = values.get(name.id, UNKNOWN)
-                values[name.id] = shape_only(before) if isinstance(before, torch.Tensor) and not whole else UNKNOWN
-                if whole:
-                    values[_made(name.id)] = UNKNOWN
-
-    def _touched(self, statement: ast.stmt, values: dict[Any, Any]) -> None:
-        """Forgets what a statement may have changed that was not followed."""
-        for part in ast.walk(statement):
-            if isinstance(part, (ast.Name, ast.Subscript, ast.Attribute)) and isinstance(part.ctx, ast.Store):
-                self._forget(part, values)
-            elif isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr.endswith("_"):
-                if isinstance(part.func.value, ast.Name):
-                    self._forget(ast.Subscript(part.func.value, ast.Constant(0), ast.Store()), values)
-            elif isinstance(part, FUNCTIONS):
-                break
-
-    def _returns(self, statement: ast.Return, values: dict[Any, Any]) -> None:
-        if statement.value is None:
-            return
-        found = self._value(statement.value, values)
-        if not isinstance(found, tuple):
-            found = () if found is UNKNOWN and count_of(statement.value) is None else (found,)
-        shapes = [tuple(item.shape) if isinstance(item, torch.Tensor) else None for item in found]
-        self.returned.append(Returned(statement.value, shapes, dict(values)))
-
-
-def _made(name: str) -> tuple[str]:
-    """Among the values: the key of what gave a variable its value."""
-    return (name,)
-
-
-def _truth(value: Any) -> bool | None:
-    if value is UNKNOWN:
-        return None
-    if isinstance(value, torch.Tensor):
-        return bool(value) if value.device.type != "meta" and value.numel() == 1 else None
-    return bool(value) if value is None or isinstance(value, (bool, int, float, str, tuple, list)) else None
+def _returned(scope: Scope, function: Function, node: Any) -> Iterator[Returned]:
+    """The returns that can have run, with what is known of the gradients they give."""
+    program = program_of(scope.source)
+    names = scope.parameters()
+    context = names[0] if names else "ctx"
+    values = {f"{context}.{name}": value for name, value in node.__dict__.items()}
+    values[f"{context}.saved_tensors"] = _saved(node)
+    values[f"{context}.needs_input_grad"] = tuple(source is not None for source, _ in node.next_functions)
+    shape = output_metadata(node)
+    if len(names) == 2 and shape is not None:
+        values[names[1]] = of_shape(shape)
+    run = None if program is None else LocalValues(program, function, values, scope.globals)
+    for value in program.returns(function) if program is not None and run is not None else ():
+        if run is not None and run.can_run(value):
+            parts = value.elts if isinstance(value, (ast.Tuple, ast.List)) else [value]
+            found = [run.of(part) for part in parts]
+            if len(found) == 1 and isinstance(found[0], tuple):
+                found = list(found[0])
+            known = [] if found == [UNKNOWN] and count_of(value) is None else found
+            yield Returned(value, [tuple(each.shape) if isinstance(each, torch.Tensor) else None for each in known], run)
 
 
 def _saved(node: Any) -> Any:

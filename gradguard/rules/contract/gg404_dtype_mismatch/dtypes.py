@@ -10,9 +10,11 @@ from typing import Any
 import torch
 
 from gradguard.analysis.places.source import dotted
-from gradguard.analysis.program.provenance import Maker
+from gradguard.analysis.program.expressions import argument, inside, last_part
+from gradguard.analysis.program.provenance import Judge, Maker, Trace, trace
 from gradguard.analysis.program.scopes import Scope
 from gradguard.core.safe_read import UNKNOWN, elements
+from gradguard.torch_compat.op_schemas import factory_names
 
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
@@ -60,24 +62,11 @@ _WORD = re.compile(
     re.IGNORECASE,
 )
 
-_DEFAULT_FLOAT = {
-    "zeros",
-    "ones",
-    "rand",
-    "randn",
-    "empty",
-    "linspace",
-    "logspace",
-    "eye",
-    "normal",
-    "rand_like_float",
-    "FloatTensor",
-    "Tensor",
-    "hann_window",
-}
 _LONGS = {
     "randint",
     "randperm",
+    "tril_indices",
+    "triu_indices",
     "argmax",
     "argmin",
     "argsort",
@@ -181,6 +170,16 @@ def dtype_maker(wrong: frozenset[torch.dtype]) -> Maker:
     return maker
 
 
+def dtype_judge(wrong: frozenset[torch.dtype]) -> Judge:
+    """Tells whether a live value has one of these dtypes."""
+    return lambda value: None if (found := dtype_of(value)) is None else found in wrong
+
+
+def dtype_trace(scope: Scope, expr: ast.expr, wrong: frozenset[torch.dtype]) -> Trace:
+    """The way back to where a value came by one of these dtypes."""
+    return trace(scope, expr, dtype_judge(wrong), dtype_maker(wrong))
+
+
 def made_dtype(expr: ast.expr, scope: Scope) -> torch.dtype | str | None:
     """The dtype an expression evidently gives its result.
 
@@ -190,8 +189,7 @@ def made_dtype(expr: ast.expr, scope: Scope) -> torch.dtype | str | None:
         return torch.bool
     if not isinstance(expr, ast.Call):
         return None
-    name = expr.func.attr if isinstance(expr.func, ast.Attribute) else expr.func.id if isinstance(expr.func, ast.Name) else ""
-    explicit = next((k.value for k in expr.keywords if k.arg == "dtype"), None)
+    name, explicit = last_part(expr), argument(expr, "dtype")
     if explicit is not None:
         return written_dtype(explicit, scope)
     library = dotted(expr.func)
@@ -211,7 +209,7 @@ def made_dtype(expr: ast.expr, scope: Scope) -> torch.dtype | str | None:
     if name == "arange" and not method:
         values = [scope.evaluate(a) for a in expr.args]
         return torch.get_default_dtype() if any(isinstance(v, float) for v in values) else torch.int64
-    if name in _DEFAULT_FLOAT and not method:
+    if (name == "FloatTensor" or (name in factory_names() and name not in _LONGS)) and not method:
         return torch.get_default_dtype()
     if name in ("DoubleTensor", "HalfTensor", "IntTensor", "ByteTensor"):
         return dtype_named(name.removesuffix("Tensor"))
@@ -236,12 +234,8 @@ def _of_data(name: str, expr: ast.Call, scope: Scope) -> torch.dtype | str | Non
         return known
     if value is not UNKNOWN and name != "from_numpy":
         return _of_number(_leaf(value)) or "array"
-    constants = [node.value for node in ast.walk(data) if isinstance(node, ast.Constant) and isinstance(node.value, (int, float, bool))]
-    if (
-        isinstance(data, (ast.List, ast.Tuple, ast.Constant, ast.UnaryOp))
-        and constants
-        and not any(isinstance(n, (ast.Name, ast.Call)) for n in ast.walk(data))
-    ):
+    constants = [node.value for node in inside(data, ast.Constant) if isinstance(node.value, (int, float, bool))]
+    if constants and not any(inside(data, ast.Name, ast.Call)):
         return torch.get_default_dtype() if any(isinstance(c, float) for c in constants) else _of_number(constants[0])
     return "array"
 

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import Any
 
 import torch
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, dotted
-from gradguard.analysis.program.provenance import Judge, Spot, trace
+from gradguard.analysis.program.expressions import argument, closed, keyword, last_part
+from gradguard.analysis.program.provenance import Spot
 from gradguard.analysis.program.scopes import Scope, frame_scopes
 from gradguard.analysis.program.syntax import range_of
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.core.safe_read import UNKNOWN
 from gradguard.fixes.edits import replaced
-from gradguard.rules.contract.gg404_dtype_mismatch.dtypes import INTEGERS, dtype_maker, dtype_named, dtype_of, made_dtype, written_dtype
+from gradguard.rules.contract.gg404_dtype_mismatch.dtypes import (
+    INTEGERS,
+    dtype_named,
+    dtype_of,
+    dtype_trace,
+    made_dtype,
+    written_dtype,
+)
 
 ASSIGNED = re.compile(r"assign a gradient with dtype '([\w ]+)' to a tensor with grad_dtype '([\w ]+)'")
 _WHY = "A tensor and its gradient have the same dtype, and `.grad` is not converted when it is assigned."
-_NUMPY = " NumPy computes in float64, and `torch.from_numpy` keeps that."
 
 
 def assigned(incident: Incident) -> Diagnosis | None:
@@ -38,10 +44,8 @@ def assigned(incident: Incident) -> Diagnosis | None:
     fix = Fix(title=f"convert it: `.to({owner or 'p'}.dtype)`, or compute the gradient in {wanted}", safety="safe")
     related: list[SourceSpan] = []
     if isinstance(value, ast.expr):
-        text = place.source.segment(value) or ""
-        whole = text if isinstance(value, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)) else f"({text})"
         if owner and target is not None and dotted(target) is not None:
-            fix = fix.model_copy(update={"patch": replaced(place.source, [(value, f"{whole}.to({owner}.dtype)")])})
+            fix = fix.model_copy(update={"patch": replaced(place.source, [(value, f"{closed(place.source, value)}.to({owner}.dtype)")])})
         related = _made(incident, value, got)
     return Diagnosis(
         code="GG404",
@@ -64,7 +68,7 @@ def _made(incident: Incident, value: ast.expr, got: str) -> list[SourceSpan]:
     kind = getattr(torch, got, None)
     if not scopes or not isinstance(kind, torch.dtype):
         return []
-    way = trace(scopes[0], value, lambda item: None if dtype_of(item) is None else dtype_of(item) is kind, dtype_maker(frozenset({kind})))
+    way = dtype_trace(scopes[0], value, frozenset({kind}))
     spot = way.origin
     if spot is None or not way.certain or range_of(spot.node) is None:
         return []
@@ -85,15 +89,14 @@ def whole_numbers(incident: Incident) -> Diagnosis | None:
     if place is None or place.source is None or not scopes:
         return None
     call = place.call
-    flag = next((k for k in call.keywords if k.arg == "requires_grad"), None) if call is not None else None
-    if call is not None and flag is not None and not (place.callee or "").endswith("Parameter"):
+    if call is not None and keyword(call, "requires_grad") is not None and not (place.callee or "").endswith("Parameter"):
         return _made_whole(place, call, scopes[0], "that requires grad", "Only floating-point and complex tensors can require grad.")
     data = _data(call, place.statement)
     name = "requires_grad" if call is None or (place.callee or "") == "setattr" else place.callee or "this"
     if data is None:
         return None
     wrong = frozenset(INTEGERS | {torch.bool})
-    way = trace(scopes[0], data, lambda item: None if dtype_of(item) is None else dtype_of(item) in wrong, dtype_maker(wrong))
+    way = dtype_trace(scopes[0], data, wrong)
     value = scopes[0].evaluate(data)
     made_as = made_dtype(data, scopes[0]) if value is UNKNOWN else dtype_of(value)
     kind = str(made_as).removeprefix("torch.") if made_as in wrong else "integer"
@@ -135,13 +138,12 @@ def drawn(incident: Incident) -> Diagnosis | None:
 
 def _made_whole(place: ResolvedSite, call: ast.Call, scope: Scope, what: str, why: str) -> Diagnosis | None:
     """A call that is asked for an integer tensor and for what only floats can be."""
-    keyword = next((k for k in call.keywords if k.arg == "dtype"), None)
-    kind = made_dtype(call, scope) if keyword is None else written_dtype(keyword.value, scope)
+    written = argument(call, "dtype")
+    kind = made_dtype(call, scope) if written is None else written_dtype(written, scope)
     source = place.source
     if source is None or (kind is not None and kind not in INTEGERS | {torch.bool}):
         return None
     shown = str(kind).removeprefix("torch.") if kind is not None else "integer"
-    edits: list[tuple[ast.AST, str]] = [(keyword.value, "torch.float32")] if keyword is not None else []
     return Diagnosis(
         code="GG404",
         name="dtype-mismatch",
@@ -154,7 +156,7 @@ def _made_whole(place: ResolvedSite, call: ast.Call, scope: Scope, what: str, wh
             Fix(
                 title="make it in floating point: `dtype=torch.float32`",
                 safety="unsafe",
-                patch=replaced(source, edits) if edits and source.imports.get("torch") == "torch" else None,
+                patch=None if written is None or source.imports.get("torch") != "torch" else replaced(source, [(written, "torch.float32")]),
             )
         ],
         confidence="certain",
@@ -171,7 +173,7 @@ def whole_scores(incident: Incident) -> Diagnosis | None:
         return None
     given = call.args[0] if call is not None and call.args else None
     text = scopes[0].source.flat(given) if given is not None else "its input"
-    way = None if given is None else trace(scopes[0], given, _of_dtype(scores.dtype), dtype_maker(frozenset({scores.dtype})))
+    way = None if given is None else dtype_trace(scopes[0], given, frozenset({scores.dtype}))
     origin = way.origin if way is not None and way.certain else None
     return Diagnosis(
         code="GG404",
@@ -188,35 +190,21 @@ def whole_scores(incident: Incident) -> Diagnosis | None:
     )
 
 
-def _of_dtype(wanted: torch.dtype) -> Judge:
-    def judge(value: Any) -> bool | None:
-        found = dtype_of(value)
-        return None if found is None else found is wanted
-
-    return judge
-
-
 def _data(call: ast.Call | None, statement: ast.stmt | None) -> ast.expr | None:
     """What is to require grad: `nn.Parameter`'s argument, what `requires_grad_` is called on, or whose `requires_grad` is set."""
     if call is None:
         targets = statement.targets if isinstance(statement, ast.Assign) else []
         return next((t.value for t in targets if isinstance(t, ast.Attribute) and t.attr == "requires_grad"), None)
-    name = call.func.id if isinstance(call.func, ast.Name) else call.func.attr if isinstance(call.func, ast.Attribute) else ""
-    if name not in ("Parameter", "requires_grad_", "setattr"):
-        return None
     if isinstance(call.func, ast.Attribute) and call.func.attr == "requires_grad_":
         return call.func.value
-    return call.args[0] if call.args else next((k.value for k in call.keywords if k.arg == "data"), None)
+    return argument(call, "data", 0) if last_part(call) in ("Parameter", "setattr") else None
 
 
 def _floats(spot: Spot, known: bool) -> Fix:
     source, node = spot.scope.source, spot.node
-    text = source.segment(node) if isinstance(node, ast.expr) else None
     title = "make it in floating point: `dtype=torch.float32`, or `.float()`"
-    if text is None or not isinstance(node, ast.expr):
+    if not isinstance(node, ast.expr):
         return Fix(title=title, safety="manual")
-    keyword = next((k for k in node.keywords if k.arg == "dtype"), None) if isinstance(node, ast.Call) and known else None
-    if keyword is not None:
-        return Fix(title=title, safety="unsafe", patch=replaced(source, [(keyword.value, "torch.float32")]))
-    whole = text if isinstance(node, (ast.Call, ast.Name, ast.Attribute, ast.Subscript)) else f"({text})"
-    return Fix(title=title, safety="unsafe", patch=replaced(source, [(node, f"{whole}.float()")]))
+    written = argument(node, "dtype") if isinstance(node, ast.Call) and known else None
+    change = (node, f"{closed(source, node)}.float()") if written is None else (written, "torch.float32")
+    return Fix(title=title, safety="unsafe", patch=replaced(source, [change]))

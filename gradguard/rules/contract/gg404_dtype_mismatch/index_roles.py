@@ -10,7 +10,8 @@ import torch
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite
 from gradguard.analysis.program.bindings import dotted
-from gradguard.analysis.program.definitions import bound_value, definition
+from gradguard.analysis.program.expressions import argument, inside, last_part
+from gradguard.analysis.program.index import only, program_of
 from gradguard.analysis.program.provenance import Judge, Maker, Spot, trace
 from gradguard.analysis.program.scopes import Scope
 from gradguard.rules.contract.gg404_dtype_mismatch.dtypes import FLOATS, written_dtype
@@ -74,35 +75,27 @@ def _written(name: str, place: ResolvedSite, scope: Scope) -> ast.expr | None:
     position, word = _ROLES[name]
     node = place.node
     if name in ("__getitem__", "__setitem__"):
-        parts = [part for part in ast.walk(node or place.statement or ast.Module([], [])) if isinstance(part, ast.Subscript)]
+        parts = list(inside(node or place.statement, ast.Subscript))
         return parts[0].slice if len(parts) == 1 and not isinstance(parts[0].slice, (ast.Tuple, ast.Slice)) else None
     call = place.call
-    if call is None or any(isinstance(argument, ast.Starred) for argument in call.args):
-        return None
-    named_argument = next((keyword.value for keyword in call.keywords if keyword.arg == word), None)
-    if named_argument is not None:
-        return named_argument
+    if call is None or (by_name := argument(call, word)) is not None:
+        return None if call is None else by_name
     owner = call.func.value if isinstance(call.func, ast.Attribute) else None
     library = owner is not None and (dotted(owner) or "").partition(".")[0] in scope.source.imports
     if owner is not None and not library and call.func.attr.removesuffix("_") == name and name not in _INNER:  # type: ignore[attr-defined]
         position -= 1
         if position < 0:
             return owner
-    return call.args[position] if position < len(call.args) else None
+    return argument(call, word, position)
 
 
 def _cast_in_numpy(spot: Spot) -> Spot | None:
     """Where the array that a tensor was made from was cast to floats, if its own line says so."""
     call = spot.node
     data = call.args[0] if isinstance(call, ast.Call) and call.args else None
-    if not isinstance(data, ast.Name):
+    program = program_of(spot.scope.source)
+    made = only(program.values(data)) if program is not None and isinstance(data, ast.Name) else None
+    given = argument(made, "dtype", 0 if last_part(made) == "astype" else None) if isinstance(made, ast.Call) else None
+    if given is None or not isinstance(made, ast.Call) or not isinstance(data, ast.Name):
         return None
-    statement = definition(spot.scope, data.id, call)
-    made = (bound_value(statement, data.id) or (None,))[0] if statement is not None else None
-    if isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute):
-        given = (
-            made.args[0] if made.func.attr == "astype" and made.args else next((k.value for k in made.keywords if k.arg == "dtype"), None)
-        )
-        if given is not None and (written_dtype(given, spot.scope) in FLOATS or dotted(given) == "float"):
-            return Spot(spot.scope, made, data.id)
-    return None
+    return Spot(spot.scope, made, data.id) if written_dtype(given, spot.scope) in FLOATS or dotted(given) == "float" else None

@@ -36,15 +36,24 @@ from torch import nn
 from gradguard.analysis.graph.walk import op_name, walk
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite
-from gradguard.analysis.program.call_search import called_name, calls_in_use
-from gradguard.analysis.program.provenance import Judge, Spot
+from gradguard.analysis.program.call_search import calls_in_use
+from gradguard.analysis.program.expressions import argument, closed, last_part
+from gradguard.analysis.program.provenance import Spot
 from gradguard.analysis.program.scopes import Scope
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.core.safe_read import named_modules
 from gradguard.fixes.edits import replaced, with_argument
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.gg404_dtype_mismatch import float_wanted
-from gradguard.rules.contract.gg404_dtype_mismatch.dtypes import CONVERTERS, FLOATS, INTEGERS, dtype_maker, dtype_named, dtype_of, dtypes_in
+from gradguard.rules.contract.gg404_dtype_mismatch.dtypes import (
+    CONVERTERS,
+    FLOATS,
+    INTEGERS,
+    dtype_judge,
+    dtype_maker,
+    dtype_named,
+    dtypes_in,
+)
 from gradguard.rules.contract.gg404_dtype_mismatch.held_operands import held_operand
 from gradguard.rules.contract.gg404_dtype_mismatch.index_roles import index_operand, wants_integers
 from gradguard.rules.contract.operands import Operand, model_gate, odd_operand, scope_at, tensors_at_hand, way_spans
@@ -145,16 +154,8 @@ def _failing_place(incident: Incident, wrong: Dtypes) -> tuple[ResolvedSite | No
     return None, None
 
 
-def _judge(wrong: Dtypes) -> Judge:
-    def judge(value: Any) -> bool | None:
-        found = dtype_of(value)
-        return None if found is None else found in wrong
-
-    return judge
-
-
 def _told(incident: Incident, wrong: Dtypes, expected: torch.dtype | None, place: ResolvedSite | None, op: str | None) -> Diagnosis | None:
-    judge, maker = _judge(wrong), dtype_maker(wrong)
+    judge, maker = dtype_judge(wrong), dtype_maker(wrong)
     operand: Operand | None = None
     held: Operand | None = None
     scope: Scope | None = None
@@ -169,7 +170,7 @@ def _told(incident: Incident, wrong: Dtypes, expected: torch.dtype | None, place
             operand = role or odd_operand(scope, node, judge, maker)
             held = held_operand(incident, place, scope, judge, maker) if operand is None or operand.value is None else None
             operand = held or operand
-        call_span = place.span(_met(op or (called_name(place.call) if place.call is not None else None), wrong, expected))
+        call_span = place.span(_met(op or (last_part(place.call) if place.call is not None else None), wrong, expected))
     elif op is not None:
         camel = "".join(part.capitalize() for part in op.split("_"))
         types = {"binary_cross_entropy": ("BCELoss",), "binary_cross_entropy_with_logits": ("BCEWithLogitsLoss",)}.get(
@@ -268,12 +269,7 @@ def _is_made_there(operand: Operand) -> bool:
 
 def _converts(node: ast.expr) -> TypeGuard[ast.Call]:
     """`x.float()`: the conversion that another one takes the place of."""
-    return (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and not node.args
-        and node.func.attr in (*CONVERTERS.values(), "to")
-    )
+    return isinstance(node, ast.Call) and not node.args and last_part(node) in (*CONVERTERS.values(), "to")
 
 
 def _shown(dtypes: list[Any]) -> str:
@@ -313,29 +309,24 @@ def _fixes(operand: Operand | None, name: str | None, expected: torch.dtype | No
     patch = None
     origin = operand.origin if operand is not None and operand.way.certain and _is_made_there(operand) else None
     if origin is not None and isinstance(origin.node, ast.expr):
-        text = origin.scope.source.segment(origin.node) or ""
-        keyword = next((k for k in origin.node.keywords if k.arg == "dtype"), None) if isinstance(origin.node, ast.Call) else None
-        if keyword is not None:
-            patch = replaced(origin.scope.source, [(keyword.value, str(expected))])
-        elif _converts(origin.node) and isinstance(origin.node.func, ast.Attribute):
-            patch = replaced(origin.scope.source, [(origin.node, f"{origin.scope.source.segment(origin.node.func.value)}.{method}()")])
-        elif isinstance(origin.node, (ast.Call, ast.Name, ast.Attribute, ast.Subscript)):
-            patch = replaced(origin.scope.source, [(origin.node, f"{text}.{method}()")])
-        else:
-            patch = replaced(origin.scope.source, [(origin.node, f"({text}).{method}()")])
+        source, made = origin.scope.source, origin.node
+        written = argument(made, "dtype") if isinstance(made, ast.Call) else None
+        receiver = made.func.value if _converts(made) and isinstance(made.func, ast.Attribute) else made
+        change = (made, f"{closed(source, receiver)}.{method}()") if written is None else (written, str(expected))
+        patch = replaced(source, [change])
     elif operand is not None and isinstance(operand.expression, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)) and scope is not None:
         patch = replaced(operand.scope.source, [(operand.expression, f"{operand.scope.source.segment(operand.expression)}.{method}()")])
     where = "where it is made" if origin is not None else "in the call"
     if origin is None and operand is not None:
         name, shown = name or "tensor", operand.scope.source.flat(operand.expression)
-    made = _made_right(operand, expected) if origin is None and operand is not None and expected is not None else None
+    at_its_making = _made_right(operand, expected) if origin is None and operand is not None and expected is not None else None
     return [
         Fix(
             title=f"convert it {where}: `{shown if name else 'tensor'}.{method}()`, or make it with `dtype={expected}`",
             safety="unsafe",
             patch=patch,
         ),
-        *([made] if made is not None else []),
+        *([at_its_making] if at_its_making is not None else []),
     ]
 
 

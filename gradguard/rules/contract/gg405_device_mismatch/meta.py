@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 import torch
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.names import short_list
 from gradguard.analysis.places.source import ResolvedSite, at_line
+from gradguard.analysis.program.expressions import argument, inside, is_constant
+from gradguard.analysis.program.index import calls_in
 from gradguard.analysis.program.syntax import Source
 from gradguard.core.diagnosis import Diagnosis, Fix, TensorFacts
 
@@ -21,8 +22,8 @@ def told(incident: Incident, place: ResolvedSite, tensors: list[torch.Tensor]) -
     names = list(dict.fromkeys(state.full for state, _ in empty))
     owners = list(dict.fromkeys(state.full.rpartition(".")[0] for state, _ in empty))
     subject = short_list(names) if names else "a tensor"
-    found = [at for source in incident.sources for at in _makers(source)]
-    made = at_line(*found[0]) if len(set(found)) == 1 else None
+    found = {(source.filename, call.lineno) for source, call in _makers(incident.sources)}
+    made = at_line(*found.pop()) if len(found) == 1 else None
     call = place.span("needs the values", "culprit" if made is None else "context")
     whole = f"`{owners[0]}`" if len(owners) == 1 else "the module"
     return Diagnosis(
@@ -47,13 +48,10 @@ def told(incident: Incident, place: ResolvedSite, tensors: list[torch.Tensor]) -
     )
 
 
-def _makers(source: Source) -> Iterator[tuple[str, int]]:
-    """Lines that ask for the meta device: `torch.device("meta")`, `device="meta"`, `init_empty_weights()`."""
-    for node in ast.walk(source.tree or ast.Module([], [])):
-        if not isinstance(node, ast.Call):
-            continue
-        given = [*node.args, *(word.value for word in node.keywords if word.arg == "device")]
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
-        meta = any(isinstance(value, ast.Constant) and value.value == "meta" for value in given)
-        if name == "init_empty_weights" or (meta and (name in ("device", "to") or any(word.arg == "device" for word in node.keywords))):
-            yield source.filename, node.lineno
+def _makers(sources: list[Source]) -> list[tuple[Source, ast.Call]]:
+    """The calls that ask for the meta device: `torch.device("meta")`, `device="meta"`, `init_empty_weights()`."""
+    asking = [
+        (source, call) for source in sources for call in inside(source.tree, ast.Call) if is_constant(argument(call, "device"), "meta")
+    ]
+    named = [(source, call) for source, call in calls_in(sources, "device", "to") if is_constant(argument(call, "device", 0), "meta")]
+    return [*calls_in(sources, "init_empty_weights"), *named, *(each for each in asking if each not in named)]

@@ -32,6 +32,7 @@ from torch import nn
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import dotted
+from gradguard.analysis.program.expressions import argument, last_part
 from gradguard.analysis.program.provenance import Judge, Maker
 from gradguard.analysis.program.scopes import Scope
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
@@ -40,31 +41,9 @@ from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.gg405_device_mismatch import meta
 from gradguard.rules.contract.operands import Operand, odd_operand, scope_at, tensors_at_hand, way_spans
+from gradguard.torch_compat.op_schemas import factory_names
 
-_FACTORIES = {
-    "zeros",
-    "ones",
-    "rand",
-    "randn",
-    "empty",
-    "linspace",
-    "logspace",
-    "eye",
-    "normal",
-    "tensor",
-    "as_tensor",
-    "full",
-    "arange",
-    "randint",
-    "randperm",
-    "from_numpy",
-    "Tensor",
-    "FloatTensor",
-    "LongTensor",
-    "hann_window",
-    "tril_indices",
-    "triu_indices",
-}
+_OF_DATA = {"tensor", "as_tensor", "from_numpy", "Tensor", "FloatTensor", "LongTensor"}
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
@@ -131,10 +110,8 @@ def _maker(expected: torch.device) -> Maker:
     def maker(expr: ast.expr, scope: Scope) -> bool | None:
         if not isinstance(expr, ast.Call):
             return None
-        name = expr.func.attr if isinstance(expr.func, ast.Attribute) else expr.func.id if isinstance(expr.func, ast.Name) else ""
-        given = next((k.value for k in expr.keywords if k.arg == "device"), None)
-        if given is None and name == "to" and expr.args:
-            given = expr.args[0]
+        name = last_part(expr)
+        given = argument(expr, "device", 0 if name == "to" else None)
         if given is not None:
             value = scope.evaluate(given)
             if isinstance(value, (str, torch.device)):
@@ -147,7 +124,7 @@ def _maker(expected: torch.device) -> Maker:
         if name == "cuda":
             return expected.type != "cuda"
         first = (dotted(expr.func) or "").partition(".")[0]
-        if name in _FACTORIES and scope.source.imports.get(first, first).partition(".")[0] == "torch":
+        if (name in factory_names() or name in _OF_DATA) and scope.source.imports.get(first, first).partition(".")[0] == "torch":
             return torch.get_default_device() != expected
         return None
 

@@ -9,12 +9,13 @@ import torch
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.custom_functions import FunctionView, classes_in_graph, def_span, user_functions, view_of
-from gradguard.analysis.places.source import dotted
-from gradguard.analysis.program.call_search import called_name
 from gradguard.analysis.program.definitions import returns_of
-from gradguard.analysis.program.provenance import Spot, operands_of
+from gradguard.analysis.program.expressions import calls_inside, inside
+from gradguard.analysis.program.index import Program, program_of
+from gradguard.analysis.program.provenance import Spot
 from gradguard.analysis.program.scopes import frame_scopes
 from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.rules.contract.wording import backward_called
 
 
 def wrong_type(incident: Incident, kind: str) -> Diagnosis | None:
@@ -37,10 +38,7 @@ def wrong_type(incident: Incident, kind: str) -> Diagnosis | None:
     if value is not None and view.backward is not None:
         culprit = Spot(view.backward, value).span(f"a `{kind}`, where a tensor or None is expected", "culprit")
     header = view.header("backward", f"backward of `{view.name}`")
-    related = [header] if header is not None else []
-    place = incident.place
-    if place is not None and incident.where in ("backward", "grad"):
-        related.append(place.span("backward was called here", "backward"))
+    related = [*([header] if header is not None else []), *backward_called(incident)]
     cure = "torch.from_numpy(...)" if "ndarray" in kind else "a tuple" if kind == "list" else "a tensor"
     return Diagnosis(
         code="GG407",
@@ -61,46 +59,31 @@ def wrong_type(incident: Incident, kind: str) -> Diagnosis | None:
 
 def _value_of_type(view: FunctionView, kind: str) -> ast.expr | None:
     scope = view.backward
-    if scope is None:
+    program = None if scope is None else program_of(scope.source)
+    if scope is None or program is None:
         return None
     for value in returns_of(scope):
         for element in value.elts if isinstance(value, ast.Tuple) else [value]:
-            made: ast.expr = element
-            if isinstance(element, ast.Name):
-                made = next(
-                    (
-                        s.value
-                        for s in ast.walk(scope.tree)
-                        if isinstance(s, ast.Assign) and any(dotted(t) == element.id for t in s.targets)
-                    ),
-                    element,
-                )
-            text = ast.unparse(made)
-            if kind == "list" and isinstance(made, (ast.List, ast.ListComp)):
-                return element
-            if (
-                "ndarray" in kind
-                and (".numpy()" in text or re.search(r"\b(np|numpy)\.", text) or _reads_numpy(scope.tree, made))
-                and "from_numpy" not in text
-            ):
-                return element
-            if kind in ("float", "int", "bool") and (
-                isinstance(made, ast.Constant) or ".item()" in text or text.startswith(("float(", "int("))
-            ):
+            made = [each for each in program.values(element) if isinstance(each, ast.expr)]
+            if any(_is_of_type(program, each, kind) for each in made):
                 return element
     return None
 
 
-def _reads_numpy(tree: ast.AST, value: ast.expr) -> bool:
-    """Whether the expression computes with a local variable that holds an array."""
-    arrays = {
-        t.id
-        for s in ast.walk(tree)
-        if isinstance(s, ast.Assign) and (".numpy()" in ast.unparse(s.value) or ast.unparse(s.value).startswith(("np.", "numpy.")))
-        for t in s.targets
-        if isinstance(t, ast.Name)
-    }
-    return any(isinstance(node, ast.Name) and node.id in arrays for node in ast.walk(value))
+def _is_of_type(program: Program, made: ast.expr, kind: str) -> bool:
+    """Whether an expression evidently makes a value of a type."""
+    text = ast.unparse(made)
+    if kind == "list":
+        return isinstance(made, (ast.List, ast.ListComp))
+    if "ndarray" in kind:
+        read = [value for name in inside(made, ast.Name) for value in program.values(name)]
+        return "from_numpy" not in text and any(map(_is_numpy, [made, *read]))
+    return kind in ("float", "int", "bool") and (isinstance(made, ast.Constant) or ".item()" in text or text.startswith(("float(", "int(")))
+
+
+def _is_numpy(made: object) -> bool:
+    text = ast.unparse(made) if isinstance(made, ast.expr) else ""
+    return "from_numpy" not in text and (".numpy()" in text or re.search(r"\b(np|numpy)\.", text) is not None)
 
 
 def not_static(incident: Incident) -> Diagnosis | None:
@@ -161,8 +144,7 @@ def saved_no_tensor(incident: Incident) -> Diagnosis | None:
     culprit = None
     text = f"argument {index}"
     for scope in filter(None, (view.setup, view.forward)):
-        saves = [node for node in ast.walk(scope.tree) if isinstance(node, ast.Call) and called_name(node) == "save_for_backward"]
-        given = next((node.args[index] for node in saves if index < len(node.args)), None)
+        given = next((call.args[index] for call in calls_inside(scope.tree, "save_for_backward") if index < len(call.args)), None)
         if given is not None:
             text = scope.source.flat(given)
             culprit = Spot(scope, given).span(f"a `{kind}`: only tensors can be saved", "culprit")
@@ -183,28 +165,19 @@ def saved_no_tensor(incident: Incident) -> Diagnosis | None:
 def dirty(incident: Incident) -> Diagnosis | None:
     view = _applied(incident)
     place = incident.place
-    if view is None or place is None:
+    marked = None if view is None or view.forward is None else next(calls_inside(view.forward.tree, "mark_dirty"), None)
+    if view is None or view.forward is None or place is None or marked is None:
         return None
-    if view.forward is None:
-        return None
-    for node in ast.walk(view.forward.tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "mark_dirty":
-            names = ", ".join(
-                f"`{view.forward.source.flat(argument)}`"
-                for argument in operands_of(node, view.forward)
-                if dotted(argument) != view.context
-            )
-            return Diagnosis(
-                code="GG407",
-                name="function-contract",
-                headline=f"`{view.name}` marks {names} as changed in place, but its forward does not return it.",
-                culprit=Spot(view.forward, node).span("marked as changed in place", "culprit"),
-                related=[
-                    *(Spot(view.forward, value).span("not among the outputs", "context") for value in returns_of(view.forward)[:1]),
-                    place.span("called here", "context"),
-                ],
-                explanation="An input that is changed in place becomes an output of the Function: its new value has the Function "
-                "as its history.",
-                fixes=[Fix(title=f"return {names} from forward as well"), Fix(title="work on a copy and drop mark_dirty", safety="safe")],
-            )
-    return None
+    names = ", ".join(f"`{view.forward.source.flat(each)}`" for each in marked.args)
+    return Diagnosis(
+        code="GG407",
+        name="function-contract",
+        headline=f"`{view.name}` marks {names} as changed in place, but its forward does not return it.",
+        culprit=Spot(view.forward, marked).span("marked as changed in place", "culprit"),
+        related=[
+            *(Spot(view.forward, value).span("not among the outputs", "context") for value in returns_of(view.forward)[:1]),
+            place.span("called here", "context"),
+        ],
+        explanation="An input that is changed in place becomes an output of the Function: its new value has the Function as its history.",
+        fixes=[Fix(title=f"return {names} from forward as well"), Fix(title="work on a copy and drop mark_dirty", safety="safe")],
+    )

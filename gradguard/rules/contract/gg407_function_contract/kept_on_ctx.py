@@ -16,7 +16,9 @@ import torch
 from gradguard.analysis.graph.walk import walk
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.custom_functions import FunctionView, view_of
-from gradguard.analysis.places.source import assignments_to, dotted, resolve
+from gradguard.analysis.places.source import dotted, resolve
+from gradguard.analysis.program.expressions import last_part, reads
+from gradguard.analysis.program.index import program_of
 from gradguard.analysis.program.provenance import Spot, operands_of
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.torch_compat.private_api import ACCUMULATE_SEQ, sequence_number
@@ -188,14 +190,11 @@ def _differentiable(view: FunctionView, node: Any) -> set[str]:
 
 def store_spot(view: FunctionView, name: str) -> Spot | None:
     """`ctx.name = expression` in forward (or setup_context)."""
-    context = view.context
     scope = view.forward
-    if scope is None or context is None:
-        return None
-    for node in ast.walk(scope.tree):
-        if isinstance(node, ast.Assign) and any(dotted(target) == f"{context}.{name}" for target in node.targets):
-            return Spot(scope, node.value, name)
-    return None
+    program = None if scope is None else program_of(scope.source)
+    writes = [] if program is None or scope is None else [each for each in program.writes(name) if program.stands_in(each.node, scope.tree)]
+    stored = next((each.value for each in writes if each.owner is not None and dotted(each.owner) == view.context), None)
+    return None if scope is None or stored is None else Spot(scope, stored, name)
 
 
 def _depends(view: FunctionView, node: ast.expr, inputs: set[str], depth: int = 0) -> bool:
@@ -210,10 +209,11 @@ def _depends(view: FunctionView, node: ast.expr, inputs: set[str], depth: int = 
         if node.id in inputs:
             # the bare input itself is no intermediate; inside an expression it is what the expression is computed from
             return depth > 0
-        values = [s.value for s in assignments_to(view.forward.tree, node.id) if isinstance(s, (ast.Assign, ast.AugAssign))]
+        program = program_of(view.forward.source)
+        values = [each.value for each in program.reaching(node) if each.value is not None] if program is not None else []
         return any(_depends(view, value, inputs, depth + 1) for value in values if not isinstance(value, ast.Name))
     if isinstance(node, ast.Call):
-        called = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
+        called = last_part(node)
         if called in _STEPS or called in ("float", "bool", "long", "int", "size", "item", "len", "to", "type", "contiguous", "clone"):
             operand = next(iter(operands_of(node, view.forward)), None)
             return (
@@ -227,19 +227,15 @@ def _depends(view: FunctionView, node: ast.expr, inputs: set[str], depth: int = 
 
 def _used_smoothly(view: FunctionView, name: str) -> bool:
     """Whether backward computes with the attribute (not merely compares it or asks its shape)."""
-    scope = view.backward
-    parameters = [] if scope is None else scope.parameters()
-    if scope is None or not parameters:
-        return False
-    for node in ast.walk(scope.tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and dotted(node) == f"{parameters[0]}.{name}":
-            above = scope.source.parents.get(node)
-            if isinstance(above, (ast.Compare, ast.Attribute)) and not (
-                isinstance(above, ast.Attribute) and isinstance(scope.source.parents.get(above), ast.Call)
-            ):
-                continue
-            return True
-    return False
+    return any(_is_computed_with(use) for use in _uses(view, name))
+
+
+def _is_computed_with(use: Spot) -> bool:
+    parents = use.scope.source.parents
+    above = parents.get(use.node)
+    if isinstance(above, ast.Attribute):
+        return isinstance(parents.get(above), ast.Call)
+    return not isinstance(above, ast.Compare)
 
 
 def _differentiated(incident: Incident, state: _State) -> Diagnosis | None:
@@ -272,8 +268,7 @@ def _diagnosis(incident: Incident, entry: _Recorded, suspect: _Suspect) -> Diagn
         f"`{suspect.attribute}` is kept on {context}: a constant for the second derivative", "culprit"
     )
     related: list[SourceSpan] = []
-    use = _use(view, suspect.attribute)
-    if use is not None:
+    for use in _uses(view, suspect.attribute)[:1]:
         related.append(use.span(f"backward computes with `{context}.{suspect.attribute}`", "context"))
     made = resolve(entry.site)
     if made is not None:
@@ -311,13 +306,11 @@ def _diagnosis(incident: Incident, entry: _Recorded, suspect: _Suspect) -> Diagn
     )
 
 
-def _use(view: FunctionView, name: str) -> Spot | None:
+def _uses(view: FunctionView, name: str) -> list[Spot]:
+    """The places where backward reads the attribute."""
     scope = view.backward
     parameters = [] if scope is None else scope.parameters()
-    for node in ast.walk(scope.tree) if scope is not None and parameters else ():
-        if isinstance(node, ast.Attribute) and scope is not None and dotted(node) == f"{parameters[0]}.{name}":
-            return Spot(scope, node)
-    return None
+    return [Spot(scope, read) for read in reads(scope.tree, f"{parameters[0]}.{name}")] if scope is not None and parameters else []
 
 
 def _target(incident: Incident) -> str | None:

@@ -8,9 +8,11 @@ import re
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.custom_functions import FunctionView, classes_in_graph, find_function, needs_none, view_of
 from gradguard.analysis.program.definitions import returns_of
+from gradguard.analysis.program.expressions import is_constant
 from gradguard.analysis.program.provenance import Spot
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.fixes.edits import replaced
+from gradguard.rules.contract.wording import backward_called
 
 MESSAGE = re.compile(
     r"function (\w+?)(?:Backward)? returned a gradient different than None at position (\d+), "
@@ -38,8 +40,7 @@ def diagnose(incident: Incident, name: str, position: int) -> Diagnosis | None:
     header = view.header("forward", f"{shown} was given no tensor")
     if header is not None:
         related.append(header)
-    if incident.place is not None and incident.where in ("backward", "grad"):
-        related.append(incident.place.span("backward was called here", "backward"))
+    related += backward_called(incident)
     culprit, fix, text = None, Fix(title=f"return `None` at the place of {shown}", safety="manual"), "a gradient"
     if isinstance(value, ast.Tuple):
         element = value.elts[position]
@@ -71,7 +72,7 @@ def diagnose(incident: Incident, name: str, position: int) -> Diagnosis | None:
 def _filled(value: ast.expr, position: int) -> bool:
     """Whether a return may give something other than None at this position."""
     if isinstance(value, ast.Tuple) and not any(isinstance(element, ast.Starred) for element in value.elts):
-        return position < len(value.elts) and not _none(value.elts[position])
+        return position < len(value.elts) and not is_constant(value.elts[position], None)
     return isinstance(value, (ast.Name, ast.Call)) or position == 0
 
 
@@ -80,11 +81,7 @@ def _home(view: FunctionView, value: ast.expr | None, position: int) -> int | No
     if not isinstance(value, ast.Tuple) or len(value.elts) != len(view.inputs):
         return None
     others = [i for i in range(len(value.elts)) if i != position]
-    if not all(_none(value.elts[i]) for i in others):
+    if not all(is_constant(value.elts[i], None) for i in others):
         return None
     able = [i for i in others if not needs_none(view, view.inputs[i])]
     return able[0] if len(able) == 1 else None
-
-
-def _none(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None

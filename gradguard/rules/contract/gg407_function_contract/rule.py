@@ -50,8 +50,10 @@ from typing import Any
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.custom_functions import FunctionView, find_function, view_of
-from gradguard.analysis.places.source import dotted
 from gradguard.analysis.program.definitions import returns_of
+from gradguard.analysis.program.expressions import calls_inside
+from gradguard.analysis.program.index import program_of
+from gradguard.analysis.program.memory import bases, memory_writes, statements_of
 from gradguard.analysis.program.provenance import Spot
 from gradguard.analysis.program.scopes import frame_scopes
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
@@ -102,79 +104,28 @@ def recognise(incident: Incident) -> Diagnosis | None:
 def writes_to_inputs(view: FunctionView) -> list[tuple[str, Spot]]:
     """The in-place writes that forward does to its inputs: (input, place)."""
     scope = view.forward
-    if scope is None:
-        return []
-    aliases = {name: name for name in view.inputs}
-    found: list[tuple[str, Spot]] = []
-    for node in ast.walk(scope.tree):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            root = _view_root(node.value)
-            if root in aliases:
-                aliases[node.targets[0].id] = aliases[root]
-        target: ast.expr | None = None
-        if isinstance(node, ast.AugAssign):
-            target = node.target
-        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
-            target = node.targets[0]
-        elif (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr.endswith("_")
-            and not node.func.attr.endswith("__")
-        ):
-            target = node.func.value if node.func.attr not in ("requires_grad_",) else None
-            if target is not None and dotted(target) in ("torch", "F", "torch.nn.functional", "torch.nn.init"):
-                target = node.args[0] if node.args else None
-        elif isinstance(node, ast.Call):
-            target = next((k.value for k in node.keywords if k.arg == "out"), None)
-        root = None if target is None else _view_root(target)
-        if root in aliases:
-            found.append((aliases[root], Spot(scope, node)))  # type: ignore[arg-type]
-    return sorted(found, key=lambda item: item[1].line)
+    statements = [] if scope is None else statements_of(scope.tree)
+    writes = [write for statement in statements for write in memory_writes(scope.source, statement)] if scope is not None else []
+    return [(name, Spot(scope, write.node)) for write in writes if scope is not None for name in _inputs_in(view, write.written)]
 
 
-def _view_root(node: ast.expr) -> str | None:
-    """The variable that an expression is, or is a view of: `x` in `x.view(-1)[0]`."""
-    while True:
-        if isinstance(node, ast.Name):
-            return node.id
-        if isinstance(node, ast.Subscript):
-            node = node.value
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _VIEWS:
-            node = node.func.value
-        elif isinstance(node, ast.Attribute) and node.attr in ("T", "mT", "data"):
-            node = node.value
-        else:
-            return None
-
-
-_VIEWS = {
-    "view",
-    "view_as",
-    "t",
-    "transpose",
-    "permute",
-    "unsqueeze",
-    "squeeze",
-    "narrow",
-    "select",
-    "expand",
-    "expand_as",
-    "detach",
-    "flatten",
-    "reshape",
-}
+def _inputs_in(view: FunctionView, expr: ast.expr) -> list[str]:
+    """The inputs of forward whose memory an expression can be."""
+    program = None if view.forward is None else program_of(view.forward.source)
+    found = {each.name for each in bases(program, expr) if each.kind == "parameter"} if program is not None else set()
+    return [name for name in view.inputs if name in found]
 
 
 def _view_written(incident: Incident, view: FunctionView) -> Diagnosis:
     writes = writes_to_inputs(view)
     place = incident.place
     scopes = frame_scopes(incident.frames)
-    marked = view.forward is not None and any(isinstance(n, ast.Attribute) and n.attr == "mark_dirty" for n in ast.walk(view.forward.tree))
+    marked = view.forward is not None and any(calls_inside(view.forward.tree, "mark_dirty"))
     handed: list[tuple[str, Spot]] = []
     if view.forward is not None:
         for value in returns_of(view.forward):
-            handed += [(root, Spot(view.forward, value)) for root in _handed_back(view, value)]
+            parts = value.elts if isinstance(value, ast.Tuple) else [value]
+            handed += [(root, Spot(view.forward, value)) for part in parts for root in _inputs_in(view, part)]
     written_name = None
     if place is not None:
         written_name = place.receiver or (place.targets[0] if place.targets else None)
@@ -263,12 +214,6 @@ def _view_written(incident: Incident, view: FunctionView) -> Diagnosis:
         avoid=["`.data` or `torch.no_grad()` around the write: the gradient would then be wrong without a word."],
         confidence="certain" if scopes else "likely",
     )
-
-
-def _handed_back(view: FunctionView, value: ast.expr) -> list[str]:
-    elements = value.elts if isinstance(value, ast.Tuple) else [value]
-    roots = [_view_root(element) for element in elements]
-    return [root for root in roots if root is not None and root in view.inputs]
 
 
 def _apply_of(incident: Incident, view: FunctionView) -> list[SourceSpan]:

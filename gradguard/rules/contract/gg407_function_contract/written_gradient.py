@@ -20,6 +20,7 @@ from gradguard.analysis.graph.walk import is_accumulate, walk
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.custom_functions import FunctionView, user_functions, view_of
 from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.analysis.program.expressions import inside
 from gradguard.core.callsite import CallSite
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.foreign_exceptions import internal_error
@@ -220,4 +221,4 @@ def _shown(place: ResolvedSite, label: str) -> SourceSpan:
 def _first_mention(view: FunctionView, name: str) -> ast.stmt | None:
     function = None if view.backward is None else view.backward.function
     body = [] if function is None else function.body
-    return next((s for s in body if any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(s))), None)
+    return next((each for each in body if any(node.id == name for node in inside(each, ast.Name))), None)

@@ -8,6 +8,7 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.names import short_list
 from gradguard.analysis.program.call_search import live_modules, module_name
 from gradguard.analysis.program.definitions import returns_of
+from gradguard.analysis.program.expressions import inside
 from gradguard.analysis.program.scopes import Scope, code_of, function_scope
 from gradguard.core.diagnosis import Fix
 from gradguard.fixes.edits import replaced
@@ -24,13 +25,13 @@ def swapped(scope: Scope) -> tuple[str, str] | None:
     if len(names) != 3 or not returns_of(scope):
         return None
     _, ours, theirs = names
-    read = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+    read = {node.id for node in inside(function, ast.Name)}
     return (ours, theirs) if theirs in read and ours not in read else None
 
 
 def fix(scope: Scope, ours: str, theirs: str) -> Fix:
     """The same hook with the other argument."""
-    uses = [node for node in ast.walk(scope.tree) if isinstance(node, ast.Name) and node.id == theirs]
+    uses = [node for node in inside(scope.tree, ast.Name) if node.id == theirs]
     stored = any(isinstance(node.ctx, ast.Store) for node in uses)
     return Fix(
         title=f"compute with `{ours}` instead of `{theirs}`",

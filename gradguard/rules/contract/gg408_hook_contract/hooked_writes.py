@@ -9,8 +9,9 @@ from torch import nn
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite
-from gradguard.analysis.program.call_search import called_name, module_name
-from gradguard.analysis.program.definitions import bound_value, definition
+from gradguard.analysis.program.call_search import module_name
+from gradguard.analysis.program.expressions import given, is_constant
+from gradguard.analysis.program.index import calls_in, program_of
 from gradguard.analysis.program.provenance import Spot
 from gradguard.analysis.program.scopes import Scope, frame_scopes
 from gradguard.core.callsite import USER_FILES
@@ -120,28 +121,16 @@ def _inner_module(incident: Incident) -> nn.Module | None:
 def _module_writes(incident: Incident, place: ResolvedSite, module: nn.Module) -> Diagnosis:
     kind = type(module).__name__
     name = module_name(incident, module)
-    declared: list[Spot] = []
-    for source in incident.sources:
-        for node in ast.walk(source.tree) if source.tree is not None else ():
-            if isinstance(node, ast.Call) and called_name(node) == kind and _is_inplace(node):
-                declared.append(Spot(Scope(source, source.tree or ast.Module([], [])), node))
-    culprit = (
-        declared[0].span(f"`{kind}` writes its input in place", "culprit")
-        if len(declared) == 1
-        else place.span(f"`{name}` writes in place here", "culprit")
-    )
-    related = (
-        [place.span(f"`{name}` runs here", "changed")]
-        if len(declared) == 1
-        else [spot.span(f"an in-place `{kind}`", "declared") for spot in declared[:3]]
-    )
+    declared = [(source, call) for source, call in calls_in(incident.sources, kind) if any(is_constant(each, True) for each in given(call))]
+    culprit, related, patch = place.span(f"`{name}` writes in place here", "culprit"), list[SourceSpan](), None
+    if len(declared) == 1:
+        source, call = declared[0]
+        culprit = source.span_of(call, f"`{kind}` writes its input in place", "culprit")
+        related = [place.span(f"`{name}` runs here", "changed")]
+        patch = replaced(source, [(next(each for each in given(call) if is_constant(each, True)), "False")])
+    else:
+        related = [source.span_of(call, f"an in-place `{kind}`", "declared") for source, call in declared[:3]]
     related += registration(incident, None)
-    patch = None
-    if len(declared) == 1 and isinstance(declared[0].node, ast.Call):
-        flag = next((k.value for k in declared[0].node.keywords if k.arg == "inplace"), None) or (
-            declared[0].node.args[-1] if declared[0].node.args else None
-        )
-        patch = None if flag is None else replaced(declared[0].scope.source, [(flag, "False")])
     return Diagnosis(
         code="GG408",
         name="hook-contract",
@@ -159,33 +148,12 @@ def _module_writes(incident: Incident, place: ResolvedSite, module: nn.Module) -
     )
 
 
-def _is_inplace(call: ast.Call) -> bool:
-    return any(k.arg == "inplace" and getattr(k.value, "value", None) is True for k in call.keywords) or any(
-        getattr(a, "value", None) is True for a in call.args
-    )
-
-
 def _hooked_source(incident: Incident, place: ResolvedSite, scopes: list[Scope]) -> tuple[nn.Module | None, Spot | None]:
     """The module with hooks whose output is written, and the call that ran it."""
-    written = place._receiver_node if place.receiver else None
-    node: ast.AST | None = written
+    node = place._receiver_node if place.receiver else None
     while isinstance(node, (ast.Subscript, ast.Attribute)):
         node = node.value
-    if isinstance(node, ast.Call):
-        found = module_of_output(scopes[0], node)
-        return found, Spot(scopes[0], node) if found is not None else None
-    if not isinstance(node, ast.Name):
-        return None, None
-    at: ast.AST = place.node or place.statement or node
-    for _ in range(8):
-        statement = definition(scopes[0], node.id, at)
-        bound = None if statement is None else bound_value(statement, node.id)
-        if statement is None or bound is None:
-            return None, None
-        value: ast.expr = bound[0]
-        if isinstance(value, ast.Name):
-            node, at = value, statement
-            continue
-        found = module_of_output(scopes[0], value)
-        return found, Spot(scopes[0], value, node.id) if found is not None or isinstance(value, ast.Call) else None
-    return None, None
+    program, name = program_of(scopes[0].source), node.id if isinstance(node, ast.Name) else None
+    made = [each for each in program.values(node) if isinstance(each, ast.Call)] if program is not None and node is not None else []
+    modules = [(module, Spot(scopes[0], call, name)) for call in made if (module := module_of_output(scopes[0], call)) is not None]
+    return modules[0] if modules else (None, Spot(scopes[0], made[0], name) if made and name is not None else None)

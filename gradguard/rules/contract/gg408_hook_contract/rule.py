@@ -38,8 +38,10 @@ from torch import nn
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.custom_functions import def_span
 from gradguard.analysis.places.source import resolve
-from gradguard.analysis.program.call_search import called_name, live_modules, module_name
+from gradguard.analysis.program.call_search import live_modules, module_name
 from gradguard.analysis.program.definitions import returns_of
+from gradguard.analysis.program.expressions import is_constant, last_part
+from gradguard.analysis.program.index import program_of
 from gradguard.analysis.program.provenance import Spot
 from gradguard.analysis.program.scopes import Scope, code_of, frame_scopes, function_scope
 from gradguard.core.callsite import USER_FILES, CallSite
@@ -51,6 +53,7 @@ from gradguard.rules.contract.custom_views import MESSAGE, maker, of_hooks
 from gradguard.rules.contract.gg408_hook_contract import hook_arguments, hooked_writes
 from gradguard.rules.contract.gg408_hook_contract.unnamed_hooks import UNNAMED, functions_given
 from gradguard.rules.contract.hooks import HOOK_CALLS, hooks_of, registrations
+from gradguard.rules.contract.wording import backward_called
 
 _CHANGED = re.compile(r"hook '(.+?)' has changed the (size|type) of value(?: \(was (\S+) got (\S+)\))?")
 _RETURNED = re.compile(r"expected (Variable|tuple), but hook returned '([\w.]+)'")
@@ -104,8 +107,7 @@ def _bare_tensor(incident: Incident, found: re.Match[str]) -> Diagnosis:
         if bare and expected == 1 and isinstance(value, (ast.Name, ast.Call, ast.Subscript, ast.BinOp, ast.Attribute)):
             patch = replaced(scope.source, [(value, f"({scope.source.segment(value)},)")])
     related = [spot.span("registered here", "declared") for spot in registrations(incident, hook=hook)[:1]]
-    if incident.place is not None and incident.where in ("backward", "grad"):
-        related.append(incident.place.span("backward was called here", "backward"))
+    related += backward_called(incident)
     shape = f" ({got} is the size of its first dimension, mostly the batch)" if bare else ""
     return Diagnosis(
         code="GG408",
@@ -151,9 +153,9 @@ def _hook_named(incident: Incident, name: str) -> list[Scope]:
     spots = registrations(incident)
     if name == UNNAMED:
         unnamed = {id(scope.tree): scope for spot in spots for scope in functions_given(incident, spot)}
-        able = [scope for scope in unnamed.values() if any(not _is_none(value) for value in returns_of(scope))]
+        able = [scope for scope in unnamed.values() if any(not is_constant(value, None) for value in returns_of(scope))]
         return able if len(able) == 1 else []  # of several none is known to be it
-    given = [scope for spot in spots for scope in _hook_scopes(incident, spot)]
+    given = [scope for spot in spots for scope in functions_given(incident, spot)]
     named = [
         scope
         for scope in given
@@ -167,38 +169,11 @@ def _hook_named(incident: Incident, name: str) -> list[Scope]:
     return found
 
 
-def _hook_scopes(incident: Incident, spot: Spot) -> list[Scope]:
-    """The function handed to a registration call; for a factory call, the functions it returns."""
-    call = spot.node
-    if not isinstance(call, ast.Call) or not call.args:
-        return functions_given(incident, spot)
-    hook = call.args[0]
-    source = spot.scope.source
-    if isinstance(hook, ast.Lambda):
-        return [Scope(source, hook)]
-    name = (
-        hook.id
-        if isinstance(hook, ast.Name)
-        else hook.attr
-        if isinstance(hook, ast.Attribute)
-        else called_name(hook)
-        if isinstance(hook, ast.Call)
-        else ""
-    )
-    found = [node for node in source.scopes if isinstance(node, ast.FunctionDef) and node.name == name]
-    if isinstance(hook, ast.Call):
-        inner = [
-            node for outer in found for node in ast.walk(outer) if isinstance(node, (ast.FunctionDef, ast.Lambda)) and node is not outer
-        ]
-        return [Scope(source, node) for node in inner] or functions_given(incident, spot)
-    return [Scope(source, node) for node in found] or functions_given(incident, spot)
-
-
 def _story(incident: Incident, scope: Scope) -> list[SourceSpan]:
     related = [
         spot.span("the hook is registered here", "declared")
         for spot in registrations(incident)
-        if any(s.tree is scope.tree for s in _hook_scopes(incident, spot))
+        if any(s.tree is scope.tree for s in functions_given(incident, spot))
     ][:1]
     if incident.place is not None and incident.where in ("backward", "grad") and incident.place.function != scope.qualname:
         related.append(incident.place.span("backward was called here", "backward"))
@@ -274,7 +249,7 @@ def _hooked(incident: Incident, scope: Scope) -> str | None:
     """What the hook was registered on, as written."""
     for spot in registrations(incident):
         if (
-            any(s.tree is scope.tree for s in _hook_scopes(incident, spot))
+            any(s.tree is scope.tree for s in functions_given(incident, spot))
             and isinstance(spot.node, ast.Call)
             and isinstance(spot.node.func, ast.Attribute)
         ):
@@ -284,10 +259,10 @@ def _hooked(incident: Incident, scope: Scope) -> str | None:
 
 def _wrong_type(incident: Incident, wanted: str, got: str) -> Diagnosis | None:
     registered = registrations(incident)
-    candidates = [scope for spot in registered for scope in _hook_scopes(incident, spot)]
+    candidates = [scope for spot in registered for scope in functions_given(incident, spot)]
     fitting = [(scope, value) for scope in candidates for value in returns_of(scope) if _looks_like(value, got, scope)]
     if not fitting:
-        fitting = [(scope, value) for scope in candidates for value in returns_of(scope)[-1:] if not _is_none(value)]
+        fitting = [(scope, value) for scope in candidates for value in returns_of(scope)[-1:] if not is_constant(value, None)]
     if not fitting:
         return None
     scope, value = fitting[0]
@@ -306,22 +281,13 @@ def _wrong_type(incident: Incident, wanted: str, got: str) -> Diagnosis | None:
     )
 
 
-def _is_none(value: ast.expr) -> bool:
-    return isinstance(value, ast.Constant) and value.value is None
-
-
 def _looks_like(value: ast.expr, kind: str, scope: Scope) -> bool:
-    text = ast.unparse(value)
-    if isinstance(value, ast.Name):
-        text += " " + " ".join(
-            ast.unparse(n.value)
-            for n in ast.walk(scope.tree)
-            if isinstance(n, ast.Assign) and any(ast.unparse(t) == value.id for t in n.targets)
-        )
+    program = program_of(scope.source)
+    text = " ".join(ast.unparse(each) for each in (program.values(value) if program is not None else ()) if isinstance(each, ast.expr))
     if "ndarray" in kind:
         return ".numpy()" in text or "np." in text
     if kind in ("float", "int"):
-        return ".item()" in text or "float(" in text or "int(" in text or (isinstance(value, ast.Constant) and not _is_none(value))
+        return ".item()" in text or "float(" in text or "int(" in text or (isinstance(value, ast.Constant) and not is_constant(value, None))
     if kind in ("tuple", "list", "dict"):
         return isinstance(value, {"tuple": ast.Tuple, "list": (ast.List, ast.ListComp), "dict": (ast.Dict, ast.DictComp)}[kind])  # type: ignore[arg-type]
     return kind == "Tensor" and not isinstance(value, (ast.Tuple, ast.List, ast.Constant))
@@ -332,7 +298,7 @@ def _registered_badly(incident: Incident, why: str) -> Diagnosis | None:
     if place is None or place.call is None:
         return None
     name = place.receiver or "the tensor"
-    method = called_name(place.call)
+    method = last_part(place.call)
     scopes = frame_scopes(incident.frames)
     related: list[SourceSpan] = []
     node = place._receiver_node
@@ -361,7 +327,7 @@ def _both_kinds(incident: Incident) -> Diagnosis | None:
     others = [
         spot
         for spot in registrations(incident)
-        if isinstance(spot.node, ast.Call) and called_name(spot.node) in HOOK_CALLS and (place is None or spot.line != place.line)
+        if isinstance(spot.node, ast.Call) and last_part(spot.node) in HOOK_CALLS and (place is None or spot.line != place.line)
     ]
     if place is None:
         return None

@@ -5,53 +5,23 @@ from __future__ import annotations
 import ast
 
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.places.source import assignments_to, dotted
-from gradguard.analysis.program.call_search import called_name
+from gradguard.analysis.program.expressions import argument, last_part
+from gradguard.analysis.program.index import program_of, programs_of
 from gradguard.analysis.program.provenance import Spot
 from gradguard.analysis.program.scopes import Scope
-from gradguard.analysis.program.syntax import Source
 
 UNNAMED = "<unknown>"  # what PyTorch calls them
 
 
 def functions_given(incident: Incident, spot: Spot) -> list[Scope]:
-    """The functions behind a hook that a registration call is given in this way."""
-    call = spot.node
-    given = next(iter([*call.args[:1], *(k.value for k in call.keywords if k.arg == "hook")]), None) if isinstance(call, ast.Call) else None
-    if given is None:
+    """The functions that a registration call is given as a hook: by name, made by a factory, `partial`, or an object that is called."""
+    call, program = spot.node, program_of(spot.scope.source)
+    given = argument(call, "hook", 0) if isinstance(call, ast.Call) else None
+    if program is None or given is None:
         return []
-    source = spot.scope.source
-    if isinstance(given, ast.Name) and given.id == "self":
-        around = next((above for above in source.ancestors(given) if isinstance(above, ast.ClassDef)), None)
-        return [] if around is None else _called(source, around)
-    name = dotted(given)
-    values: list[ast.expr] = [given]
-    if name is not None and source.tree is not None:
-        values = [value for statement in assignments_to(source.tree, name) if (value := getattr(statement, "value", None)) is not None]
-    return [scope for value in values if isinstance(value, ast.Call) for scope in _made(incident, value)]
-
-
-def _made(incident: Incident, call: ast.Call) -> list[Scope]:
-    """What runs where the result of this call is called."""
-    if called_name(call) == "partial":
-        inner = dotted(call.args[0]) if call.args else None
-        if inner is None:
-            return []
-        wanted = inner.rpartition(".")[2]
-        return [
-            Scope(source, node)
-            for source in incident.sources
-            for node in source.scopes
-            if isinstance(node, ast.FunctionDef) and node.name == wanted
-        ]
-    return [
-        scope
-        for source in incident.sources
-        for node in source.scopes
-        if isinstance(node, ast.ClassDef) and node.name == called_name(call)
-        for scope in _called(source, node)
-    ]
-
-
-def _called(source: Source, kind: ast.ClassDef) -> list[Scope]:
-    return [Scope(source, node) for node in kind.body if isinstance(node, ast.FunctionDef) and node.name == "__call__"]
+    own = program.functions(given)
+    if own:
+        return [Scope(program.source, each) for each in own]
+    made = [value for value in program.values(given) if isinstance(value, ast.Call)]  # of a class or function of another file
+    names = {last_part(each.args[0] if last_part(each) == "partial" and each.args else each) for each in made}
+    return [Scope(other.source, each) for other in programs_of(incident.sources) for name in names for each in other.functions_named(name)]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gradguard.analysis.program.expressions import inside
 from gradguard.analysis.program.provenance import Spot
 from gradguard.core.safe_read import attributes, elements, own_dict, pairs
 
@@ -47,4 +48,4 @@ def is_data(copied: Any) -> bool:
 def continues(spot: Spot, attribute: str | None) -> bool:
     """Whether what is stored is made from what the attribute held before, as a recurrent state is."""
     value = getattr(spot.statement, "value", None)
-    return value is not None and any(isinstance(node, ast.Attribute) and node.attr == attribute for node in ast.walk(value))
+    return any(node.attr == attribute for node in inside(value, ast.Attribute))

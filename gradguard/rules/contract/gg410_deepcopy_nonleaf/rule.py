@@ -36,12 +36,12 @@ from torch import nn
 
 from gradguard.analysis.graph.walk import op_name
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.places.source import ResolvedSite, dotted, resolve
-from gradguard.analysis.program.bindings import targets_of
-from gradguard.analysis.program.call_search import called_name
-from gradguard.analysis.program.definitions import bound_value
+from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.analysis.program.expressions import last_part
+from gradguard.analysis.program.index import calls_in, program_of, writes_in
 from gradguard.analysis.program.provenance import Spot, stores_of
 from gradguard.analysis.program.scopes import Scope, class_scopes, frame_scopes
+from gradguard.analysis.program.syntax import Source
 from gradguard.core.callsite import is_torch_or_own
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.core.foreign_exceptions import internal_error
@@ -49,8 +49,6 @@ from gradguard.core.safe_read import UNKNOWN, peek
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.gg410_deepcopy_nonleaf.records import children_of, continues, is_data
-
-_GROWING = {"append", "add", "insert", "extend", "appendleft", "update", "setdefault"}
 
 _AVOID = "A custom `__deepcopy__` that skips the attribute: the graph of the last step would still be kept alive."
 
@@ -162,7 +160,7 @@ def _copied(incident: Incident) -> tuple[Any, str | None, ResolvedSite | None]:
         and place.call is not None
         and place.source is not None
         and scopes
-        and called_name(place.call) in ("deepcopy", "AveragedModel", "clone")
+        and last_part(place.call) in ("deepcopy", "AveragedModel", "clone")
     ) and place.call.args:
         text = place.source.flat(place.call.args[0])
         value = scopes[0].evaluate(place.call.args[0])
@@ -219,11 +217,8 @@ def _store(incident: Incident, found: _Found) -> tuple[Spot | None, str | None]:
         return _definition(incident, found)
     spots: list[Spot] = []
     if _normed(found):
-        for source in incident.sources:
-            for node in ast.walk(source.tree) if source.tree is not None else ():
-                if isinstance(node, ast.Call) and called_name(node) in ("weight_norm", "spectral_norm"):
-                    spots.append(Spot(Scope(source, source.tree or ast.Module([], [])), node))
-        return (spots[0] if spots else None), None
+        normed = calls_in(incident.sources, "weight_norm", "spectral_norm")
+        return (_spot(*normed[0]) if normed else None), None
     if found.inside:
         spots = _grown(found)
     if not spots and not isinstance(found.owner, (dict, list, tuple)):
@@ -259,43 +254,24 @@ def _detached(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("detach", "item", "numpy")
 
 
+def _spot(source: Source, node: ast.expr | ast.stmt, name: str | None = None) -> Spot:
+    return Spot(Scope(source, source.tree or ast.Module([], [])), node, name)
+
+
 def _grown(found: _Found) -> list[Spot]:
     """`self.history.append(x)`, `self.cache[key] = x` in the owner's methods."""
     spots = []
     for scope in class_scopes(found.owner):
-        parameters = scope.parameters()
-        name = f"{parameters[0]}.{found.attribute}" if parameters else ""
-        for node in ast.walk(scope.tree):
-            if (
-                (
-                    isinstance(node, ast.Call)
-                    and isinstance(node.func, ast.Attribute)
-                    and node.func.attr in _GROWING
-                    and dotted(node.func.value) == name
-                )
-                or (isinstance(node, ast.Assign) and any(isinstance(t, ast.Subscript) and dotted(t.value) == name for t in node.targets))
-                or (isinstance(node, ast.AugAssign) and dotted(node.target) == name)
-            ):
-                spots.append(Spot(scope, node))
+        program, first = program_of(scope.source), scope.parameters()[:1]
+        growths = program.grows(f"{first[0]}.{found.attribute}", scope.tree) if program is not None and first else []
+        spots += [Spot(scope, growth.node) for growth in growths]
     return spots
 
 
 def _outside(incident: Incident, attribute: str) -> list[Spot]:
     """Assignments to an attribute of that name on anything, in the user's files (a hook that stores on the module, say)."""
-    spots = []
-    for source in incident.sources:
-        for node in ast.walk(source.tree) if source.tree is not None else ():
-            if isinstance(node, ast.Assign) and any(isinstance(t, ast.Attribute) and t.attr == attribute for t in targets_of(node)):
-                if not isinstance(node.value, ast.Constant):
-                    spots.append(Spot(Scope(source, source.tree or ast.Module([], [])), node, attribute))
-            elif (
-                isinstance(node, ast.Call)
-                and called_name(node) == "setattr"
-                and len(node.args) == 3
-                and getattr(node.args[1], "value", None) == attribute
-            ):
-                spots.append(Spot(Scope(source, source.tree or ast.Module([], [])), node, attribute))
-    return spots
+    writes = writes_in(incident.sources, attribute)
+    return [_spot(source, write.node, attribute) for source, write in writes if not isinstance(write.value, ast.Constant)]
 
 
 def _definition(incident: Incident, found: _Found) -> tuple[Spot | None, str | None]:
@@ -308,30 +284,23 @@ def _definition(incident: Incident, found: _Found) -> tuple[Spot | None, str | N
         return Spot(Scope(place.source, ast.Module([], [])), place.node), None
     base = found.path.partition("[")[0].partition(".")[0]
     for scope in frame_scopes(incident.frames):
-        for node in ast.walk(scope.tree):
-            if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Attribute)
-                and node.func.attr in _GROWING
-                and dotted(node.func.value) == base
-            ):
-                return Spot(scope, node), None
-            if isinstance(node, ast.Assign) and any(isinstance(t, ast.Subscript) and dotted(t.value) == base for t in node.targets):
-                return Spot(scope, node), None
-            if (
-                isinstance(node, ast.Assign)
-                and bound_value(node, base) is not None
-                and isinstance(node.value, (ast.Dict, ast.List, ast.Tuple))
-                and not _is_empty(node.value)
-            ):
-                return Spot(scope, node, base), None
+        program = program_of(scope.source)
+        if program is None:
+            continue
+        grown = [Spot(scope, growth.node) for growth in program.grows(base, scope.tree)]
+        filled = [
+            Spot(scope, statement, base)
+            for each in program.definitions(base, scope.tree)
+            if isinstance(each.value, (ast.Dict, ast.List, ast.Tuple))
+            and any(ast.iter_child_nodes(each.value))
+            and (statement := program.source.statement(each.node)) is not None
+        ]
+        spots = sorted([*grown, *filled], key=lambda spot: spot.line)
+        if spots:
+            return spots[0], None
     if made is not None and made.source is not None and isinstance(made.node, ast.expr):
         return Spot(Scope(made.source, ast.Module([], [])), made.node), None
     return None, None
-
-
-def _is_empty(node: ast.expr) -> bool:
-    return not (node.keys if isinstance(node, ast.Dict) else getattr(node, "elts", []))
 
 
 def _normed(found: _Found) -> str | None:
@@ -351,7 +320,7 @@ def _patch(spot: Spot) -> str | None:
         if len(node.targets) > 1 or isinstance(node.value, (ast.Tuple, ast.List, ast.Dict)):
             return None
         value = node.value
-    elif isinstance(node, ast.Call) and called_name(node) in ("append", "add", "appendleft") and len(node.args) == 1:
+    elif isinstance(node, ast.Call) and last_part(node) in ("append", "add", "appendleft") and len(node.args) == 1:
         value = node.args[0]
     if not isinstance(value, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)):
         return None

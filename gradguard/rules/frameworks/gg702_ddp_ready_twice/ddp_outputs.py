@@ -11,7 +11,7 @@ from torch import nn
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import resolve, span_of
-from gradguard.analysis.program.call_search import called_name
+from gradguard.analysis.program.expressions import inside, last_part
 from gradguard.analysis.program.syntax import FUNCTIONS
 from gradguard.core.diagnosis import SourceSpan
 from gradguard.core.safe_read import attributes, peek
@@ -58,8 +58,8 @@ def _comes_from(view: Any, name: str, ddp: Any) -> bool:
     """Whether the variable gets its value from a call of the DDP module in this function."""
     place = resolve(view.site)
     function = None if place is None else place.enclosing_function or (place.source and place.source.tree)
-    for node in ast.walk(function) if isinstance(function, ast.AST) else ():
-        if isinstance(node, ast.Assign) and any(isinstance(target, ast.Name) and target.id == name for target in node.targets):
+    for node in inside(function if isinstance(function, ast.AST) else None, ast.Assign):
+        if any(isinstance(target, ast.Name) and target.id == name for target in node.targets):
             call = node.value
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and view.locals.get(call.func.id) is ddp:
                 return True
@@ -79,8 +79,8 @@ def _returned(module: type, kind: str) -> SourceSpan | None:
         node
         for method in cls.body
         if isinstance(method, FUNCTIONS) and getattr(method, "name", "") == "forward"
-        for node in ast.walk(method)
-        if isinstance(node, ast.Return) and isinstance(node.value, ast.Call) and called_name(node.value) == kind
+        for node in inside(method, ast.Return)
+        if isinstance(node.value, ast.Call) and last_part(node.value) == kind
     ]
     if len(returns) != 1:
         return None

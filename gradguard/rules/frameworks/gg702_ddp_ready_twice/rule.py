@@ -38,8 +38,11 @@ from torch import nn
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.names import short_list
 from gradguard.analysis.places.source import module_ast, parent_of, span_of
+from gradguard.analysis.program.expressions import argument, inside, is_constant
+from gradguard.analysis.program.index import calls_in
 from gradguard.analysis.program.syntax import FUNCTIONS
-from gradguard.analysis.program.user_calls import keyword, last_part, user_files
+from gradguard.analysis.program.user_calls import user_files
+from gradguard.analysis.program.user_files import sources_of
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import modules_in, named_parameters, parameters_in
 from gradguard.rules.base import Rule
@@ -116,15 +119,11 @@ def _checkpointed(incident: Incident, ddp: Any, twice: list[str]) -> list[tuple[
     """Reentrant checkpoint calls of the user's, those that run what holds the parameter first."""
     found: list[tuple[str, ast.Call]] = []
     files = dict.fromkeys([*user_files(incident), *(use.file for name in twice for use in shared.uses(ddp.module, name))])
-    for file in files:
-        tree = module_ast(file)
-        for node in ast.walk(tree) if tree is not None else ():
-            if isinstance(node, ast.Call) and last_part(node.func) in _CHECKPOINTS and len(node.args) > 1:
-                given = keyword(node, "use_reentrant")
-                if given is None or not (isinstance(given.value, ast.Constant) and given.value.value is False):
-                    found.append((file, node))
+    for source, call in calls_in(sources_of(files), *_CHECKPOINTS):
+        if len(call.args) > 1 and not is_constant(argument(call, "use_reentrant"), False):
+            found.append((source.filename, call))
     parts = {part for name in twice for part in name.split(".")}
-    nearer = [(file, node) for file, node in found if parts & {n.attr for n in ast.walk(node.args[0]) if isinstance(n, ast.Attribute)}]
+    nearer = [(file, node) for file, node in found if parts & {n.attr for n in inside(node.args[0], ast.Attribute)}]
     return nearer or (found if _reentrant(incident.error) else [])
 
 
@@ -155,8 +154,8 @@ def _outside(incident: Incident, ddp: Any) -> list[tuple[str, ast.AST, str]]:
     layers = {id(m) for m in modules_in(ddp.module)} - {id(ddp.module)}
     for file in user_files(incident):
         tree = module_ast(file)
-        for node in ast.walk(tree) if tree is not None else ():
-            if not isinstance(node, ast.Attribute) or isinstance(parent_of(file, node), ast.Attribute):
+        for node in inside(tree, ast.Attribute):
+            if isinstance(parent_of(file, node), ast.Attribute):
                 continue
             value = shared.evaluated(incident, file, node)
             called = isinstance(parent_of(file, node), ast.Call)

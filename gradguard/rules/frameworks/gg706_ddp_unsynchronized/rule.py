@@ -36,7 +36,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.names import short_list
 from gradguard.analysis.places.source import module_ast, resolve, segment, span_of
-from gradguard.analysis.program.user_calls import last_part, user_files
+from gradguard.analysis.program.expressions import calls_inside, inside
+from gradguard.analysis.program.user_calls import user_files
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.monitors import replica_drift
 from gradguard.probes import replicas
@@ -144,14 +145,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
 def _assignment(incident: Incident, ddp: Any, new: list[str]) -> SourceSpan | None:
     """The one assignment, outside of constructors, to an attribute on the way to the new parameters."""
     attributes = {part for path in new for part in path.split(".")}
-    found = []
-    for file in user_files(incident):
-        tree = module_ast(file)
-        for node in ast.walk(tree) if tree is not None else ():
-            if isinstance(node, ast.Assign) and any(isinstance(t, ast.Attribute) and t.attr in attributes for t in node.targets):
-                span = span_of(file, node, label="puts in parameters that DDP does not know", role="culprit")
-                if not (span.function or "").endswith("__init__"):
-                    found.append(span)
+    found = shared.written_later(user_files(incident), attributes, "puts in parameters that DDP does not know", "culprit")
     return found[0] if len(found) == 1 else None
 
 
@@ -160,17 +154,14 @@ def _on_one_rank(incident: Incident) -> list[tuple[str, ast.stmt, ast.expr]]:
     found = []
     for file in user_files(incident):
         tree = module_ast(file)
-        for node in ast.walk(tree) if tree is not None else ():
-            if isinstance(node, ast.If) and _by_rank(node.test):
-                for statement in [*node.body, *node.orelse]:
-                    if any(isinstance(item, ast.Call) and last_part(item.func) in _CHANGES for item in ast.walk(statement)):
-                        found.append((file, statement, node.test))
+        for node in (node for node in inside(tree, ast.If) if _by_rank(node.test)):
+            found += [(file, each, node.test) for each in [*node.body, *node.orelse] if any(calls_inside(each, *_CHANGES))]
     return found
 
 
 def _by_rank(test: ast.expr) -> bool:
-    words = [item.attr for item in ast.walk(test) if isinstance(item, ast.Attribute)]
-    words += [item.id for item in ast.walk(test) if isinstance(item, ast.Name)]
+    words = [item.attr for item in inside(test, ast.Attribute)]
+    words += [item.id for item in inside(test, ast.Name)]
     return any("rank" in word.lower() or word.lower() in _MAIN for word in words)
 
 

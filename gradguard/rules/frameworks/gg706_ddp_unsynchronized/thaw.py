@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.places.source import module_ast, resolve, span_of
-from gradguard.analysis.program.syntax import FUNCTIONS, load
-from gradguard.analysis.program.user_calls import calls, user_files
+from gradguard.analysis.places.source import resolve, span_of
+from gradguard.analysis.program.expressions import is_constant
+from gradguard.analysis.program.index import Program, Write, program_of, programs_of
+from gradguard.analysis.program.user_calls import user_files
+from gradguard.analysis.program.user_files import sources_of
 from gradguard.core.diagnosis import SourceSpan
 
 _LABEL = "unfreezes parameters that DDP has no hooks on"
@@ -26,7 +28,9 @@ def place(incident: Incident, parameters: list[torch.Tensor]) -> SourceSpan | No
     """The statement that switched requires_grad on: as recorded, else the only one in the source."""
     sites = {known[1] for p in parameters if (known := incident.journal.toggle_of(p)) is not None and known[0]}
     seen = resolve(sites.pop()) if len(sites) == 1 else None
-    if seen is not None and not _flag(seen.file, seen.node, getattr(seen, "statement", None)):
+    program = program_of(seen.source) if seen is not None else None
+    writes = [each for each in program.writes("requires_grad") if each.node in (seen.node, seen.statement)] if program and seen else []
+    if seen is not None and not any(_told_by(program, each) for each in writes if program is not None):
         return seen.statement_span(_LABEL, "culprit")
     found = [span_of(file, node, label=_LABEL, role="culprit") for file in user_files(incident) for node in _switches(incident, file)]
     found = [span for span in found if span is not None]
@@ -35,40 +39,20 @@ def place(incident: Incident, parameters: list[torch.Tensor]) -> SourceSpan | No
 
 def _switches(incident: Incident, file: str) -> Iterator[ast.AST]:
     """Statements that set requires_grad to True; of a helper that is given the value, its calls that give True."""
-    tree = module_ast(file)
-    for node in ast.walk(tree) if tree is not None else ():
-        value = _set_to(node)
-        if value is None:
-            continue
-        if isinstance(value, ast.Constant):
-            if value.value is True:
-                yield node
-            continue
-        helper = _flag(file, value, node)
-        for _, call in calls(incident, helper[0]) if helper is not None else ():
-            given = [word.value for word in call.keywords if word.arg == helper[1]] if helper is not None else []
-            given += call.args[-1:] if not given else []
-            if any(isinstance(each, ast.Constant) and each.value is True for each in given):
-                yield call
+    program = program_of(file)
+    for write in program.writes("requires_grad") if program is not None else ():
+        if is_constant(write.value, True):
+            yield write.node
+        told = None if program is None else _told_by(program, write)
+        for caller in programs_of(sources_of(user_files(incident))) if told is not None else ():
+            for call in caller.calls(told[0].name) if told is not None else ():
+                if told is not None and is_constant(caller.given(call, *told), True):
+                    yield call
 
 
-def _set_to(node: ast.AST) -> ast.expr | None:
-    """The value that a statement gives to some parameters' requires_grad."""
-    if isinstance(node, ast.Assign) and any(isinstance(t, ast.Attribute) and t.attr == "requires_grad" for t in node.targets):
-        return node.value
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "requires_grad_":
-        given = [*node.args, *(word.value for word in node.keywords)]
-        return given[0] if given else ast.Constant(True)
-    return None
-
-
-def _flag(file: str, value: ast.AST | None, node: ast.AST | None) -> tuple[str, str] | None:
-    """The helper and its argument, where the value is what a function was given."""
-    value = (_set_to(node) if node is not None else None) or value
-    source = load(file)
-    if source is None or node is None or not isinstance(value, ast.Name):
-        return None
-    function = next((above for above in source.ancestors(node) if isinstance(above, FUNCTIONS)), None)
-    arguments = [] if function is None else [*function.args.args, *function.args.kwonlyargs]
-    name = getattr(function, "name", None)
-    return (name, value.id) if name is not None and any(argument.arg == value.id for argument in arguments) else None
+def _told_by(program: Program, write: Write) -> tuple[ast.FunctionDef, str] | None:
+    """The helper that the value is given to, and the parameter."""
+    function, value = program.function(write.node), write.value
+    parameters = program.reaching(value) if isinstance(value, ast.Name) else frozenset()
+    given = isinstance(value, ast.Name) and any(each.kind == "parameter" for each in parameters)
+    return (function, value.id) if given and isinstance(function, ast.FunctionDef) and isinstance(value, ast.Name) else None

@@ -18,7 +18,9 @@ from gradguard.analysis.live.frames import traceback_frames
 from gradguard.analysis.places.sites import site_at
 from gradguard.analysis.places.source import ResolvedSite, function_def
 from gradguard.analysis.program.bindings import targets_of
-from gradguard.analysis.program.syntax import FUNCTIONS, Source, load
+from gradguard.analysis.program.blocks import function_around
+from gradguard.analysis.program.expressions import inside
+from gradguard.analysis.program.syntax import Source, load
 from gradguard.core.callsite import USER_FILES
 from gradguard.core.safe_read import modules_in, unless_loud
 from gradguard.rules.spans import class_node
@@ -48,9 +50,7 @@ def draws_in(function: Any) -> list[ResolvedSite]:
         if tree in seen:
             continue
         seen.add(tree)
-        for node in ast.walk(tree):
-            if not isinstance(node, ast.Call):
-                continue
+        for node in inside(tree, ast.Call):
             called = _objects(node.func, lookup)
             if _draws(node, called, lookup):
                 if _decides(source, node):
@@ -157,17 +157,14 @@ def _draws(node: ast.Call, called: list[Any], lookup: Lookup) -> bool:
 
 def _decides(source: Source, draw: ast.AST) -> bool:
     """Whether what is drawn chooses a branch, an index or a number of rounds, there or by the variable it is given to."""
-    around = next((above for above in source.ancestors(draw) if isinstance(above, FUNCTIONS)), None)
+    around = function_around(source, draw)
     if around is None or getattr(around, "name", None) == "__init__":
         return False
     if _chooses(source, draw) or (isinstance(source.statement(draw), ast.Return) and getattr(around, "name", None) != "forward"):
         return True
     statement = source.statement(draw)
     names = {target.id for target in targets_of(statement) if isinstance(target, ast.Name)} if statement is not None else set()
-    return any(
-        isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in names and _chooses(source, node)
-        for node in ast.walk(around)
-    )
+    return any(isinstance(node.ctx, ast.Load) and node.id in names and _chooses(source, node) for node in inside(around, ast.Name))
 
 
 def _chooses(source: Source, node: ast.AST) -> bool:

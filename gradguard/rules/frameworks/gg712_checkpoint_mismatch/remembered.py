@@ -13,7 +13,8 @@ from torch import nn
 from gradguard.analysis.places.sites import site_at
 from gradguard.analysis.places.source import ResolvedSite
 from gradguard.analysis.program.bindings import dotted, targets_of
-from gradguard.analysis.program.syntax import FUNCTIONS
+from gradguard.analysis.program.blocks import function_around
+from gradguard.analysis.program.expressions import inside
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.core.safe_read import attributes
 from gradguard.rules import wording
@@ -69,12 +70,11 @@ def _fills(module: nn.Module) -> Iterator[Filled]:
     if found is None:
         return
     source, tree = found
-    for node in ast.walk(tree):
-        around = next((above for above in source.ancestors(node) if isinstance(above, FUNCTIONS)), None)
-        if not isinstance(node, ast.If) or getattr(around, "name", "__init__") == "__init__":
+    for node in inside(tree, ast.If):
+        if getattr(function_around(source, node), "name", "__init__") == "__init__":
             continue
-        asked = {dotted(part) for part in ast.walk(node.test) if isinstance(part, ast.Attribute)}
-        for statement in (inner for part in node.body for inner in ast.walk(part) if isinstance(inner, ast.Assign)):
+        asked = {dotted(part) for part in inside(node.test, ast.Attribute)}
+        for statement in (inner for part in node.body for inner in inside(part, ast.Assign)):
             for target in targets_of(statement):
                 kept = dotted(target.value if isinstance(target, ast.Subscript) else target)
                 if kept is not None and kept.startswith("self.") and kept.count(".") == 1 and kept in asked:

@@ -11,6 +11,7 @@ import torch
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.analysis.program.expressions import inside
 from gradguard.analysis.program.syntax import Source
 from gradguard.core.diagnosis import Diagnosis, Fix, TensorFacts
 from gradguard.core.safe_read import function_code, in_class, store_of
@@ -104,8 +105,8 @@ def _accesses(source: Source, methods: Mapping[str, ast.AST], name: str, depth: 
     if definition is None or depth > _DEEPEST:
         return
     ordered: list[tuple[tuple[int, int], str, str]] = []
-    for node in ast.walk(definition):
-        if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name) or node.value.id != "self":
+    for node in inside(definition, ast.Attribute):
+        if not isinstance(node.value, ast.Name) or node.value.id != "self":
             continue
         above = list(islice(source.ancestors(node), 2))
         place: ast.expr = node

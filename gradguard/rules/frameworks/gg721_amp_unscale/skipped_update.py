@@ -9,8 +9,9 @@ from typing import NamedTuple
 from gradguard.analysis.places.sites import short, site_at
 from gradguard.analysis.places.source import ResolvedSite
 from gradguard.analysis.program.bindings import targets_of
-from gradguard.analysis.program.syntax import FUNCTIONS, Source
-from gradguard.analysis.program.user_calls import last_part
+from gradguard.analysis.program.blocks import function_around
+from gradguard.analysis.program.expressions import calls_inside, inside, last_part
+from gradguard.analysis.program.syntax import Source
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.fixes.edits import inserted
 
@@ -128,16 +129,16 @@ class _judged:
 
     def __init__(self, source: Source, statement: ast.stmt) -> None:
         self._names: set[str] = set()
-        around = next((above for above in source.ancestors(statement) if isinstance(above, FUNCTIONS)), source.tree)
-        assigned = [node for node in ast.walk(around or statement) if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value]
+        around = function_around(source, statement) or source.tree
+        assigned = [node for node in inside(around or statement, ast.Assign, ast.AnnAssign) if node.value]
         for _ in range(3):
             for node in assigned:
                 if node.value is not None and self(node.value):
                     self._names |= {target.id for target in targets_of(node) if isinstance(target, ast.Name)}
 
     def __call__(self, node: ast.expr) -> bool:
-        for item in ast.walk(node):
-            if isinstance(item, ast.Call) and last_part(item.func) in (*_FINITE, *_NORMS):
+        for item in inside(node, ast.Call, ast.Name):
+            if isinstance(item, ast.Call) and last_part(item) in (*_FINITE, *_NORMS):
                 return True
             if isinstance(item, ast.Name) and item.id in self._names:
                 return True
@@ -145,10 +146,9 @@ class _judged:
 
 
 def _calls(around: ast.AST, receiver: str, name: str) -> Iterator[ast.Call]:
-    for node in ast.walk(around):
-        method = node.func if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
-        if isinstance(node, ast.Call) and method is not None and method.attr == name and ast.unparse(method.value) == receiver:
-            yield node
+    for call in calls_inside(around, name):
+        if isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == receiver:
+            yield call
 
 
 def _exits(statement: ast.stmt) -> Iterator[ast.stmt]:

@@ -11,6 +11,7 @@ from gradguard.analysis.history.follower import Follower
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.sites import same_place, short
 from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.analysis.program.expressions import inside
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.rules.gradient_path import lost_path, patching, wording
 
@@ -61,7 +62,7 @@ def _told(place: ResolvedSite, name: str, kind: str, origin: Origin | None, code
 def _asked(place: ResolvedSite) -> ast.expr | None:
     """`total` of `total.backward()`."""
     for part in (place.node, place.statement):
-        for node in ast.walk(part) if part is not None else ():
-            if isinstance(node, ast.Attribute) and node.attr == "backward":
+        for node in inside(part, ast.Attribute):
+            if node.attr == "backward":
                 return node.value
     return None

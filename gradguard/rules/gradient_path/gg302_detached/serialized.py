@@ -15,6 +15,7 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.frames import FrameView
 from gradguard.analysis.places.sites import function_word, same_place, site_at
 from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.analysis.program.expressions import inside
 from gradguard.analysis.program.search_scopes import Scope, definitions, entry_by_name, entry_of, evaluate
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import attributes, elements, pairs
@@ -81,10 +82,9 @@ def _culprit(incident: Incident) -> tuple[torch.Tensor, str | None, FrameView, s
             for label, tensor in _non_leaves(value, text, 0):
                 return tensor, label, view, text
             if isinstance(argument, (ast.Tuple, ast.List, ast.Dict)):
-                for part in ast.walk(argument):
-                    if isinstance(part, (ast.Name, ast.Attribute)):
-                        for label, tensor in _non_leaves(evaluate(part, scope), scope.source.flat(part), 0):
-                            return tensor, label, view, text
+                for part in inside(argument, ast.Name, ast.Attribute):
+                    for label, tensor in _non_leaves(evaluate(part, scope), scope.source.flat(part), 0):
+                        return tensor, label, view, text
     return None
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from torch import nn
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.sites import short, site_at
 from gradguard.analysis.places.source import ResolvedSite
-from gradguard.analysis.program.syntax import FUNCTIONS, Source
+from gradguard.analysis.program.blocks import conditions_of
+from gradguard.analysis.program.expressions import calls_inside, inside
+from gradguard.analysis.program.syntax import Source
 from gradguard.core.safe_read import modules_in
 
 
@@ -30,9 +32,9 @@ def after(incident: Incident, freeze: ResolvedSite, modules: list[nn.Module]) ->
         return None
     names = next((view.globals for view in incident.user_frames if view.frame.f_code.co_filename == source.filename), {})
     found = []
-    for statement, value in _put_in(function):
+    for statement, value in _put_in(source, function):
         kind = names.get(value.func.id) if isinstance(value.func, ast.Name) else None
-        condition = _condition(source, statement)
+        condition = next((each.test for each in conditions_of(source, statement) if each.holds), None)
         if statement.lineno < freeze.line or condition is None or not (isinstance(kind, type) and issubclass(kind, nn.Module)):
             continue
         if not any(isinstance(part, kind) for module in modules for part in modules_in(module)):
@@ -40,24 +42,12 @@ def after(incident: Incident, freeze: ResolvedSite, modules: list[nn.Module]) ->
     return found[0] if len(found) == 1 else None
 
 
-def _put_in(function: ast.AST) -> Iterator[tuple[ast.stmt, ast.Call]]:
+def _put_in(source: Source, function: ast.AST) -> Iterator[tuple[ast.stmt, ast.Call]]:
     """`setattr(parent, name, Part(...))` and `parent[name] = Part(...)`, with the call that makes the part."""
-    for node in ast.walk(function):
-        call = node.value if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
-        if call is not None and ast.unparse(call.func) == "setattr" and len(call.args) == 3 and isinstance(call.args[2], ast.Call):
-            yield cast(ast.stmt, node), call.args[2]
-        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
-            continue
-        if any(isinstance(target, (ast.Subscript, ast.Attribute)) for target in node.targets):
+    for call in calls_inside(function, "setattr"):
+        statement = source.statement(call)
+        if statement is not None and len(call.args) == 3 and isinstance(call.args[2], ast.Call):
+            yield statement, call.args[2]
+    for node in inside(function, ast.Assign):
+        if isinstance(node.value, ast.Call) and any(isinstance(target, (ast.Subscript, ast.Attribute)) for target in node.targets):
             yield node, node.value
-
-
-def _condition(source: Source, statement: ast.stmt) -> ast.expr | None:
-    child: ast.AST = statement
-    for above in source.ancestors(statement):
-        if isinstance(above, FUNCTIONS):
-            return None
-        if isinstance(above, ast.If) and child in above.body:
-            return above.test
-        child = above
-    return None

@@ -45,6 +45,7 @@ from gradguard.analysis.live.names import short_list
 from gradguard.analysis.live.optimizer_contents import parameters_of
 from gradguard.analysis.places.sites import bare, in_words, short
 from gradguard.analysis.places.source import ResolvedSite
+from gradguard.analysis.program.expressions import inside
 from gradguard.analysis.program.user_files import files_of, sources_of
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.core.safe_read import attributes, modules_in, named_children, parameters_in
@@ -346,7 +347,7 @@ def _zero(place: ResolvedSite) -> bool:
         if isinstance(node, ast.Call) and inner is not node.func:
             return False
         inner = node
-    values = [node.value for argument in call.args for node in ast.walk(argument) if isinstance(node, ast.Constant)]
+    values = [node.value for argument in call.args for node in inside(argument, ast.Constant)]
     return made == "zeros" or (bool(values) and not any(values))
 
 
@@ -371,8 +372,8 @@ def _wants_grad(made: list[ResolvedSite]) -> ResolvedSite | None:
         if place.source is None or place.source.tree is None or not place.targets:
             continue
         name = place.targets[0]
-        for node in ast.walk(place.source.tree):
-            if isinstance(node, ast.Attribute) and node.attr == "grad" and place.source.flat(node.value) == name:
+        for node in inside(place.source.tree, ast.Attribute):
+            if node.attr == "grad" and place.source.flat(node.value) == name:
                 wanted.append(place)
                 break
     return wanted[0] if len(wanted) == 1 else None

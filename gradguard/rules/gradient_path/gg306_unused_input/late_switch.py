@@ -10,6 +10,8 @@ import torch
 from gradguard.analysis.history.follower import Follower
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.program.bindings import assignments_to, dotted
+from gradguard.analysis.program.expressions import inside, is_constant
+from gradguard.analysis.program.index import writes_in
 from gradguard.analysis.program.search_scopes import Scope, entry_by_name, entry_of, evaluate
 from gradguard.analysis.program.syntax import Source
 from gradguard.core.safe_read import UNKNOWN
@@ -45,7 +47,7 @@ def found(incident: Incident, tensor: torch.Tensor, index: int) -> Late | None:
         return None
     body = _block(scope.source, place.statement)
     end = body.index(place.statement) if place.statement in body else -1
-    at = next((i for i in range(end - 1, -1, -1) if _switches(body[i], name)), None)
+    at = next((i for i in range(end - 1, -1, -1) if _switches(scope.source, body[i], name)), None)
     if at is None:
         return None
     root = name.partition(".")[0]
@@ -85,26 +87,18 @@ def _block(source: Source, statement: ast.stmt) -> list[ast.stmt]:
     return []
 
 
-def _switches(statement: ast.stmt, name: str) -> bool:
+def _switches(source: Source, statement: ast.stmt, name: str) -> bool:
     """`x.requires_grad_()` or `x.requires_grad = True`, as a statement of its own."""
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        call = statement.value
-        given = [*call.args, *(keyword.value for keyword in call.keywords)]
-        on = all(isinstance(value, ast.Constant) and value.value is True for value in given)
-        return on and isinstance(call.func, ast.Attribute) and call.func.attr == "requires_grad_" and dotted(call.func.value) == name
-    return (
-        isinstance(statement, ast.Assign)
-        and isinstance(statement.value, ast.Constant)
-        and statement.value.value is True
-        and any(dotted(target) == f"{name}.requires_grad" for target in statement.targets)
-    )
+    writes = [write for _, write in writes_in([source], "requires_grad") if source.statement(write.node) is statement]
+    alone = isinstance(statement, (ast.Expr, ast.Assign)) and all(write.node in (statement, statement.value) for write in writes)
+    return alone and any(is_constant(write.value, True) and write.owner is not None and dotted(write.owner) == name for write in writes)
 
 
 def _used(statement: ast.stmt, name: str, scope: Scope) -> ast.expr | None:
     """Where a statement computes with the tensor: by its name, or in a function that is given the object it hangs on."""
     owner, _, last = name.rpartition(".")
-    for node in ast.walk(statement):
-        if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load) and dotted(node) == name:
+    for node in inside(statement, ast.Name, ast.Attribute, ast.Call):
+        if not isinstance(node, ast.Call) and isinstance(node.ctx, ast.Load) and dotted(node) == name:
             above = scope.source.parents.get(node)
             if (isinstance(above, ast.Attribute) and above.attr in _DATA) or not isinstance(statement, _KEEPS):
                 continue
@@ -140,8 +134,8 @@ def _reads(call: ast.Call, owner: str, attribute: str, scope: Scope) -> bool:
     if position >= len(names):
         return False
     return any(
-        isinstance(node, ast.Attribute) and dotted(node) == f"{names[position]}.{attribute}" and not _only_data(entry.source, node)
-        for node in ast.walk(entry.function)
+        dotted(node) == f"{names[position]}.{attribute}" and not _only_data(entry.source, node)
+        for node in inside(entry.function, ast.Attribute)
     )
 
 

@@ -10,6 +10,7 @@ import torch
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import at_line
+from gradguard.analysis.program.expressions import inside
 from gradguard.analysis.program.syntax import Source
 from gradguard.core.diagnosis import Fix, SourceSpan
 from gradguard.core.safe_read import attributes
@@ -48,8 +49,8 @@ def place(incident: Incident, name: str) -> tuple[SourceSpan, Fix] | None:
 
 def _assignments(sources: list[Source], name: str) -> Iterator[tuple[Source, ast.stmt]]:
     for source in sources:
-        for node in ast.walk(source.tree or ast.Module([], [])):
-            if isinstance(node, ast.Assign) and len(node.targets) == 1:
+        for node in inside(source.tree, ast.Assign):
+            if len(node.targets) == 1:
                 target = node.targets[0]
                 if isinstance(target, ast.Attribute) and target.attr == name:
                     yield source, node

@@ -8,10 +8,10 @@ from gradguard.analysis.graph.walk import walk
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite
 from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.program.memory import peel
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.fixes.edits import replaced
 from gradguard.rules.inplace import spans
-from gradguard.rules.inplace.aliases import peel
 from gradguard.rules.inplace.reaching_writes import step_scopes
 from gradguard.rules.inplace.suspects import Suspect
 from gradguard.rules.inplace.write_history import DETACHED, saving_op

@@ -9,8 +9,9 @@ from __future__ import annotations
 import ast
 
 from gradguard.analysis.places.source import ResolvedSite
-from gradguard.analysis.program.bindings import dotted
 from gradguard.analysis.program.defuse import reads_of
+from gradguard.analysis.program.expressions import keyword
+from gradguard.analysis.program.index import program_of
 from gradguard.analysis.program.syntax import range_of
 from gradguard.core.diagnosis import Fix
 from gradguard.fixes.edits import patched
@@ -59,25 +60,11 @@ def returned_instead(place: ResolvedSite, name: str, new: str) -> Fix:
 
 
 def _is_forward_hook(place: ResolvedSite, name: str) -> bool:
-    """Whether the file registers the function, directly or within `partial(...)`, and the name is the last of its parameters: the
-    output."""
-    function, source = place.enclosing_function, place.source
-    if source is None or not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+    """Whether the file registers the function, which returns nothing, and the name is the last of its parameters: the output."""
+    function, program = place.enclosing_function, program_of(place.source)
+    if program is None or function is None or program.returns(function):
         return False
     positional = [*function.args.posonlyargs, *function.args.args]
-    if not positional or positional[-1].arg != name or _returns_something(function):
-        return False
-    owner = next((above for above in source.ancestors(function) if isinstance(above, ast.ClassDef)), None)
-    known = owner.name if owner is not None and function.name == "__call__" else function.name
-    for node in ast.walk(source.tree or ast.Module([], [])):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _FORWARD_HOOKS:
-            kept = any(keyword.arg in ("with_kwargs", "always_call") for keyword in node.keywords)
-            if not kept and any(
-                (dotted(inner) or "").rpartition(".")[2] == known for argument in node.args[:1] for inner in ast.walk(argument)
-            ):
-                return True
-    return False
-
-
-def _returns_something(function: ast.AST) -> bool:
-    return any(isinstance(node, ast.Return) and node.value is not None for node in ast.walk(function))
+    calls = [call for call in program.calls(*_FORWARD_HOOKS) if not keyword(call, "with_kwargs") and not keyword(call, "always_call")]
+    hooked = any(function in program.functions(call.args[0]) for call in calls if call.args)
+    return hooked and bool(positional) and positional[-1].arg == name

@@ -40,13 +40,15 @@ from torch import nn
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite
 from gradguard.analysis.program.bindings import dotted
-from gradguard.analysis.program.syntax import Source, range_of
+from gradguard.analysis.program.expressions import inside, reads
+from gradguard.analysis.program.memory import peel
+from gradguard.analysis.program.syntax import Source
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import modules_in
-from gradguard.fixes.edits import before, edit_of, patched
+from gradguard.fixes.edits import appended, before, edit_of, patched
 from gradguard.rules.base import Rule
 from gradguard.rules.inplace import spans, threads
-from gradguard.rules.inplace.aliases import is_loop_target, is_view, peel
+from gradguard.rules.inplace.aliases import is_loop_target, is_view
 from gradguard.rules.inplace.classify import kind_of
 from gradguard.rules.inplace.flags import Flag, flag_argument, flag_of, holder_of
 from gradguard.rules.inplace.gg101_inplace_modified_saved_tensor.detached_alias import detached
@@ -212,9 +214,9 @@ def _copy_for_the_op(story: Story, target: Target) -> list[Fix]:
         read = [receiver]
     if len(read) != 1:
         return []
-    text, where = saved.source.flat(read[0]), range_of(read[0])
+    text = saved.source.flat(read[0])
     alone = all(_within(story, item.seq, saved) for item in story.incident.mismatches if item.storage == story.mismatch.storage)
-    diff = patched(saved.source, [((where[2], where[3], where[2], where[3]), ".clone()")]) if where is not None and alone else None
+    diff = patched(saved.source, appended(read[0], ".clone()")) if alone else None
     return [
         Fix(
             title=f"give `{story.op_word}` a copy of its own at line {saved.line}: `{short(text, 50)}.clone()`",
@@ -368,7 +370,7 @@ def _copied_for_write(place: ResolvedSite, target: Target) -> Fix | None:
         return None
     looped = bool(place.enclosing_loops)
     insert, edits = [before(place.source, statement, f"{name} = {name}.clone()")], []
-    if isinstance(statement, ast.Assign) and any(dotted(node) == name for node in ast.walk(statement.value)):
+    if isinstance(statement, ast.Assign) and reads(statement.value, name):
         piece = _unused_name(place.source, "piece")  # computed from the old tensor, which stays as it is
         insert.insert(0, before(place.source, statement, f"{piece} = {place.source.segment(statement.value)}"))
         edits = edit_of(statement.value, piece)
@@ -388,7 +390,7 @@ def _copied_for_write(place: ResolvedSite, target: Target) -> Fix | None:
 
 def _unused_name(source: Source, name: str) -> str:
     """The name, or the name with underscores, that the file does not use yet."""
-    taken = {node.id for node in ast.walk(source.tree or ast.Module([], [])) if isinstance(node, ast.Name)}
+    taken = {node.id for node in inside(source.tree, ast.Name)}
     while name in taken:
         name += "_"
     return name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +9,8 @@ from gradguard.analysis.graph.walk import walk
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.frames import FrameView
 from gradguard.analysis.places.source import resolve
-from gradguard.analysis.program.bindings import assignments_to
-from gradguard.analysis.program.syntax import range_of
 from gradguard.core.diagnosis import Role, SourceSpan
+from gradguard.rules.inplace.aliases import assigned_before
 from gradguard.torch_compat.private_api import ACCUMULATE_SEQ, node_sequence
 
 
@@ -85,18 +83,7 @@ def _made(incident: Incident, node: Any, name: str | None) -> SourceSpan | None:
 def assigned_in(view: FrameView, name: str, label: str, role: Role) -> SourceSpan | None:
     """The only assignment to a variable before the frame's line (the last of several)."""
     place = resolve(view.site)
-    if place is None or place.source is None:
+    statement = None if place is None else assigned_before(place, name)
+    if place is None or place.source is None or statement is None or statement.value is None:
         return None
-    scope = place.enclosing_function or place.source.tree
-    if scope is None:
-        return None
-    found = [
-        statement
-        for statement in assignments_to(scope, name)
-        if statement.lineno < place.line and isinstance(statement, (ast.Assign, ast.AugAssign, ast.AnnAssign))
-    ]
-    if not found:
-        return None
-    value = found[-1].value
-    where = None if value is None else range_of(value)
-    return None if where is None else place.source.span(where, label, role, place.function)
+    return place.source.span_of(statement.value, label, role)

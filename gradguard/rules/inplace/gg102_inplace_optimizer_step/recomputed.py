@@ -8,6 +8,7 @@ from gradguard.analysis.graph.walk import leaves
 from gradguard.analysis.live.optimizer_contents import trained_by
 from gradguard.analysis.places.source import ResolvedSite
 from gradguard.analysis.program.bindings import dotted, statement_names, targets_of
+from gradguard.analysis.program.expressions import reads
 from gradguard.analysis.program.syntax import Source, load
 from gradguard.core.diagnosis import SourceSpan
 from gradguard.fixes.edits import replaced
@@ -35,11 +36,8 @@ def detached_where_used(carried: Carried) -> str | None:
     statement = None if source is None else source.statement_at(carried.used.line)
     if source is None or statement is None:
         return None
-    reads = [
-        node for node in ast.walk(statement) if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load)
-        and dotted(node) == carried.name
-    ]  # fmt: skip
-    return replaced(source, [(node, f"{carried.name}.detach()") for node in reads]) if reads else None
+    found = reads(statement, carried.name)
+    return replaced(source, [(node, f"{carried.name}.detach()") for node in found]) if found else None
 
 
 def computed_again(story: Story, carried: Carried, update: ResolvedSite | None) -> str | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 from typing import Any
 
 from gradguard.analysis.graph.walk import leaves
 from gradguard.analysis.live.optimizer_contents import trained_by
-from gradguard.analysis.places.source import ResolvedSite, dotted, resolve
+from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.analysis.program.expressions import reads
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.fixes.edits import replaced
 from gradguard.rules.inplace import spans as tell
@@ -66,5 +66,5 @@ def _patch(made: ResolvedSite, written: str, meant: str) -> str | None:
     call = made.call
     if call is None or made.source is None or not call.args or not meant.isidentifier():
         return None
-    read = [node for node in ast.walk(call.args[0]) if isinstance(node, (ast.Name, ast.Attribute)) and dotted(node) == written]
+    read = reads(call.args[0], written)
     return replaced(made.source, [(read[0], meant)]) if len(read) == 1 else None

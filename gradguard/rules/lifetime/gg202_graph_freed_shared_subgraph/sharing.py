@@ -14,9 +14,12 @@ from gradguard.analysis.live.alive_tensors import node_of
 from gradguard.analysis.live.optimizer_contents import trained_by
 from gradguard.analysis.places.instructions import scope_of
 from gradguard.analysis.places.source import ResolvedSite, function_def, resolve
-from gradguard.analysis.program.defuse import contains, follow, is_detached, reads_of
+from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.program.blocks import function_around
+from gradguard.analysis.program.defuse import contains, is_detached, reads_of
+from gradguard.analysis.program.expressions import given, inside
 from gradguard.analysis.program.index import program_of
-from gradguard.analysis.program.syntax import FUNCTIONS, Source
+from gradguard.analysis.program.syntax import FUNCTIONS, Function, Source
 from gradguard.core.callsite import CallSite
 from gradguard.core.safe_read import elements
 from gradguard.instrumentation.facts import BackwardFact
@@ -99,11 +102,7 @@ def _entry(study: Study, carrier: Carrier, call: BackwardFact, behind: BackwardF
 
 def _is_handed_on(place: ResolvedSite, read: ast.expr) -> bool:
     """Whether a call hands the tensor itself on: what uses it then stands in the function; an argument computed from it uses it here."""
-    call = place.call
-    if call is None:
-        return True
-    given = [*call.args, *(keyword.value for keyword in call.keywords)]
-    return not any(argument is not read and read in ast.walk(argument) for argument in given)
+    return not any(argument is not read and read in inside(argument, ast.expr) for argument in given(place.call))
 
 
 def inner_use(entry: Entry) -> Entry | None:
@@ -121,15 +120,15 @@ def _uses_inside(entry: Entry) -> list[Entry]:
     """The reads of the shared tensor in the functions of the same file that the statement hands it to."""
     program = program_of(entry.source)
     found = []
-    for call in ast.walk(entry.statement) if program is not None else ():
-        if not isinstance(call, ast.Call) or entry.read not in (*call.args, *(item.value for item in call.keywords)):
+    for call in inside(entry.statement, ast.Call) if program is not None else ():
+        if entry.read not in given(call):
             continue
         assert program is not None
         for function in program.callees(call):
             if not isinstance(function, FUNCTIONS):
                 continue
-            given = {name for name, value in program.bind(call, function).items() if value is entry.read}
-            for parameter in (each for name in given for each in program.definitions(name, function) if each.kind == "parameter"):
+            names = {name for name, value in program.bind(call, function).items() if value is entry.read}
+            for parameter in (each for name in names for each in program.definitions(name, function) if each.kind == "parameter"):
                 for read in program.uses(parameter):
                     statement = entry.source.statement(read)
                     if statement is not None:
@@ -165,15 +164,21 @@ def _names_along(study: Study, carrier: Carrier, stack: tuple[CallSite, ...]) ->
         if outer is not None and current:
             place, function = resolve(outer), function_def(site.code)
             for name in current:
-                inside = (
-                    follow(place.call, function, name) if place is not None and place.call is not None and function is not None else None
-                )
-                inside = inside or (name if _is_seen_inside(name, outer, site) else None)
-                passed += [inside] if inside else []
+                within = None if place is None or function is None else _handed_as(place, function, name)
+                within = within or (name if _is_seen_inside(name, outer, site) else None)
+                passed += [within] if within else []
         current = passed if depth > shared and site.code in _codes(failing) else known.get(id(site.code)) or passed
         if current:
             found.append((site, current))
     return found[::-1]
+
+
+def _handed_as(place: ResolvedSite, function: Function, name: str) -> str | None:
+    """What the caller's variable is called inside the function that is called at a place; None where it is not handed over."""
+    program = program_of(place.source)
+    bound = program.bind(place.call, function) if program is not None and place.call is not None else {}
+    handed = next((each for each, value in bound.items() if isinstance(value, ast.expr) and dotted(value) == name), None)
+    return handed or (name if "self" in bound and name.startswith("self.") else None)
 
 
 def _frames_in_common(one: tuple[CallSite, ...], other: tuple[CallSite, ...]) -> int:
@@ -230,7 +235,7 @@ def detached_text(study: Study, name: str) -> str:
 
 
 def _own_function(source: Source, node: ast.AST) -> ast.AST | None:
-    return next((above for above in source.ancestors(node) if isinstance(above, FUNCTIONS)), None)
+    return function_around(source, node)
 
 
 def _feeding(source: Source, place: ResolvedSite) -> set[ast.stmt]:

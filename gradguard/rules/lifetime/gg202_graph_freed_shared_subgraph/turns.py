@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 
 from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.analysis.program.expressions import inside, last_part
 from gradguard.analysis.program.syntax import load
-from gradguard.analysis.program.user_calls import last_part
 from gradguard.analysis.program.user_files import loaded_files
 from gradguard.core.diagnosis import Fix
 from gradguard.instrumentation.facts import BackwardFact
@@ -42,7 +42,7 @@ def is_the_only_call(facts: Study) -> bool:
             if file in (site.code.co_filename for site in call.stack):
                 return False
             continue
-        written += [name for node in ast.walk(source.tree) if isinstance(node, ast.Call) and (name := last_part(node.func)) is not None]
+        written += [last_part(node) for node in inside(source.tree, ast.Call)]
     return sum(name in _CALLS for name in written) == 1 and all(written.count(name) == 1 for name in helpers)
 
 

@@ -10,6 +10,7 @@ from gradguard.analysis.live.contents import lookup, tensors_in
 from gradguard.analysis.live.stores import view_of
 from gradguard.analysis.program.bindings import dotted, targets_of
 from gradguard.analysis.program.defuse import reads_of
+from gradguard.analysis.program.expressions import calls_inside, inside
 from gradguard.core.diagnosis import Fix
 from gradguard.core.safe_read import peek
 from gradguard.rules.lifetime.second_backward import Study
@@ -44,13 +45,8 @@ def emptying(facts: Study, carrier: Carrier, name: str) -> Fix | None:
 
 
 def _taken_out(tree: ast.AST | None, name: str) -> bool:
-    for node in ast.walk(tree) if tree is not None else ():
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _TAKING:
-            if dotted(node.func.value) == name:
-                return True
-        elif isinstance(node, ast.Delete):
-            if any(isinstance(target, ast.Subscript) and dotted(target.value) == name for target in node.targets):
-                return True
-        elif isinstance(node, ast.Assign) and name in map(dotted, targets_of(node)) and reads_of(node.value, name):
-            return True
-    return False
+    taken = any(isinstance(call.func, ast.Attribute) and dotted(call.func.value) == name for call in calls_inside(tree, *_TAKING))
+    targets = (target for node in inside(tree, ast.Delete) for target in node.targets)
+    deleted = any(isinstance(target, ast.Subscript) and dotted(target.value) == name for target in targets)
+    shortened = any(name in map(dotted, targets_of(node)) and reads_of(node.value, name) for node in inside(tree, ast.Assign))
+    return taken or deleted or shortened

@@ -13,6 +13,7 @@ from gradguard.analysis.history.carried_graphs import Carrier
 from gradguard.analysis.live.alive_tensors import node_of
 from gradguard.analysis.live.names import short_list
 from gradguard.analysis.places.source import dotted, resolve
+from gradguard.analysis.program.expressions import inside
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.rules.lifetime import wording
 from gradguard.rules.lifetime.second_backward import Study
@@ -71,7 +72,7 @@ def _write(facts: Study, carrier: Carrier) -> tuple[SourceSpan | None, str | Non
         return None, None
     source, definition = found
     written = f"self.{holding.attribute}"
-    writes = [item for item in ast.walk(definition) if _writes(item, written, op_name(node))]
+    writes = [item for item in inside(definition, ast.AugAssign, ast.Call) if _writes(item, written, op_name(node))]
     if len(writes) != 1:
         return None, None
     return statement_span(source, writes[0], ""), source.qualname_around(writes[0]).rpartition(".")[2]
@@ -80,9 +81,4 @@ def _write(facts: Study, carrier: Carrier) -> tuple[SourceSpan | None, str | Non
 def _writes(node: ast.AST, written: str, op: str) -> bool:
     if isinstance(node, ast.AugAssign):
         return dotted(node.target) == written and _AUGMENTED.get(type(node.op)) == op
-    return (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == f"{op}_"
-        and dotted(node.func.value) == written
-    )
+    return isinstance(node, ast.Call) and dotted(node.func) == f"{written}.{op}_"

@@ -41,6 +41,7 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.alive_tensors import node_of
 from gradguard.analysis.places.source import resolve
 from gradguard.analysis.program.bindings import dotted, targets_of
+from gradguard.analysis.program.expressions import inside
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.fixes.edits import edit_of, patched
 from gradguard.rules.base import Rule
@@ -170,7 +171,7 @@ def _continued(carrier: Carrier) -> Fix | None:
     if store is None or store.value is None or not isinstance(store.statement, ast.Assign):
         return None
     items = [ast.unparse(target) for target in targets_of(store.statement) if isinstance(target, ast.Subscript)]
-    reads = [node for node in ast.walk(store.value) if isinstance(node, ast.Subscript) and ast.unparse(node) in items]
+    reads = [node for node in inside(store.value, ast.Subscript) if ast.unparse(node) in items]
     if len(reads) != 1 or isinstance(store.source.parents.get(reads[0]), ast.Attribute):
         return None
     text = store.source.flat(reads[0])
@@ -194,11 +195,7 @@ def _patch_container(carrier: Carrier, stored: list[str]) -> str | None:
     if carrier.store is None or not stored:
         return None
     value = carrier.store.value
-    nodes = (
-        [node for node in ast.walk(value) if isinstance(node, (ast.Name, ast.Attribute)) and dotted(node) == stored[0]]
-        if value is not None
-        else []
-    )
+    nodes = [node for node in inside(value, ast.Name, ast.Attribute) if dotted(node) == stored[0]]
     nodes = [node for node in nodes if isinstance(node.ctx, ast.Load)]
     return patched(carrier.store.source, edit_of(nodes[0], f"{stored[0]}.detach()")) if len(nodes) == 1 else None
 

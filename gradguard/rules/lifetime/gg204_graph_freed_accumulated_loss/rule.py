@@ -40,6 +40,7 @@ from gradguard.analysis.live.stores import Store
 from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.analysis.program.bindings import assignments_to, dotted, uses_of
 from gradguard.analysis.program.defuse import reads_of
+from gradguard.analysis.program.expressions import calls_inside, inside
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.fixes.edits import after, edit_of, patched
 from gradguard.rules.base import Rule
@@ -170,9 +171,8 @@ def _fixes(facts: Study, carrier: Carrier, name: str) -> list[Fix]:
 def _is_joined(carrier: Carrier, name: str) -> bool:
     """Whether the container's items are stacked somewhere, which numbers cannot be."""
     tree = None if carrier.store is None else carrier.store.source.tree
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call)) if tree is not None else ()
-    joins = (call for call in calls if (dotted(call.func) or "").rpartition(".")[2] in ("stack", "cat", "hstack", "vstack", "concat"))
-    return any(isinstance(node, ast.Attribute | ast.Name) and dotted(node) == name for call in joins for node in ast.walk(call))
+    joins = calls_inside(tree, "stack", "cat", "hstack", "vstack", "concat")
+    return any(dotted(node) == name for call in joins for node in inside(call, ast.Attribute, ast.Name))
 
 
 def _is_sum(carrier: Carrier) -> bool:
@@ -181,10 +181,7 @@ def _is_sum(carrier: Carrier) -> bool:
     if isinstance(statement, ast.AugAssign) or statement is None:
         return True
     value = getattr(statement, "value", None)
-    return not (
-        isinstance(value, ast.BinOp)
-        and any(isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Div)) for node in ast.walk(value))
-    )
+    return not (isinstance(value, ast.BinOp) and any(isinstance(node.op, (ast.Mult, ast.Div)) for node in inside(value, ast.BinOp)))
 
 
 def _patch(facts: Study, store: Store | None) -> str | None:

@@ -157,7 +157,7 @@ def _only_fetches(store: Store, made: ResolvedSite) -> bool:
     if not called and isinstance(store.value, (ast.Name, ast.Attribute)):
         return True  # only read: what has a graph by now was given it later
     for _ in range(4):
-        bodies = [node for node in ast.walk(tree) if isinstance(node, FUNCTIONS) and getattr(node, "name", "") in called]
+        bodies = [node for node in store.source.scopes if isinstance(node, FUNCTIONS) and getattr(node, "name", "") in called]
         called = called.union(*map(called_in, bodies))
     return bool(called) and function not in called
 

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 import torch
 
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.places.source import ResolvedSite, dotted
+from gradguard.analysis.places.source import ResolvedSite
+from gradguard.analysis.program.expressions import inside
+from gradguard.analysis.program.index import programs_of
 from gradguard.analysis.program.syntax import Source
 from gradguard.rules.spans import the_one
 
@@ -39,31 +41,15 @@ def standardised(incident: Incident) -> ResolvedSite | None:
 
 
 def _divisions(sources: list[Source]) -> Iterator[tuple[Source, ast.stmt]]:
-    for source in sources:
-        nodes = list(ast.walk(source.tree or ast.Module([], [])))
-        named = {name for node in nodes if isinstance(node, ast.Assign) for name in _deviations(node)}
-        for node in nodes:
-            divisor = None
-            if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
-                divisor = node.right
-            elif isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div):
-                divisor = node.value
-            statement = source.statement(node) if divisor is not None else None
-            if statement is not None and divisor is not None and (_is_deviation(divisor) or (dotted(divisor) or "") in named):
-                yield source, statement
+    for program in programs_of(sources):
+        for node in inside(program.source.tree, ast.BinOp, ast.AugAssign) if any(map(program.mentions, _DEVIATIONS)) else ():
+            divisor = node.right if isinstance(node, ast.BinOp) else node.value
+            statement = program.source.statement(node)
+            kept = program.writes(divisor.attr) if isinstance(divisor, ast.Attribute) else ()
+            made = [*program.values(divisor), *(write.value for write in kept)]
+            if isinstance(node.op, ast.Div) and statement is not None and any(map(_is_deviation, made)):
+                yield program.source, statement
 
 
-def _deviations(node: ast.Assign) -> Iterator[str]:
-    """What an assignment calls a standard deviation."""
-    for target in node.targets:
-        pairs = [(target, node.value)]
-        if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple) and len(target.elts) == len(node.value.elts):
-            pairs = list(zip(target.elts, node.value.elts, strict=True))
-        for part, value in pairs:
-            name = dotted(part)
-            if name is not None and _is_deviation(value):
-                yield name
-
-
-def _is_deviation(node: ast.AST) -> bool:
+def _is_deviation(node: object) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _DEVIATIONS

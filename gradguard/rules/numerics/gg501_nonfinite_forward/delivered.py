@@ -7,6 +7,7 @@ from types import FunctionType, MethodType
 from typing import Any
 
 from gradguard.analysis.places.source import ResolvedSite, dotted
+from gradguard.analysis.program.expressions import inside
 from gradguard.core.safe_read import in_class, peek
 from gradguard.rules.numerics.gg501_nonfinite_forward.nonfinite_expressions import Search
 
@@ -33,14 +34,12 @@ def behind_delivery(search: Search, place: ResolvedSite, name: str, elements: in
 
 
 def _found(search: Search, loop: ast.For | ast.AsyncFor, name: str) -> ResolvedSite | None:
-    for node in ast.walk(loop.iter):
-        if isinstance(node, ast.Call):
-            called = search.named(node.func)
-            found = search.given_back(called, part=_part(loop.target, name)) if callable(called) else None
-        elif isinstance(node, (ast.Name, ast.Attribute)):
-            found = _of_dataset(search, search.named(node), _part(loop.target, name))
+    for node in inside(loop.iter, ast.Call, ast.Name, ast.Attribute):
+        called = search.named(node.func if isinstance(node, ast.Call) else node)
+        if not isinstance(node, ast.Call):
+            found = _of_dataset(search, called, _part(loop.target, name))
         else:
-            found = None
+            found = search.given_back(called, part=_part(loop.target, name)) if callable(called) else None
         if found is not None:
             return found
     return None
@@ -48,12 +47,8 @@ def _found(search: Search, loop: ast.For | ast.AsyncFor, name: str) -> ResolvedS
 
 def _part(target: ast.expr, name: str) -> tuple[int, int] | None:
     """Which of how many items a loop's variable is; behind `enumerate`, those of the inner tuple."""
-    for node in ast.walk(target):
-        if isinstance(node, ast.Tuple):
-            names = [dotted(item) for item in node.elts]
-            if name in names:
-                return names.index(name), len(names)
-    return None
+    unpacked = ([dotted(item) for item in node.elts] for node in inside(target, ast.Tuple))
+    return next(((names.index(name), len(names)) for names in unpacked if name in names), None)
 
 
 def _of_dataset(search: Search, loader: Any, part: tuple[int, int] | None) -> ResolvedSite | None:

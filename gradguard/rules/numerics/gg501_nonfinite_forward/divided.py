@@ -12,6 +12,7 @@ import torch
 from gradguard.analysis.live.frames import FrameView
 from gradguard.analysis.live.tensor_expressions import UNKNOWN, Evaluator
 from gradguard.analysis.places.source import ResolvedSite, at_line, function_def
+from gradguard.analysis.program.expressions import inside
 from gradguard.core.callsite import USER_FILES
 
 _DEPTH = 3
@@ -39,7 +40,7 @@ def _in(value: ast.expr, values: Mapping[str, Any], outer: Mapping[str, Any], fi
         found = known.of(divisor)
         if isinstance(found, torch.Tensor) and found.device.type != "meta" and bool((found == 0).any()):
             return at_line(file, divisor.lineno)
-    for call in (node for node in ast.walk(value) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+    for call in (node for node in inside(value, ast.Call) if isinstance(node.func, ast.Name)):
         inner = _called(call, known, values, outer, depth)
         if inner is not None:
             return inner
@@ -47,7 +48,7 @@ def _in(value: ast.expr, values: Mapping[str, Any], outer: Mapping[str, Any], fi
 
 
 def _divisors(value: ast.AST) -> Iterator[ast.expr]:
-    return (node.right for node in ast.walk(value) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div))
+    return (node.right for node in inside(value, ast.BinOp) if isinstance(node.op, ast.Div))
 
 
 def _called(call: ast.Call, known: Evaluator, values: Mapping[str, Any], outer: Mapping[str, Any], depth: int) -> ResolvedSite | None:

@@ -16,6 +16,8 @@ import torch
 
 from gradguard.analysis.places.source import ResolvedSite, at_line, function_def
 from gradguard.analysis.program.bindings import assignments_to, dotted, names_read
+from gradguard.analysis.program.expressions import argument, inside, last_part
+from gradguard.analysis.program.index import writes_in
 from gradguard.analysis.program.syntax import FUNCTIONS, Source, load
 from gradguard.core.callsite import USER_FILES
 from gradguard.core.safe_read import UNKNOWN, follow, function_code, in_class, unless_loud, unwrapped
@@ -61,13 +63,13 @@ def is_risky(node: ast.AST, known: Known, of_one: bool = True) -> bool:
         known: tells the numbers that bound a divisor.
         of_one: whether the deviation of a whole tensor may be that of a single element.
     """
-    for item in ast.walk(node):
+    for item in inside(node, ast.BinOp, ast.Call):
         if isinstance(item, ast.BinOp) and isinstance(item.op, ast.Div) and not _safe_divisor(item.right, known):
             return True
         if isinstance(item, ast.BinOp) and isinstance(item.op, ast.Pow) and _risky_exponent(item.right):
             return True
         if isinstance(item, ast.Call):
-            name = item.func.attr if isinstance(item.func, ast.Attribute) else item.func.id if isinstance(item.func, ast.Name) else ""
+            name = last_part(item)
             if name in ("std", "var") and not of_one and _of_the_whole(item):
                 continue
             if name in _CALLS and not (isinstance(item.func, ast.Attribute) and dotted(item.func.value) == "math"):
@@ -91,11 +93,10 @@ def _safe_divisor(node: ast.AST, known: Known) -> bool:
         numbers = [number for side in (node.left, node.right) if (number := known(side)) is not None]
         return any(number > 0 for number in numbers)
     if isinstance(node, ast.Call):
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
+        name = last_part(node)
         if name in ("clamp", "clamp_min", "clip"):
-            least = next((keyword.value for keyword in node.keywords if keyword.arg == "min"), None)
             method = isinstance(node.func, ast.Attribute) and dotted(node.func.value) != "torch"
-            least = least or next(iter(node.args[0 if method else 1 :]), None)
+            least = argument(node, "min", 0 if method else 1)
             number = None if least is None else known(least)
             return number is None or number > 0
         return name in _SAFE_DIVISORS
@@ -114,7 +115,7 @@ def operand_of(place: ResolvedSite, slot: str) -> ast.expr | None:
     """The side of `a * b`, or the named argument of a call, that a graph node saved under this name."""
     node = place.node
     if isinstance(node, ast.Call):
-        return next((keyword.value for keyword in node.keywords if keyword.arg == slot), None)
+        return argument(node, slot)
     if not isinstance(node, ast.BinOp):
         return None
     return {"self": node.left, "other": node.right}.get(slot)
@@ -122,7 +123,7 @@ def operand_of(place: ResolvedSite, slot: str) -> ast.expr | None:
 
 def deviates_of_one(place: ResolvedSite, elements: int) -> bool:
     """Whether a statement takes the standard deviation (or variance) of what has one element only, which is NaN."""
-    calls = (item.func for item in ast.walk(place.statement) if isinstance(item, ast.Call)) if place.statement is not None else ()
+    calls = (item.func for item in inside(place.statement, ast.Call))
     return elements == 1 and any(isinstance(called, ast.Attribute) and called.attr in ("std", "var") for called in calls)
 
 
@@ -156,7 +157,7 @@ class Search:
         names = names_read(place.source, [operand]) if operand is not None else place.inner_names or place.statement_names
         found = self._names(place.source, scope, names, place.line, _DEPTH)
         if found is None:
-            for call in (item for item in ast.walk(operand or place.node or place.statement) if isinstance(item, ast.Call)):
+            for call in inside(operand or place.node or place.statement, ast.Call):
                 if not isinstance(self.named(call.func), torch.nn.Module):  # what a module computes has a gradient and is in the graph
                     found = found or self._inside(call, _DEPTH)
         return found
@@ -171,14 +172,11 @@ class Search:
     def attribute(self, sources: list[Source], name: str) -> ResolvedSite | None:
         """The expression behind `<object>.<name> = ...` in these files, where one such statement alone has any."""
         found: dict[tuple[str, int], ResolvedSite] = {}
-        for source in sources:
-            for node in ast.walk(source.tree) if source.tree is not None else ():
-                targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-                if any(isinstance(target, ast.Attribute) and target.attr == name for target in targets):
-                    place = at_line(source.filename, node.lineno)  # type: ignore[attr-defined]
-                    risky = None if place is None or place.statement is None else self.statement(place)
-                    if risky is not None:
-                        found[risky.file, risky.line] = risky
+        for source, write in writes_in(sources, name):
+            place = at_line(source.filename, write.node.lineno)
+            risky = None if place is None or place.statement is None else self.statement(place)
+            if risky is not None:
+                found[risky.file, risky.line] = risky
         return next(iter(found.values())) if len(found) == 1 else None
 
     def _names(self, source: Source, scope: ast.AST, names: list[str], before: int, depth: int) -> ResolvedSite | None:
@@ -200,7 +198,7 @@ class Search:
             return at_line(source.filename, value.lineno)
         if depth <= 0:
             return None
-        for call in (item for item in ast.walk(value) if isinstance(item, ast.Call)):
+        for call in inside(value, ast.Call):
             found = self._inside(call, depth - 1)
             if found is not None:
                 return found

@@ -13,6 +13,7 @@ from gradguard.analysis.live.contents import lookup
 from gradguard.analysis.live.frames import FrameView
 from gradguard.analysis.places.source import ResolvedSite, at_line, dotted, function_def, module_ast, resolve
 from gradguard.analysis.program.bindings import assignments_to
+from gradguard.analysis.program.expressions import inside
 from gradguard.core.diagnosis import Diagnosis, Fix, Severity, SourceSpan, TensorFacts
 from gradguard.monitors.numerics import Numbers
 from gradguard.rules.numerics.first_nonfinite import Origin
@@ -305,9 +306,7 @@ def _is_bound_again(place: ResolvedSite, name: str) -> bool:
     """Whether a later statement of the same function gives the variable another value, made of the one before."""
     scope = place.enclosing_function or (place.source.tree if place.source is not None else None)
     later = [item for item in assignments_to(scope, name) if item.lineno > place.line] if scope is not None else []
-    return any(
-        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load) for item in later for node in ast.walk(item)
-    )
+    return any(node.id == name and isinstance(node.ctx, ast.Load) for item in later for node in inside(item, ast.Name))
 
 
 def _lookup_table(incident: Incident) -> dict[str, Any]:

@@ -10,6 +10,8 @@ import torch
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite
 from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.program.expressions import argument, is_constant, last_part
+from gradguard.analysis.program.index import calls_in
 from gradguard.analysis.program.syntax import Source
 from gradguard.core.diagnosis import Fix
 from gradguard.rules.spans import the_one
@@ -31,19 +33,11 @@ def set_to_zero(incident: Incident) -> ResolvedSite | None:
 
 def _fillings(sources: list[Source]) -> Iterator[tuple[Source, ast.stmt]]:
     """`nn.init.zeros_(layer.weight)`, `nn.init.constant_(layer.weight, 0)`, `layer.weight.data.zero_()`, `.fill_(0)`."""
-    for source in sources:
-        for node in ast.walk(source.tree) if source.tree is not None else ():
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-                continue
-            method = node.func.attr
-            target = node.func.value if method in ("zero_", "fill_") else node.args[0] if node.args else None
-            value = node.args[-1] if method == "fill_" and node.args else node.args[1] if len(node.args) > 1 else None
-            if method not in ("zeros_", "zero_") and not (method in ("constant_", "fill_") and _is_zero(value)):
-                continue
-            statement = source.statement(node)
-            if target is not None and "weight" in (dotted(target) or "").split(".") and statement is not None:
-                yield source, statement
-
-
-def _is_zero(node: ast.expr | None) -> bool:
-    return isinstance(node, ast.Constant) and type(node.value) in (int, float) and node.value == 0
+    for source, call in calls_in(sources, "zeros_", "zero_", "constant_", "fill_"):
+        method = last_part(call)
+        value = argument(call, "value", 0) if method == "fill_" else argument(call, "val", 1) if method == "constant_" else ast.Constant(0)
+        filled = is_constant(value, 0, 0.0)
+        target = call.args[0] if method in ("zeros_", "constant_") and call.args else getattr(call.func, "value", None)
+        statement = source.statement(call)
+        if filled and target is not None and "weight" in (dotted(target) or "").split(".") and statement is not None:
+            yield source, statement
