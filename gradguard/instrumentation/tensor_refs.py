@@ -22,6 +22,7 @@ class UncountedRef(weakref.ref[Any]):
 
     __slots__ = ()
     __eq__ = object.__eq__
+    __ne__ = object.__ne__
     __hash__ = object.__hash__
 
 
