@@ -65,7 +65,7 @@ out.sum().backward()
             "first = batch[0]; first.fill_(1.0)",
             "",
             "first.fill_(1.0)",
-            "`first` is changed in place, but it is a view of the input of `body`",
+            "`first` is changed in place, but it is a view of the input",
         ),
         ("batch.t()[0] = 1.0", "", "batch.t()[0] = 1.0", "is a view of the input of `body`"),
         ("pass", "out[0] = 0.0", "out[0] = 0.0", "`out` is changed in place, but it is the output of `body`"),
