@@ -22,9 +22,9 @@ Unsafe: the module stays as it is from then on, which is what was meant.
 
 ## When it speaks, what silences it
 At the 12th step of an optimizer that has changed parameters of a module which carries a plain attribute `requires_grad = False`, or of
-parameters (or their module) with a public attribute that is False and whose name is `requires_grad` but for a letter or two; or where a
-loop over `named_parameters()` has run, its condition (or the flag that it computes from the name) is known and freezes none, and all
-parameters in modules of which it has the names are trained. For a freeze in a method: when that method is called only from an
+parameters (or their module) with a public attribute that is False and whose name is `requires_grad` but for a letter or two; or where what
+freezes by the names of `named_parameters()` or `named_modules()` has run, what it compares with is known, it freezes nothing, and all
+that has such a name from some module inside on (or would have, wrapped) is trained. For a freeze in a method: when that method is called only from an
 overridden `train()`, `train()` was never called, what it loops over is not empty with the module's present values, and the parameters
 it would freeze are trained. For a switch of the whole: where one statement turns parameters on and off again and again, some of which
 did not require grad when their optimizer was made, and some of which did. All at once, or only those that were frozen, is silent. For
