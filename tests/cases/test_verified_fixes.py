@@ -130,7 +130,7 @@ def test_a_fault_behind_the_first_is_followed(tmp_path: Path) -> None:
     program(tmp_path, train=BEHIND)
     diagnosis = found("out of place", tmp_path / "train.py", "shifted += 1", "shifted = shifted + 1")
     verified = Verifier(Launch("train.py", folder=str(tmp_path)), Settings(), 60.0).verified(diagnosis).fixes[0].verified
-    assert (verified.verdict, verified.steps) == ("verified", 6)
+    assert (verified.verdict, verified.steps, verified.safety) == ("verified", 6, "unsafe")  # the second one detaches
     (behind,) = verified.behind
     assert behind.startswith("GG203")
     assert verified.patch is not None and "+    shifted = shifted + 1" in verified.patch and "detach()" in verified.patch

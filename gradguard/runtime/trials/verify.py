@@ -14,7 +14,7 @@ from gradguard.core.diagnosis import Diagnosis, Fix, PatchedFile, Verification
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.fixes.application import PatchError, Text, applied
 from gradguard.fixes.patched_files import hash_of
-from gradguard.fixes.verification import BEHIND, Outcome, Ruling, candidates, judge, reordered, steps_needed
+from gradguard.fixes.verification import BEHIND, Outcome, Ruling, candidates, judge, least_safe, reordered, steps_needed
 from gradguard.reporting.source_blocks import shown_path
 from gradguard.reporting.terminal.layout import one_line
 from gradguard.runtime.rerun.reachable_state import aloud
@@ -75,7 +75,10 @@ class Verifier:
                 behind[i] = (ruling.behind, patched, texts)
         for i, (fault, patched, texts) in behind.items():  # none does it alone
             names = {file.path: file.name for file in tried[i].files}
-            further = self._behind(fault, patched, texts, known, [diagnosis], names)
+            try:
+                further = self._behind(fault, patched, texts, known, [diagnosis], [tried[i]], names)
+            except internal_error(NoTrialError, PatchError, OSError):  # what is known of the first stays
+                continue
             if further is not None:
                 found[i] = further
                 break
@@ -88,6 +91,7 @@ class Verifier:
         first: dict[str, Text],
         known: Sequence[Diagnosis],
         repaired: list[Diagnosis],
+        made: list[Fix],
         names: dict[str, str],
         said: tuple[str, ...] = (),
     ) -> Verification | None:
@@ -107,9 +111,17 @@ class Verifier:
             if ruling.verdict == "verified" and not any(judge(outcome, each, known).verdict != "verified" for each in repaired):
                 diff, files = _combined(texts, now, more)
                 why = _why(ruling, outcome)
-                return Verification(verdict="verified", steps=outcome.steps, why=why, behind=list(behind), patch=diff, files=files)
+                return Verification(
+                    verdict="verified",
+                    steps=outcome.steps,
+                    why=why,
+                    behind=list(behind),
+                    patch=diff,
+                    safety=least_safe([*made, fix]),
+                    files=files,
+                )
             if ruling.behind is not None:
-                further = self._behind(ruling.behind, now, texts, known, [*repaired, fault], more, behind)
+                further = self._behind(ruling.behind, now, texts, known, [*repaired, fault], [*made, fix], more, behind)
                 if further is not None:
                     return further
         return None
