@@ -32,7 +32,8 @@ from gradguard.analysis.live.stores import (
     view_of,
 )
 from gradguard.analysis.places.source import ResolvedSite, resolve
-from gradguard.analysis.program.defuse import Carried, contains, loop_carried, reads_of
+from gradguard.analysis.program.defuse import Carried, loop_carried, reads_of
+from gradguard.analysis.program.expressions import calls_inside, inside, last_part
 from gradguard.analysis.program.index import program_of
 from gradguard.analysis.program.stored_values import is_run_by_a_hook, puts_result_of
 from gradguard.analysis.program.syntax import Function, Source
@@ -253,7 +254,7 @@ class Carriers:
         while pending and program is not None:
             for call in program.callers(pending.pop()):
                 around = program.function(call)
-                if any(contains(loop, call, source) for loop in loops):
+                if any(program.stands_in(call, loop) for loop in loops):
                     return True
                 if around is not None and around not in seen:
                     seen.add(around)
@@ -333,10 +334,9 @@ class Carriers:
             place = resolve(view.site)
             if place is None or place.statement is None or not place.enclosing_loops:
                 continue
-            for node in ast.walk(place.enclosing_loops[0]):
-                if isinstance(node, ast.Call) and _called_name(node) == name:
-                    behind |= node.lineno > (place.statement.end_lineno or place.statement.lineno)
-                    before |= node.lineno < place.statement.lineno
+            for call in calls_inside(place.enclosing_loops[0], name):
+                behind |= call.lineno > (place.statement.end_lineno or place.statement.lineno)
+                before |= call.lineno < place.statement.lineno
         return behind and not before
 
     def _succeeded(self, carrier: Carrier, border: int | None) -> None:
@@ -408,11 +408,7 @@ def previous_turn(journal: Journal, call: BackwardFact | None) -> BackwardFact |
 
 def called_in(node: ast.AST) -> set[str]:
     """The bare names of everything that is called inside a node."""
-    return {name for inner in ast.walk(node) if isinstance(inner, ast.Call) if (name := _called_name(inner))}
-
-
-def _called_name(call: ast.Call) -> str:
-    return call.func.attr if isinstance(call.func, ast.Attribute) else call.func.id if isinstance(call.func, ast.Name) else ""
+    return {name for call in inside(node, ast.Call) if (name := last_part(call))}
 
 
 def _reads_itself(store: Store, name: str) -> bool:

@@ -14,6 +14,7 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.optimizer_contents import trained_by
 from gradguard.analysis.places.sites import site_at
 from gradguard.analysis.places.source import ResolvedSite, function_def, resolve
+from gradguard.analysis.program.expressions import calls_inside
 from gradguard.analysis.program.syntax import load
 from gradguard.instrumentation.facts import Cut
 
@@ -91,7 +92,7 @@ def _in_body(place: ResolvedSite | None, cut: Cut) -> ResolvedSite | None:
     function, source = _compiled(place, cut), None if place is None else load(place.file)
     if function is None or source is None:
         return place
-    calls = [node for node in ast.walk(function) if isinstance(node, ast.Call) and _last(node.func) == cut.func]
+    calls = list(calls_inside(function, cut.func))
     return site_at(source, calls[0]) if len(calls) == 1 else place
 
 
@@ -106,10 +107,6 @@ def _unknown(cut: Cut) -> bool:
     """Whether compiled code made the cut, and it is not known where: its runtime may have switched grad mode off for itself."""
     place = resolve(cut.site)
     return _compiled(place, cut) is not None and (cut.kind == "no_grad" or _in_body(place, cut) is place)
-
-
-def _last(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def callee_name(place: ResolvedSite | None) -> str:

@@ -12,6 +12,7 @@ import torch
 
 from gradguard.analysis.places.sites import site_at
 from gradguard.analysis.places.source import ResolvedSite, WithBlock, function_def, resolve
+from gradguard.analysis.program.expressions import last_part
 from gradguard.analysis.program.syntax import FUNCTIONS, Function, Source, load
 from gradguard.core.callsite import USER_FILES, CallSite
 from gradguard.core.diagnosis import SourceSpan
@@ -48,7 +49,7 @@ class Switch:
 def turns_grad_off(node: ast.expr) -> bool:
     """Whether an expression, as a `with` item, a decorator or a call, switches grad mode off."""
     call = node if isinstance(node, ast.Call) else None
-    name = _last_name(call.func if call is not None else node)
+    name = last_part(call.func if call is not None else node)
     if name in ("no_grad", "inference_mode"):
         return not (call is not None and call.args and isinstance(call.args[0], ast.Constant) and call.args[0].value is False)
     if name in ("set_grad_enabled", "_set_grad_enabled", "set_grad_mode"):
@@ -60,7 +61,7 @@ def turns_grad_off(node: ast.expr) -> bool:
 
 def turns_grad_on(node: ast.expr) -> bool:
     call = node if isinstance(node, ast.Call) else None
-    name = _last_name(call.func if call is not None else node)
+    name = last_part(call.func if call is not None else node)
     if name == "enable_grad":
         return True
     return bool(
@@ -70,10 +71,6 @@ def turns_grad_on(node: ast.expr) -> bool:
         and isinstance(call.args[0], ast.Constant)
         and call.args[0].value is True
     )
-
-
-def _last_name(node: ast.AST) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def is_inference(text: str) -> bool:
@@ -168,7 +165,7 @@ def as_decorator(block: Switch, place: ResolvedSite | None) -> Switch | None:
         return None
     for each in place.decorators():
         made_by = each.node.func if isinstance(each.node, ast.Call) else each.node
-        if _last_name(made_by) == maker.rpartition(".")[2]:
+        if last_part(made_by) == maker.rpartition(".")[2]:
             runs = block.span.model_copy(update={"label": f"runs what it decorates under `{block.text}`", "role": "declared"})
             return Switch("decorator", each.span, each.text, place.function, (runs,))
     return None

@@ -500,6 +500,20 @@ class Program:
             bound[arguments.kwarg.arg] = UNKNOWN
         return bound
 
+    def keywords(self, call: ast.Call) -> dict[str, ast.expr]:
+        """What a call gives by name, also by `**settings` of a dict that the file shows."""
+        found: dict[str, ast.expr] = {}
+        for word in call.keywords:
+            value = only(self.values(word.value)) if word.arg is None else None
+            if word.arg is not None:
+                found[word.arg] = word.value
+            elif isinstance(value, ast.Dict):
+                shown = zip(value.keys, value.values, strict=True)
+                found.update((key.value, each) for key, each in shown if isinstance(key, ast.Constant) and isinstance(key.value, str))
+            elif isinstance(value, ast.Call) and self.names_of(value.func) == {"dict"}:
+                found.update((each.arg, each.value) for each in value.keywords if each.arg is not None)
+        return found
+
     def given(self, call: ast.Call, function: Function, name: str) -> ast.expr | None:
         """What a call itself gives for a parameter of a function, of this file or another; None where nothing, or what is not known."""
         value = self.bind(call, function).get(name)

@@ -179,6 +179,12 @@ def _by_name(scope: Scope, call: ast.Call) -> Scope | None:
     return Scope(scope.source, found[0], {}, scope.globals, (scope, call)) if own and len(found) == 1 else None
 
 
+def callable_scope(value: Any) -> Scope | None:
+    """The scope of the user's function that an object runs when it is called."""
+    code, bound, names = code_of(value)
+    return None if code is None else function_scope(code, bound, names)
+
+
 def class_scopes(owner: Any, methods: Sequence[str] = ()) -> list[Scope]:
     """The methods of an object's class and its bases (the user's ones), `__init__` first."""
     found: list[Scope] = []
@@ -195,19 +201,15 @@ def class_scopes(owner: Any, methods: Sequence[str] = ()) -> list[Scope]:
 def loading_scope(value: Any) -> Scope | None:
     """The method of the user's that makes the items of a live loader or dataset: its collate function, `__getitem__` or `__iter__`."""
     if isinstance(value, DataLoader):
-        code, bound, names = code_of(peek(value, "collate_fn"))
-        if code is not None:
-            return function_scope(code, bound, names)
+        collating = callable_scope(peek(value, "collate_fn"))
+        if collating is not None:
+            return collating
         value = peek(value, "dataset")
     while isinstance(value, Subset):
         value = peek(value, "dataset")
     if value is UNKNOWN or isinstance(value, (type, ModuleType, torch.Tensor, nn.Module)):
         return None
-    for name in ("__getitem__", "__iter__"):
-        code, bound, names = code_of(peek(value, name))
-        if code is not None:
-            return function_scope(code, bound, names)
-    return None
+    return callable_scope(peek(value, "__getitem__")) or callable_scope(peek(value, "__iter__"))
 
 
 def constructor_argument(call: ast.Call, kind: type, name: str) -> ast.expr | None:

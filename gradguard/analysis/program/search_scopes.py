@@ -16,7 +16,7 @@ from torch import nn
 
 from gradguard.analysis.live.frames import FrameView
 from gradguard.analysis.places.source import function_def
-from gradguard.analysis.program.bindings import assignments_to, flatten, targets_of
+from gradguard.analysis.program.bindings import assignments_to, dotted, flatten, targets_of
 from gradguard.analysis.program.syntax import FUNCTIONS, Function, Source, load
 from gradguard.core.callsite import USER_FILES
 from gradguard.core.safe_read import UNKNOWN, item_of, namespace, peek, store_of, unless_loud
@@ -181,21 +181,13 @@ def growing(body: ast.AST, name: str) -> list[ast.stmt]:
     found: list[ast.stmt] = []
     for node in ast.walk(body):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute):
-            if node.value.func.attr in _GROWS and _text(node.value.func.value) == name and node.value.args:
+            if node.value.func.attr in _GROWS and dotted(node.value.func.value) == name and node.value.args:
                 found.append(node)
         elif isinstance(node, (ast.Assign, ast.AugAssign)):
             for target in targets_of(node):
-                if isinstance(target, ast.Subscript) and _text(target.value) == name:
+                if isinstance(target, ast.Subscript) and dotted(target.value) == name:
                     found.append(node)
     return found
-
-
-def _text(node: ast.AST) -> str:
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
 
 
 def _within(source: Source, node: ast.AST, block: ast.AST) -> bool:
@@ -237,7 +229,7 @@ def _values(source: Source, statement: ast.stmt, name: str) -> Iterator[Definiti
         return
     if isinstance(statement, (ast.With, ast.AsyncWith)):
         for item in statement.items:
-            if item.optional_vars is not None and any(_text(single) == name for single in flatten(item.optional_vars)):
+            if item.optional_vars is not None and any(dotted(single) == name for single in flatten(item.optional_vars)):
                 yield Definition(item.context_expr, None, False, statement)
         return
     if isinstance(statement, ast.AugAssign):
@@ -253,9 +245,9 @@ def _values(source: Source, statement: ast.stmt, name: str) -> Iterator[Definiti
                     yield Definition(value.elts[position], None, False, statement)
                 elif position is not None:
                     yield Definition(value, position, False, statement)
-                elif any(isinstance(single, ast.Subscript) and _text(single.value) == name for single in flatten(target)):
+                elif any(isinstance(single, ast.Subscript) and dotted(single.value) == name for single in flatten(target)):
                     yield Definition(value, None, False, statement)
-            elif _text(target) == name or (isinstance(target, ast.Subscript) and _text(target.value) == name):
+            elif dotted(target) == name or (isinstance(target, ast.Subscript) and dotted(target.value) == name):
                 yield Definition(statement.value, None, False, statement)
     for node in ast.walk(statement):
         if isinstance(node, ast.NamedExpr) and node.target.id == name:
@@ -266,6 +258,6 @@ def _position(target: ast.expr, name: str) -> int | None:
     """Which element of an unpacked value a name gets."""
     if isinstance(target, (ast.Tuple, ast.List)):
         for i, element in enumerate(target.elts):
-            if any(_text(single) == name for single in flatten(element)):
+            if any(dotted(single) == name for single in flatten(element)):
                 return i
     return None

@@ -19,6 +19,7 @@ from gradguard.analysis.program.bindings import dotted
 from gradguard.analysis.program.blocks import class_around, function_around
 from gradguard.analysis.program.expressions import calls_inside, inside, is_constant
 from gradguard.analysis.program.index import programs_of
+from gradguard.analysis.program.reaching import arguments_of
 from gradguard.analysis.program.search_scopes import Scope, evaluate
 from gradguard.analysis.program.syntax import FUNCTIONS, Source
 from gradguard.core.diagnosis import Diagnosis, Fix
@@ -119,7 +120,7 @@ def _told_which(place: ResolvedSite) -> bool:
     around = place.enclosing_function
     if place.source is None or not isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return False
-    given = _parameter_names(around)
+    given = [each.arg for each in arguments_of(around)]
     return any(
         isinstance(flag, ast.Name) and flag.id in given
         for node, _, flag in freezing_places.switches(place.source)
@@ -148,7 +149,7 @@ def _candidates(sources: Sequence[Source], scopes: Sequence[Scope], play: AllFro
     for source in {source.filename: source for source in sources}.values():
         for node, subject, flag in freezing_places.switches(source):
             around = function_around(source, node)
-            given = _parameter_names(around) if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)) else []
+            given = [each.arg for each in arguments_of(around)] if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)) else []
             inner = source.statement(node)
             subject = _looped_over(source, node, subject, given)
             if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)) and subject in given:
@@ -196,12 +197,6 @@ def _looped_over(source: Source, node: ast.AST, subject: str | None, given: list
             if len(named) == 1:
                 return named.pop()
     return subject
-
-
-def _parameter_names(function: Function) -> list[str]:
-    arguments = function.args
-    rest = [] if arguments.vararg is None else [arguments.vararg]
-    return [item.arg for item in (*arguments.posonlyargs, *arguments.args, *rest, *arguments.kwonlyargs)]
 
 
 def _turned(source: Source, call: ast.Call, flag: ast.expr) -> str | None:

@@ -249,3 +249,19 @@ def test_calls_of_several_names_and_files() -> None:
     assert [call.lineno for _, call in calls_in([one.source], "g")] == [2]
     assert [call.lineno for call in other.calls("f")] == [2]
     assert one.calls("missing") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("f(a, b=1)", {"b": "1"}),
+        ("s = {'b': 1, 'c': x}\nf(a, **s)", {"b": "1", "c": "x"}),
+        ("s = dict(b=1)\nf(**s, c=2)", {"b": "1", "c": "2"}),
+        ("s = {'b': 1} if q else {'b': 2}\nf(**s)", {}),
+        ("f(**load())", {}),
+    ],
+)
+def test_keywords(text: str, wanted: dict[str, str]) -> None:
+    asked = program(text)
+    (call,) = asked.calls("f")
+    assert {name: ast.unparse(value) for name, value in asked.keywords(call).items()} == wanted

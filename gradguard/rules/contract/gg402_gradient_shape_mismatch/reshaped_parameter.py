@@ -71,7 +71,9 @@ def _where(incident: Incident, leaf: torch.Tensor, name: str | None) -> tuple[Re
     ]
     key = storage_key(leaf)
     seen = [fact for fact in (incident.journal.writes_to(key) if key is not None else ()) if fact.func == "data"]
-    place = resolve(seen[-1].site) if seen else None
+    recorded = (at for fact in reversed(seen) if (at := resolve(fact.site)) is not None)
+    # the memory may have been another tensor's before, with another name
+    place = next((at for at in recorded if name is None or "." not in (at.receiver or "") or _is_named(at.receiver or "", name)), None)
     if place is not None:
         return place, [], found
     mine = [item for item in found if name is not None and _is_named(item[2], name)] or found

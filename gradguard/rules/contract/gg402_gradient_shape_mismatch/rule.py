@@ -38,9 +38,9 @@ import torch
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.custom_functions import FunctionView, element_spot, find_function
-from gradguard.analysis.places.source import ResolvedSite, dotted
-from gradguard.analysis.program.bindings import assignments_to
+from gradguard.analysis.places.source import dotted
 from gradguard.analysis.program.expressions import argument, calls_inside, closed, inside
+from gradguard.analysis.program.index import Program, program_of
 from gradguard.analysis.program.provenance import Spot, operands_of, trace
 from gradguard.analysis.program.scopes import Scope, frame_scopes
 from gradguard.analysis.program.syntax import range_of
@@ -234,9 +234,8 @@ def _from_argument(incident: Incident, index: int, got: str, expected: str) -> D
         if index < len(incident.roots) and isinstance(incident.roots[index], torch.Tensor)
         else None
     )
-    given = _gradient_argument(call, index, incident.where) if call is not None else None
-    if given is None and call is not None and scopes:
-        given = _from_settings(call, place, index)
+    program = program_of(place.source)
+    given = _gradient_argument(program, call, index, incident.where) if call is not None and program is not None else None
     culprit = place.span(f"gradient of shape {got} for an output of shape {expected}", "culprit")
     related = []
     name = None
@@ -292,30 +291,14 @@ def _makes(expr: ast.expr, scope: Scope) -> bool | None:
     return True if isinstance(expr, (ast.Call, ast.BinOp)) else None
 
 
-def _gradient_argument(call: ast.Call, index: int, where: str) -> ast.expr | None:
+def _gradient_argument(program: Program, call: ast.Call, index: int, where: str) -> ast.expr | None:
     method = isinstance(call.func, ast.Attribute) and call.func.attr == "backward" and not ast.unparse(call.func.value).endswith("autograd")
-    named = argument(call, "grad_outputs", 2 if where == "grad" else 0 if method else 1)
-    named = argument(call, "gradient") or argument(call, "grad_tensors") or named
-    if isinstance(named, (ast.Tuple, ast.List)):
-        return named.elts[index] if index < len(named.elts) else None
-    return named
-
-
-def _from_settings(call: ast.Call, place: ResolvedSite, index: int) -> ast.expr | None:
-    """The same out of a dict that the call is given as `**settings`, made in this function."""
-    names = [keyword.value.id for keyword in call.keywords if keyword.arg is None and isinstance(keyword.value, ast.Name)]
-    scope = place.enclosing_function
-    for statement in assignments_to(scope, names[0]) if scope is not None and len(names) == 1 else ():
-        value = getattr(statement, "value", None)
-        items: list[tuple[object, ast.expr]] = []
-        if isinstance(value, ast.Dict):
-            items = [(key.value, item) for key, item in zip(value.keys, value.values, strict=True) if isinstance(key, ast.Constant)]
-        elif isinstance(value, ast.Call) and dotted(value.func) == "dict":
-            items = [(keyword.arg, keyword.value) for keyword in value.keywords]
-        found = next((item for key, item in items if key in ("grad_outputs", "gradient", "grad_tensors")), None)
-        if found is not None and not isinstance(found, (ast.Tuple, ast.List)) and index == 0:
-            return found
-    return None
+    words = program.keywords(call)
+    named = [words[each] for each in ("gradient", "grad_tensors", "grad_outputs") if each in words]
+    given = named[0] if named else argument(call, "grad_outputs", 2 if where == "grad" else 0 if method else 1)
+    if isinstance(given, (ast.Tuple, ast.List)):
+        return given.elts[index] if index < len(given.elts) else None
+    return given
 
 
 def _from_assignment(incident: Incident, got: str, expected: str) -> Diagnosis | None:

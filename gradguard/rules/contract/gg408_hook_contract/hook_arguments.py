@@ -9,7 +9,7 @@ from gradguard.analysis.live.names import short_list
 from gradguard.analysis.program.call_search import live_modules, module_name
 from gradguard.analysis.program.definitions import returns_of
 from gradguard.analysis.program.expressions import inside
-from gradguard.analysis.program.scopes import Scope, code_of, function_scope
+from gradguard.analysis.program.scopes import Scope, callable_scope
 from gradguard.core.diagnosis import Fix
 from gradguard.fixes.edits import replaced
 from gradguard.rules.contract.hooks import hooks_of
@@ -46,8 +46,7 @@ def holders(incident: Incident, scope: Scope) -> list[str]:
     found = []
     for module in live_modules(incident):
         for hook in hooks_of(module):
-            code, bound, names = code_of(hook)
-            inner = None if code is None else function_scope(code, bound, names)
+            inner = callable_scope(hook)
             if inner is not None and inner.tree is scope.tree:
                 found.append(module_name(incident, module))
                 break

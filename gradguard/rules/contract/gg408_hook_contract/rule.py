@@ -43,7 +43,7 @@ from gradguard.analysis.program.definitions import returns_of
 from gradguard.analysis.program.expressions import is_constant, last_part
 from gradguard.analysis.program.index import program_of
 from gradguard.analysis.program.provenance import Spot
-from gradguard.analysis.program.scopes import Scope, code_of, frame_scopes, function_scope
+from gradguard.analysis.program.scopes import Scope, callable_scope, frame_scopes
 from gradguard.core.callsite import USER_FILES, CallSite
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import UNKNOWN, elements, function_code, name_of, peek
@@ -85,10 +85,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
 def _bare_tensor(incident: Incident, found: re.Match[str]) -> Diagnosis:
     pre, got, expected = bool(found[1]), int(found[3]), int(found[4])
     hook, module = _failing_module_hook(incident)
-    scope = None
-    if hook is not None:
-        code, bound, names = code_of(hook)
-        scope = None if code is None else function_scope(code, bound, names)
+    scope = None if hook is None else callable_scope(hook)
     what = "grad_output" if pre else "grad_input"
     name = name_of(hook) or "the hook"
     owner = f" of `{module_name(incident, module)}`" if module is not None else ""
@@ -189,11 +186,8 @@ def _changed(incident: Incident, found: re.Match[str]) -> Diagnosis | None:
     scopes = _hook_named(incident, name)
     if not scopes and name == "hook":  # torch's own wrapper of a module's hooks
         hooks = [h for m in live_modules(incident) for h in hooks_of(m)]
-        for hook in dict.fromkeys(hooks):
-            code, bound, names = code_of(hook)
-            scope = None if code is None else function_scope(code, bound, names)
-            if scope is not None and returns_of(scope):
-                scopes.append(scope)
+        known = (callable_scope(hook) for hook in dict.fromkeys(hooks))
+        scopes = [scope for scope in known if scope is not None and returns_of(scope)]
     shown = (
         f"`{scopes[0].qualname if name == UNNAMED else name}`"
         if scopes and name != "hook"

@@ -10,8 +10,8 @@ import torch
 from gradguard.analysis.history.follower import Follower
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.program.bindings import assignments_to, dotted
-from gradguard.analysis.program.expressions import inside, is_constant
-from gradguard.analysis.program.index import writes_in
+from gradguard.analysis.program.expressions import inside, is_constant, reads
+from gradguard.analysis.program.index import program_of, writes_in
 from gradguard.analysis.program.search_scopes import Scope, entry_by_name, entry_of, evaluate
 from gradguard.analysis.program.syntax import Source
 from gradguard.core.safe_read import UNKNOWN
@@ -122,21 +122,13 @@ def _whole(source: Source, node: ast.expr) -> ast.expr:
 
 def _reads(call: ast.Call, owner: str, attribute: str, scope: Scope) -> bool:
     """Whether a called function of the user's reads `attribute` of the argument that is `owner`."""
-    position = next((i for i, argument in enumerate(call.args) if dotted(argument) == owner), None)
-    if position is None:
-        return False
-    callee = evaluate(call.func, scope)
+    program, callee = program_of(scope.source), evaluate(call.func, scope)
     entry = entry_of(callee) if callee is not UNKNOWN else entry_by_name(call.func, scope)
-    if entry is None or not isinstance(entry.function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+    if program is None or entry is None:
         return False
-    names = [item.arg for item in (*entry.function.args.posonlyargs, *entry.function.args.args)]
-    position += entry.bound is not UNKNOWN or names[:1] == ["self"]
-    if position >= len(names):
-        return False
-    return any(
-        dotted(node) == f"{names[position]}.{attribute}" and not _only_data(entry.source, node)
-        for node in inside(entry.function, ast.Attribute)
-    )
+    given = program.bind(call, entry.function).items()
+    names = [name for name, value in given if isinstance(value, ast.expr) and dotted(value) == owner]
+    return any(not _only_data(entry.source, read) for name in names for read in reads(entry.function, f"{name}.{attribute}"))
 
 
 def _only_data(source: Source, node: ast.AST) -> bool:
