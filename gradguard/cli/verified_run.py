@@ -11,13 +11,12 @@ from gradguard.core.diagnosis import Diagnosis
 from gradguard.core.errors import GradGuardError
 from gradguard.fixes.verification import candidates
 from gradguard.reporting.jsonl import JsonlReport
-from gradguard.reporting.source_blocks import shown_path
 from gradguard.reporting.terminal.layout import clean
 from gradguard.reporting.terminal.render import render_fixes, render_for_error, terminal_width
 from gradguard.runtime.diagnoser import witnesses
 from gradguard.runtime.guard import Guard
 from gradguard.runtime.trials.trial import Launch
-from gradguard.runtime.trials.verify import SECONDS, Verifier
+from gradguard.runtime.trials.verify import Verifier, announce
 
 
 class VerifiedRun:
@@ -54,9 +53,7 @@ class VerifiedRun:
         for diagnosis in said.values():
             if not candidates(diagnosis):
                 continue
-            number = len(candidates(diagnosis))
-            what = "its fix is tried" if number == 1 else f"its {number} fixes are tried, until one repairs the program"
-            print(f"gradguard: {_title(diagnosis)}: {what}; at most {SECONDS:.0f} s each", file=sys.stderr, flush=True)
+            announce(diagnosis)
             others = [each for each in said.values() if each is not diagnosis]
             try:
                 verified = verifier.verified(diagnosis, others)
@@ -71,11 +68,6 @@ class VerifiedRun:
                 raised.args = (text,)
             else:
                 print(clean(render_fixes(verified, width=terminal_width())), file=sys.stderr)
-
-
-def _title(diagnosis: Diagnosis) -> str:
-    place = diagnosis.culprit or next(iter(diagnosis.related), None)
-    return diagnosis.title() if place is None else diagnosis.title(shown_path(place.file), place.line)
 
 
 def _revise(report: JsonlReport, old: Diagnosis, new: Diagnosis, text: str) -> None:

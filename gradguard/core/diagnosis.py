@@ -77,6 +77,7 @@ class Verification(_Model):
         default_factory=list, description="further faults that showed once this one was gone, and how they were repaired"
     )
     patch: str | None = Field(default=None, description="unified diff that repairs those as well; null where there are none")
+    safety: Safety | None = Field(default=None, description="of that diff: the least safe of its changes'")
     files: list[PatchedFile] = Field(default_factory=list, description="the files of that diff")
 
 

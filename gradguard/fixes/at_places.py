@@ -73,10 +73,14 @@ def _bound_in(scope: ast.AST) -> Iterator[str]:
             ahead.extend(ast.iter_child_nodes(node))
 
 
-def put_before(place: ResolvedSite | None, text: str) -> str | None:
-    """The diff that puts a call before the statement at a place."""
+def put_before(place: ResolvedSite | None, text: str, variables: str | None = None) -> str | None:
+    """The diff that puts a call before the statement at a place.
+
+    Args:
+        variables: the part of the call whose names are variables of the program; all of it, where it is not given.
+    """
     own = own_statement(place, simple=False)
-    return None if own is None or place is None or not sees(place, text) else patched(own[0], insert=[before(*own, text)])
+    return None if own is None or place is None or not sees(place, variables or text) else patched(own[0], insert=[before(*own, text)])
 
 
 def put_after(place: ResolvedSite | None, text: str) -> str | None:

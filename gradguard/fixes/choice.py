@@ -58,9 +58,12 @@ def _best(diagnosis: Diagnosis, unsafe: bool) -> tuple[Fix | None, str]:
     tried = [fix for fix in patched if fix.verified.verdict != "failed"]
     if not tried:
         return None, f"its fix was tried, and failed: {patched[0].verified.why}"
-    allowed = [fix for fix in tried if fix.safety == "safe" or unsafe]
+    allowed = [fix for fix in tried if unsafe or (fix.verified.safety or fix.safety) == "safe"]
     if not allowed:
-        return None, f"its fix is {tried[0].safety} ({tried[0].reason}); --unsafe makes it all the same"
+        why = f"is {tried[0].safety} ({tried[0].reason})"
+        if tried[0].safety == "safe":
+            why = "changes what is computed where it repairs what is behind"
+        return None, f"its fix {why}; --unsafe makes it all the same"
     return allowed[0], ""
 
 

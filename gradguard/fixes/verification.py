@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gradguard.core.diagnosis import Diagnosis, Fix, Verdict, Verification
+from gradguard.core.diagnosis import Diagnosis, Fix, Safety, Verdict, Verification
 
 BEHIND = 3  # faults that are followed up, the first among them
 _MORE_STEPS = 5  # that a trial runs after the one that failed
 _LOUD = ("error", "warning")
 _ORDER: dict[Verdict, int] = {"verified": 0, "not tried": 1, "failed": 2}
+_RISK: dict[Safety, int] = {"safe": 0, "unsafe": 1, "manual": 2}
 _LISTED = 3
 
 Ending = Literal["end", "enough", "time", "error", "gone"]
@@ -140,6 +141,11 @@ def _at(found: Diagnosis) -> str:
 def _listed(names: Sequence[str]) -> str:
     rest = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return ", ".join(f"`{name}`" for name in names[:_LISTED]) + rest
+
+
+def least_safe(fixes: Sequence[Fix]) -> Safety:
+    """The safety of several changes together."""
+    return max((fix.safety for fix in fixes), key=_RISK.__getitem__)
 
 
 def reordered(diagnosis: Diagnosis, verified: dict[int, Verification]) -> Diagnosis:

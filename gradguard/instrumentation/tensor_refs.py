@@ -18,9 +18,12 @@ from typing import Any
 
 
 class UncountedRef(weakref.ref[Any]):
-    """A weak reference that is invisible to `weakref.getweakrefs`."""
+    """A weak reference that is invisible to `weakref.getweakrefs`; equal to itself only, since others ask what they refer to."""
 
     __slots__ = ()
+    __eq__ = object.__eq__
+    __ne__ = object.__ne__
+    __hash__ = object.__hash__
 
 
 class TensorRef(UncountedRef):

@@ -6,14 +6,16 @@ import functools
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from gradguard.core.safe_read import named_modules, named_parameters, pairs, unless_loud
+from gradguard.core.callsite import USER_FILES
+from gradguard.core.safe_read import attributes, class_attributes, function_code, named_modules, named_parameters, pairs, unless_loud
 from gradguard.instrumentation.tensor_refs import TensorRef, UncountedRef
 from gradguard.monitors.findings import Finding
 from gradguard.torch_compat.private_api import quiet, storage_key, version_of
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from gradguard.core.callsite import CallSite
     from gradguard.instrumentation.journal import Journal
 
+_MOST_PLAIN = 2_000  # of the plain values of one function
 _MOST = 256  # checkpointed calls remembered; a deep model has dozens a step
 
 
@@ -60,6 +63,65 @@ class AnotherMask(Finding):
     type_name: str
     path: str
     p: float
+
+
+State = dict[tuple[str, str], Any]  # (owner, name) -> a number, flag or word, or how much a container has
+
+
+class Run(NamedTuple):
+    """The first run of a checkpointed function: what it was given beside tensors."""
+
+    function: int
+    step: int
+    state: State
+
+
+def plain_state(function: Any) -> State:
+    """The numbers, flags and words that a function can read from outside of its arguments: of the modules of the user's that it is,
+    belongs to or closes over, of closed-over and global variables, and of the objects and dicts that these have."""
+    found: State = {}
+    named = list(_reads(function))
+    plain = unless_loud(function.__func__) if isinstance(function, MethodType) else function
+    if isinstance(plain, FunctionType):
+        named += [(name, plain.__globals__[name]) for name in plain.__code__.co_names if name in plain.__globals__]
+    for name, value in named:
+        if isinstance(value, nn.Module):
+            for path, module in named_modules(value):
+                kind = type(module)
+                for attribute in () if kind.__module__.partition(".")[0] == "torch" else _mentioned(kind):
+                    _note(found, f"{path}:{kind.__name__}", attribute, attributes(module).get(attribute), 1)
+        else:
+            _note(found, "", name, value, 1)
+        if len(found) > _MOST_PLAIN:
+            break
+    return found
+
+
+def _note(found: State, owner: str, name: str, value: Any, deeper: int) -> None:
+    kind = type(value)
+    if kind in (int, float, bool, str, type(None)):
+        found[owner, name] = value
+    elif kind in (list, dict, set):
+        found[owner, name] = len(value)
+    if kind is dict and deeper:
+        for key, item in pairs(value, 64):
+            if type(key) is str:
+                _note(found, name, key, item, deeper - 1)
+    elif deeper and not isinstance(value, (torch.Tensor, ModuleType, FunctionType, MethodType, BuiltinFunctionType)):
+        held = class_attributes(value) if isinstance(value, type) else attributes(value)
+        for attribute, item in islice(held.items(), 64):
+            _note(found, name, attribute, item, deeper - 1)
+
+
+def _mentioned(kind: type) -> frozenset[str]:
+    names = _known.get(kind)
+    if names is None:
+        codes = [code for base in kind.__mro__ for value in class_attributes(base).values() if (code := function_code(value)) is not None]
+        names = _known[kind] = frozenset(name for code in codes if USER_FILES[code.co_filename] for name in code.co_names)
+    return names
+
+
+_known: weakref.WeakKeyDictionary[type, frozenset[str]] = weakref.WeakKeyDictionary()
 
 
 def reentrant(memory: dict[str, Any], args: tuple[Any, ...], site: CallSite | None) -> Iterator[Finding]:
@@ -104,6 +166,11 @@ def begins(memory: dict[str, Any], journal: Journal, function: Any, preserve: An
         kept = memory.setdefault("checkpoints", [])
         kept.append((site, held))
         del kept[:-_MOST]
+    states = plain_state(function)
+    if states:
+        runs: list[Run] = memory.setdefault("checkpointed runs", [])
+        runs.append(Run(id(function), journal.step, states))
+        del runs[:-_MOST]
 
 
 def _random(memory: dict[str, Any], function: Any, site: CallSite | None) -> Iterator[Finding]:

@@ -232,7 +232,7 @@ class Forwards:
     __slots__ = ("argument", "backwards", "bare", "module", "number", "ref", "said")
 
     def __init__(self, root: nn.Module, module: nn.Module, backwards: int, argument: Any) -> None:
-        self.ref = UncountedRef(root)
+        self.ref: weakref.ref[nn.Module] = UncountedRef(root)
         self.module = UncountedRef(module)
         self.backwards = backwards
         self.argument = argument

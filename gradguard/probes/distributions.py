@@ -6,10 +6,10 @@ import os
 from types import FrameType
 from typing import Any
 
+from gradguard.core.callsite import PACKAGE_DIR
 from gradguard.core.safe_read import variables_of
 
 _DISTRIBUTIONS = os.sep + os.path.join("torch", "distributions") + os.sep
-_PROBES = os.path.dirname(__file__) + os.sep
 
 
 def sampled_distribution(frame: FrameType | None) -> Any:
@@ -25,8 +25,8 @@ def sampled_distribution(frame: FrameType | None) -> Any:
 
 
 def _out_of_here(frame: FrameType | None) -> FrameType | None:
-    """The frame that made the torch call: below it stand the probes' own."""
-    while frame is not None and frame.f_code.co_filename.startswith(_PROBES):
+    """The frame that made the torch call: below it stand gradguard's own."""
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE_DIR):
         frame = frame.f_back
     return frame
 

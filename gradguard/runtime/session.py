@@ -214,12 +214,12 @@ class Session:
                 return
             self.catch_up()
         if len(self.guards) == 1:
-            run = self.run
             with self.shield:
-                run.depth.pause()
+                self.run.depth.pause()
             with self.shield:
                 self.hooks.pause()
             with self.lookout:
+                run = self.run
                 # a guard around a single step is left a thousand times, mostly by the same files
                 if (run.entries < 8 or not run.entries % 64) and run.settings.actions.unused_ignores != "off":
                     run.note_lines(self.journal)

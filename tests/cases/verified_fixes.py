@@ -171,7 +171,7 @@ def _run_forked(launch: Launch, mirror: Any, folder: str, seconds: float) -> int
         tempfile.tempdir = None
         os.environ.update(trial._environment(folder))
         try:
-            _run_as_trial(Path(folder, "order.json"), str(mirror.place_of(launch.target)), list(launch.arguments), False)
+            _run_as_trial(Path(folder, "order.json"), str(mirror.place_of(os.path.join(launch.folder, launch.target))), list(launch.arguments), False)
         finally:
             atexit._run_exitfuncs()
 

@@ -87,11 +87,6 @@ LOOP = """
             "        scheduler.step()\n    print",
             "    scheduler.step()\n    print",
         ),
-        (
-            lambda at: at_places.repeated_after(at("make(model)"), at("# kept")),
-            "model(batch)  # kept\n",
-            "model(batch)  # kept\n        optimizer = make(model)\n",
-        ),
         (lambda at: at_places.kept_detached([at("# kept")]), "model(batch)", "model(batch).detach()"),
         (lambda at: at_places.put_before(at("backward"), "Adam.step()"), None, None),  # no variable of the program
         (lambda at: at_places.put_before(at("backward"), "the optimizer.step()"), None, None),

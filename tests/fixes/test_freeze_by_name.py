@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -135,3 +136,98 @@ main({frozen})
 @pytest.mark.parametrize("frozen", ["True", "False"])
 def test_networks_that_are_wrapped_later_or_left_as_they_are(tmp_path: Path, frozen: str) -> None:
     assert said(tmp_path, WRAPPED.replace("{frozen}", frozen)) == []
+
+
+# each with a network and an optimizer of its own; NAME is what the program looks for, N its number
+SPELLINGS: dict[str, tuple[str, str]] = {
+    "loop": ("for n, p in mN.named_parameters():\n    if n.startswith('NAME'):\n        p.requires_grad = False", "n.startswith('NAME')"),
+    "flag": ("for n, p in mN.named_parameters():\n    p.requires_grad = not n.startswith('NAME')", "not n.startswith('NAME')"),
+    "flag by another name": (
+        "for n, p in mN.named_parameters():\n    part = n.startswith('NAME')\n    p.requires_grad = not part", "not part",
+    ),
+    "next": (
+        "itemsN = iter(mN.named_parameters())\nwhile (item := next(itemsN, None)) is not None:\n    n, p = item\n"
+        "    if n.startswith('NAME'):\n        p.requires_grad = False", "n.startswith('NAME')",
+    ),
+    "comprehension": ("[p.requires_grad_(False) for n, p in mN.named_parameters() if n.startswith('NAME')]", "n.startswith('NAME')"),
+    "list of them": (
+        "frozenN = [p for n, p in mN.named_parameters() if n.startswith('NAME')]\nfor p in frozenN:\n    p.requires_grad = False",
+        "n.startswith('NAME')",
+    ),
+    "dict": (
+        "tableN = dict(mN.named_parameters())\nfor key, value in tableN.items():\n    if 'NAME' == key[:len('NAME')]:\n"
+        "        value.requires_grad_(False)", "'NAME' == key[:len('NAME')]",
+    ),
+    "filter": (
+        "for n, p in filter(lambda pair: pair[0].startswith('NAME'), mN.named_parameters()):\n    p.requires_grad = False",
+        "pair[0].startswith('NAME')",
+    ),
+    "continue": (
+        "for n, p in mN.named_parameters():\n    if not n.startswith('NAME'):\n        continue\n    p.requires_grad = False",
+        "not n.startswith('NAME')",
+    ),
+    "function that asks": (
+        "def isN(name):\n    return name.startswith('NAME')\nfor n, p in mN.named_parameters():\n    if isN(n):\n"
+        "        p.requires_grad = False", "isN(n)",
+    ),
+    "function that freezes": (
+        "def offN(name, weight):\n    if name.startswith('NAME'):\n        weight.requires_grad = False\n"
+        "for n, p in mN.named_parameters():\n    offN(n, p)", "name.startswith('NAME')",
+    ),
+    "function of the network": (
+        "def freezeN(net, prefix):\n    for n, p in net.named_parameters():\n        if n.startswith(prefix):\n"
+        "            setattr(p, 'requires_grad', False)\nfreezeN(mN, 'NAME')", "n.startswith(prefix)",
+    ),
+    "pair": ("for pair in mN.named_parameters():\n    if pair[0].startswith('NAME'):\n        pair[1].requires_grad = False", "pair[0].startswith('NAME')"),  # noqa: E501
+    "enumerate": (
+        "for i, (n, p) in enumerate(mN.named_parameters()):\n    if n.startswith('NAME'):\n        p.requires_grad = False",
+        "n.startswith('NAME')",
+    ),
+    "several names": (
+        "for n, p in mN.named_parameters():\n    for start in ['NAME', 'stem.']:\n        if n.startswith(start):\n"
+        "            p.requires_grad = False", "n.startswith(start)",
+    ),
+    "modules": (
+        "for n, m in mN.named_modules():\n    if n.startswith('NAME'):\n        for p in m.parameters():\n"
+        "            p.requires_grad = False", "n.startswith('NAME')",
+    ),
+    "method by another name": (
+        "listingN = mN.named_parameters\nfor n, p in listingN():\n    if n.startswith('NAME'):\n        p.requires_grad = False",
+        "n.startswith('NAME')",
+    ),
+}  # fmt: skip
+EACH = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.ModuleDict({{"encoder": nn.Sequential(nn.Linear(4, 8), nn.ReLU()), "head": nn.Linear(8, 1)}})
+    def forward(self, x):
+        return self.net["head"](self.net["encoder"](x))
+{freezes}
+for step in range(14):
+    for net, opt in runs:
+        opt.zero_grad()
+        net(torch.randn(8, 4)).pow(2).mean().backward()
+        opt.step()
+"""
+
+
+def each_alone(name: str) -> str:
+    parts = ["runs = []"]
+    for i, (freeze, _) in enumerate(SPELLINGS.values()):
+        numbered = re.sub(r"\b(m|items|frozen|table|is|off|freeze|listing)N\b", rf"\g<1>{i}", freeze)
+        parts.append(f"m{i} = Net()\n{numbered}\nruns.append((m{i}, torch.optim.SGD(m{i}.parameters(), lr=0.01)))")
+    return EACH.format(freezes="\n".join(parts)).replace("NAME", name)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("encoder.", "begin with `net.`"), ("module.net.encoder.", "Compare with names")])
+def test_however_a_program_goes_over_names(tmp_path: Path, name: str, expected: str) -> None:
+    found = said(tmp_path, each_alone(name))
+    assert {each.code for each in found} == {"GG613"} and all(expected in each.fixes[0].title for each in found)
+    wanted = [re.sub("N\\b", str(i), text.replace("NAME", name)) for i, (_, text) in enumerate(SPELLINGS.values())]
+    assert sorted(each.culprit.text or "" for each in found if each.culprit is not None) == sorted(wanted)
+
+
+@pytest.mark.parametrize("name", ["net.encoder.", "decoder."])
+def test_freezes_by_names_that_are_there_or_nobodys(tmp_path: Path, name: str) -> None:
+    assert said(tmp_path, each_alone(name)) == []

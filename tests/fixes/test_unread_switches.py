@@ -97,6 +97,37 @@ def test_a_misspelt_freeze_of_a_module_is_named(tmp_path: Path) -> None:
     assert diagnosis.culprit.text == "net.eye.require_grad = False" and "requires_grad_(False)" in diagnosis.fixes[0].title
 
 
+@pytest.mark.parametrize(
+    ("freeze", "flag"),
+    [
+        ("setattr(weight, 'require_grad', False)", "require_grad"),
+        ("weight.requires_gradient = False", "requires_gradient"),
+        ("weight.require_grad, held = False, True", "require_grad"),
+        ("vars(weight)['required_grad'] = False", "required_grad"),
+    ],
+)
+def test_a_misspelt_freeze_is_named_however_it_is_set(tmp_path: Path, freeze: str, flag: str) -> None:
+    (diagnosis,) = [each for each, _ in run_source(tmp_path, HEAD + FROZEN.replace("FREEZE", freeze))]
+    assert diagnosis.code == "GG613" and f"`{flag} = False`" in diagnosis.headline
+    assert diagnosis.culprit is not None and diagnosis.culprit.text == freeze
+
+
+@pytest.mark.parametrize(
+    "freeze",
+    [
+        "setattr(net.eye, 'requires_grad', False)",
+        "part = net.eye\npart.requires_grad = False",
+        "for part in [net.eye]: part.requires_grad = False",
+        "trained = False\nnet.eye.requires_grad = trained",
+    ],
+)
+def test_a_flag_on_a_module_is_named_however_it_is_set(tmp_path: Path, freeze: str) -> None:
+    source = FROZEN.replace("hold(net.eye)", freeze).replace("FREEZE", "pass")
+    (diagnosis,) = [each for each, _ in run_source(tmp_path, HEAD + source)]
+    assert diagnosis.code == "GG613" and "`net.eye` is trained" in diagnosis.headline
+    assert diagnosis.culprit is not None and (diagnosis.culprit.text or "") in freeze and "requires_grad" in (diagnosis.culprit.text or "")
+
+
 @pytest.mark.parametrize("other", ["weight.requires_grad = False", "weight.regularised = False", "weight._requires_grad = False"])
 def test_other_attributes_of_parameters_are_silent(tmp_path: Path, other: str) -> None:
     assert not run_source(tmp_path, HEAD + FROZEN.replace("FREEZE", other))

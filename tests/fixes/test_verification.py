@@ -96,5 +96,8 @@ def test_choice_among_fixes() -> None:
 def test_the_combined_patch_is_the_one_that_is_made() -> None:
     combined = fix("g", 3).patch
     both = fix("a", verdict="verified", patch=combined, files=[PatchedFile(name="train.py", path="/p/train.py", sha256="0")])
+    unsafe = both.model_copy(update={"verified": both.verified.model_copy(update={"safety": "unsafe"})})
+    ((_, reason),) = choose([diagnosis(fixes=[unsafe])], unsafe=False).left
+    assert reason.startswith("its fix changes what is computed where it repairs what is behind")
     (change,) = choose([diagnosis(fixes=[both])], unsafe=False).changes["/p/train.py"]
     assert (change.start, change.new) == (2, ("g",))

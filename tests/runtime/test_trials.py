@@ -134,37 +134,6 @@ def test_which_folders_a_program_consists_of(tmp_path: Path, monkeypatch: pytest
     assert roots_of(str(elsewhere), str(tmp_path)) == [str(elsewhere)]  # a home is not copied
 
 
-TRAIN = """
-    import sys
-    import torch, torch.nn as nn
-    from parts import Net
-    torch.manual_seed(0)
-    model, state = Net(), torch.zeros(2, 4)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    for _ in range(12):
-        state = torch.tanh(state + 1)
-        loss = model(state).sum()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        torch.save(model.state_dict(), "last.pt")
-        open("log.txt", "a").write(sys.argv[1])
-"""
-PARTS = """
-    import torch, torch.nn as nn
-
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(4, 4)
-
-        def forward(self, x):
-            y = torch.sigmoid(self.layer(x))
-            y += 1
-            return y
-"""
-
-
 def program(folder: Path, **files: str) -> None:
     for name, text in files.items():
         (folder / f"{name}.py").write_text(textwrap.dedent(text))
@@ -181,43 +150,30 @@ def found(title: str, file: Path, old: str, new: str, code: str = "GG101") -> Di
     return Diagnosis(code=code, name="a-rule", headline="x", step=1, fixes=[fix])
 
 
-def test_fixes_are_tried_until_one_repairs(tmp_path: Path) -> None:
-    program(tmp_path, train=TRAIN, parts=PARTS)
-    parts = tmp_path / "parts.py"
-    wrong = found("wrong", parts, "y += 1", "y = y.relu_()")
-    right = found("right", parts, "y += 1", "y = y + 1")
-    diagnosis = wrong.model_copy(update={"fixes": [wrong.fixes[0], right.fixes[0]]})
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    verified = Verifier(Launch("train.py", ("x",), folder=str(tmp_path)), Settings(), 60.0).verified(diagnosis)
-    assert [(fix.title, fix.verified.verdict) for fix in verified.fixes] == [("right", "verified"), ("wrong", "failed")]
-    assert verified.fixes[0].verified.steps >= 6
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-BEHIND = """
+ITSELF = """
     import torch
-    torch.manual_seed(0)
+    from gradguard import gradguard
     weight = torch.nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([weight], 0.1)
-    hidden = torch.zeros(3)
-    for _ in range(6):
-        hidden = torch.tanh(hidden + weight)
-        shifted = torch.sigmoid(hidden)
-        shifted += 1
+    guard = gradguard(optimizer, verify=True)
+
+    def step(x):
+        y = torch.sigmoid(weight * x)
+        y += 1
         optimizer.zero_grad()
-        shifted.sum().backward()
+        y.sum().backward()
         optimizer.step()
+
+    for number in range(7):
+        guard.step(step, float(number))
 """
 
 
-def test_a_fault_behind_the_first_is_followed(tmp_path: Path) -> None:
-    program(tmp_path, train=BEHIND)
-    diagnosis = found("out of place", tmp_path / "train.py", "shifted += 1", "shifted = shifted + 1")
-    verified = Verifier(Launch("train.py", folder=str(tmp_path)), Settings(), 60.0).verified(diagnosis).fixes[0].verified
-    assert (verified.verdict, verified.steps) == ("verified", 6)
-    (behind,) = verified.behind
-    assert behind.startswith("GG203")
-    assert verified.patch is not None and "+    shifted = shifted + 1" in verified.patch and "detach()" in verified.patch
+def test_a_program_that_guards_itself(tmp_path: Path) -> None:
+    program(tmp_path, train=ITSELF)
+    done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.count("its fix is tried") == 1  # and none in the trial
+    assert "`y = y + 1` (safe; verified over 7 steps)" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,11 @@ import gradguard
 from gradguard.core.errors import GradGuardError
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.instrumentation import fault_barrier
+from gradguard.monitors.gradient_ledger import Ledger
+from gradguard.monitors.optimizer_books import Share
 from gradguard.monitors.train_modes import Modes
+from gradguard.probes import lost_paths
+from gradguard.probes.lost_paths import LostPaths
 from gradguard.rules import registry
 from gradguard.runtime.guard import Guard
 from gradguard.runtime.session import current_session
@@ -237,6 +241,33 @@ def test_a_monitor_that_fails_costs_itself(monkeypatch: pytest.MonkeyPatch, capl
         assert session.tracing and not session.run.blind and not guard.run.ledger.failed
         assert _write_in_place() is not None
     assert len(_said(caplog)) == 1
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "part"),
+    [(Ledger, "after_step", Ledger), (Share, "__init__", Ledger), (lost_paths, "storage_key", LostPaths)],
+)
+def test_a_part_that_fails_costs_itself(
+    owner: Any, name: str, part: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever it has called: it is told from the objects that the exception came through."""
+
+    def fails(*_: Any) -> Any:
+        raise KeyError("injected")
+
+    monkeypatch.setattr(owner, name, fails)
+    training = mlp()
+    with Guard(level="strict") as guard:
+        for _ in range(3):
+            training.step()
+            torch.ones(2, requires_grad=True).detach().numpy()
+        session = current_session()
+        assert session.tracing and not session.run.blind
+        error = _write_in_place()
+        assert error is not None and error.diagnosis.code == "GG101" and error.diagnosis.culprit is not None
+    (said,) = _said(caplog)
+    assert f"the {part.PART} had an internal fault, it is off" in said
+    assert [type(each) for each in guard.run.muted] == [part]
 
 
 def test_a_full_disk_costs_the_report(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from gradguard.instrumentation.tensor_refs import TensorRef, UncountedRef
 from tests.transparency.helpers import bits, guarding
 
 
@@ -119,6 +120,20 @@ def _counts(level: str | None) -> list[int]:
 
 def test_nothing_of_a_training_has_more_weak_references(level: str) -> None:
     assert _counts(level) == _counts(None)
+
+
+def test_references_do_not_ask_what_they_refer_to() -> None:
+    class Odd:
+        def __eq__(self, other: object) -> bool:
+            raise AssertionError("asked")
+
+        def __hash__(self) -> int:
+            raise AssertionError("asked")
+
+    odd = Odd()
+    one, other = UncountedRef(odd), TensorRef(odd)
+    assert one == one and one != other and len({one, other}) == 2
+    assert one() is other() is odd
 
 
 def _made_in_each_step(kept: list[weakref.ref[Any]]) -> None:

@@ -101,6 +101,26 @@ class Calls:
         """Into a function of the user's: what it returns, given what it gets."""
         if scope.depth >= DEPTH:
             return Flow((), None)
+        return self._returns(entry, self._inside(entry, node, scope), pick, scope, node)
+
+    def returned(self, node: ast.Call, scope: Scope, pick: int | str | None) -> tuple[ast.expr, Scope] | None:
+        """The one expression that a call of a function of the user's gives back, or the item of it, and the scope that it stands in."""
+        callee = evaluate(node.func, scope)
+        entry = entry_by_name(node.func, scope) if callee is UNKNOWN else entry_of(callee)
+        given = [] if entry is None else [each for each in given_back(entry.function) if each is not None]
+        if entry is None or isinstance(callee, type) or len(given) != 1 or scope.depth >= DEPTH:
+            return None
+        value = given[0]
+        if pick is not None:
+            if not isinstance(value, ast.Tuple) or not isinstance(pick, int) or not 0 <= pick < len(value.elts):
+                return None
+            if any(isinstance(each, ast.Starred) for each in value.elts):
+                return None
+            value = value.elts[pick]
+        return value, self._inside(entry, node, scope)
+
+    def _inside(self, entry: Entry, node: ast.Call, scope: Scope) -> Scope:
+        """The scope of a function that a call has run, with what it was given."""
         inner = Scope(entry.source, entry.function, {}, entry.globals, depth=scope.depth + 1)
         arguments = entry.function.args
         names = [item.arg for item in (*arguments.posonlyargs, *arguments.args)]
@@ -129,7 +149,7 @@ class Calls:
             inner.given[arguments.kwarg.arg] = join(flows)
         for name in names:
             inner.given.setdefault(name, NOTHING if not any(isinstance(item, ast.Starred) for item in node.args) else join(flows))
-        return self._returns(entry, inner, pick, scope, node)
+        return inner
 
     def _bind(self, inner: Scope, name: str, argument: ast.expr, flow: Flow, scope: Scope) -> None:
         inner.given[name] = flow

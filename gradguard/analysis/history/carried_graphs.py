@@ -34,7 +34,9 @@ from gradguard.analysis.live.stores import (
 from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.analysis.program.defuse import Carried, loop_carried, reads_of
 from gradguard.analysis.program.expressions import calls_inside, inside, last_part
+from gradguard.analysis.program.index import program_of
 from gradguard.analysis.program.stored_values import is_run_by_a_hook, puts_result_of
+from gradguard.analysis.program.syntax import Function, Source
 from gradguard.instrumentation.facts import BackwardFact, OpFact
 from gradguard.instrumentation.journal import Journal
 from gradguard.torch_compat.private_api import node_sequence
@@ -238,9 +240,26 @@ class Carriers:
         if function.name in ("forward", "__call__") or is_run_by_a_hook(store.source, function):
             return True
         called = self._called_around(store)
-        if function.name in called:
+        if function.name in called or self._is_called_in_loops(store.source, function):
             return True
         return False if called else None
+
+    def _is_called_in_loops(self, source: Source, function: Function) -> bool:
+        """Whether a loop on the stack calls a function of its file, by whatever name, or one that calls it."""
+        program = program_of(source)
+        places = [place for view in self.frames if (place := resolve(view.site)) is not None and place.source is source]
+        loops = [loop for place in places for loop in place.enclosing_loops[:1]]
+        pending: list[Function] = [function]
+        seen: set[Function] = {function}
+        while pending and program is not None:
+            for call in program.callers(pending.pop()):
+                around = program.function(call)
+                if any(program.stands_in(call, loop) for loop in loops):
+                    return True
+                if around is not None and around not in seen:
+                    seen.add(around)
+                    pending.append(around)
+        return False
 
     def _called_around(self, store: Store) -> set[str]:
         """Names of what is called in the loops on the stack, and in the methods beside the store that are called there."""

@@ -358,7 +358,7 @@ def _iterated(value: Any) -> Iterable[Any]:
 
 _NODES: dict[type[ast.AST], Callable[[Interpreter, Any], Any]] = {
     ast.Constant: Interpreter._constant,
-    ast.Name: Interpreter._name,
+    ast.Name: lambda self, node: self._name(node),  # which a subclass may look up elsewhere
     ast.Attribute: Interpreter._attribute,
     ast.Subscript: Interpreter._subscript,
     ast.Slice: Interpreter._slice,
@@ -376,7 +376,7 @@ _NODES: dict[type[ast.AST], Callable[[Interpreter, Any], Any]] = {
     ast.SetComp: Interpreter._comprehension,
     ast.DictComp: Interpreter._comprehension,
     ast.GeneratorExp: Interpreter._comprehension,
-    ast.Call: Interpreter._call,
+    ast.Call: lambda self, node: self._call(node),
 }
 _BUILTINS: dict[str, Callable[..., Any]] = {
     "any": lambda self, value: any(self.true(item) for item in self.items(value)),

@@ -20,6 +20,7 @@ from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.analysis.program.bindings import assignments_to, dotted, targets_of
 from gradguard.analysis.program.blocks import function_around
 from gradguard.analysis.program.defuse import contains, guards_a_cache, position_before, stores_into
+from gradguard.analysis.program.index import program_of
 from gradguard.analysis.program.stored_values import built_with, stores_through_names, without_graph
 from gradguard.analysis.program.syntax import FUNCTIONS, Source, header_range, load
 from gradguard.core.callsite import USER_FILES
@@ -171,11 +172,11 @@ def stores_of_attribute(holding: Holding, frames: Sequence[FrameView]) -> list[S
         name = f"self.{holding.attribute}"
         inserting = stores_into(definition, name)  # also for a tensor: `self.table[ids] = values`
         if container:
-            inserting = [*inserting, *stores_through_names(definition, name)]
+            inserting = [*inserting, *stores_through_names(definition, name), *_growths(source, definition, name)]
         puts.update(inserting)
         for statement in [*inserting, *assignments_to(definition, name)]:
             found.setdefault(statement, Store(source, statement, _attribute_relation(source, statement, name, frames)))
-    if all(map(_stores_nothing, found.values())):
+    if (container and not puts) or all(map(_stores_nothing, found.values())):  # nor is it filled where an empty one is made
         for file in dict.fromkeys(view.frame.f_code.co_filename for view in frames if view.is_user):
             outside = load(file)
             for statement, name in _foreign_stores(outside, holding.attribute) if outside is not None else ():
@@ -194,6 +195,15 @@ def stores_of_attribute(holding: Holding, frames: Sequence[FrameView]) -> list[S
                 assert outside is not None
                 found.setdefault(statement, Store(outside, statement, _attribute_relation(outside, statement, holding.name, frames)))
     return [store for store in (_kept(list(found.values()), puts) if container else found.values()) if not _stores_nothing(store)]
+
+
+def _growths(source: Source, definition: ast.ClassDef, name: str) -> Iterator[ast.stmt]:
+    """The statements of a class that put something into a container, also by a method that was given a name (`put = self.bank.append`)."""
+    program = program_of(source)
+    for growth in () if program is None else program.grows(name):
+        statement = source.statement(growth.node)
+        if statement is not None and contains(definition, statement, source):
+            yield statement
 
 
 def _cached_property(source: Source, definition: ast.ClassDef, attribute: str) -> Iterator[Store]:

@@ -9,7 +9,8 @@ from gradguard.analysis.program.scopes import Scope
 from gradguard.analysis.program.syntax import FUNCTIONS
 
 ANY = -1  # in a path: "some element of it"
-Path = tuple[int, ...]
+Path = tuple[int | str, ...]
+"""Which part of a value: items by number, or by key; of an object, its attribute by name."""
 
 
 def bound_value(statement: ast.stmt, name: str) -> tuple[ast.expr, Path] | None:

@@ -723,6 +723,22 @@ class Program:
             nodes.sort(key=_place)
         return found
 
+    def item_writes(self, key: str) -> list[tuple[ast.stmt, ast.expr | None]]:
+        """The places that write an item with this constant key, of whatever container, and what they write, where that is one thing."""
+        return self._item_writes.get(key, [])
+
+    @cached_property
+    def _item_writes(self) -> dict[object, list[tuple[ast.stmt, ast.expr | None]]]:
+        found: dict[object, list[tuple[ast.stmt, ast.expr | None]]] = {}
+        for node in self.source.parents:
+            if isinstance(node, ast.stmt):
+                for target, value in _written(node):
+                    if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
+                        found.setdefault(target.slice.value, []).append((node, value))
+        for writes in found.values():
+            writes.sort(key=lambda write: _place(write[0]))
+        return found
+
     def grows(self, name: str, within: ast.AST | None = None) -> list[Growth]:
         """The places that put something into a container by its name, in source order: methods (also by another name, `push = xs.append`),
         `xs[k] = v`, `xs += [...]`, `xs = xs + [...]`, `xs = [*xs, v]`, `heappush(xs, v)`; also what is put into a container

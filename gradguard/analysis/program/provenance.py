@@ -20,7 +20,7 @@ from gradguard.analysis.program.index import Definition, program_of
 from gradguard.analysis.program.scopes import Scope, callee_scope, class_scopes, code_of, function_scope, loading_scope
 from gradguard.analysis.program.syntax import Source
 from gradguard.core.diagnosis import Role, SourceSpan
-from gradguard.core.safe_read import UNKNOWN, in_class, peek
+from gradguard.core.safe_read import UNKNOWN, elements, in_class, pairs, peek
 
 Judge = Callable[[Any], "bool | None"]  # of a live value: is it (part of) what is looked for?
 Maker = Callable[[ast.expr, Scope], "bool | None"]  # of an expression: does it make such a thing by itself?
@@ -104,8 +104,11 @@ class _Tracer:
             return self._call(scope, expr, path, depth)
         if isinstance(expr, (ast.ListComp, ast.GeneratorExp)):
             return self.follow(scope, expr.elt, path[1:] if path else (), depth + 1) if path else self._here(scope, expr)
+        if isinstance(expr, ast.Dict):
+            return self._key(scope, expr, path, depth)
         if isinstance(expr, ast.Subscript):
-            inner = (expr.slice.value, *path) if isinstance(expr.slice, ast.Constant) and isinstance(expr.slice.value, int) else path
+            constant = expr.slice.value if isinstance(expr.slice, ast.Constant) else None
+            inner = (constant, *path) if isinstance(constant, (int, str)) else path
             value = scope.evaluate(expr.value)
             return self.follow(scope, expr.value, path if isinstance(value, torch.Tensor) else inner, depth + 1)
         if isinstance(expr, ast.NamedExpr):
@@ -124,9 +127,27 @@ class _Tracer:
         return next((t for t in traces if t.certain), None) or next((t for t in traces if t.spots), None)
 
     def _items(self, scope: Scope, expr: ast.Tuple | ast.List, path: Path, depth: int) -> Trace:
-        if path and path[0] >= 0 and path[0] < len(expr.elts) and not any(isinstance(e, ast.Starred) for e in expr.elts[: path[0] + 1]):
-            return self.follow(scope, expr.elts[path[0]], path[1:], depth + 1)
+        index = path[0] if path else ANY
+        if isinstance(index, str):
+            return Trace()
+        if 0 <= index < len(expr.elts) and not any(isinstance(e, ast.Starred) for e in expr.elts[: index + 1]):
+            return self.follow(scope, expr.elts[index], path[1:], depth + 1)
         return self._first(scope, list(expr.elts), path[1:], depth) or Trace()
+
+    def _key(self, scope: Scope, expr: ast.Dict, path: Path, depth: int) -> Trace:
+        for key, value in zip(expr.keys, expr.values, strict=True):
+            if path and isinstance(key, ast.Constant) and key.value == path[0]:
+                return self.follow(scope, value, path[1:], depth + 1)
+        return Trace() if path else self._operation(scope, expr, depth)
+
+    def _part(self, scope: Scope, call: ast.Call, path: Path, depth: int) -> Trace | None:
+        """A part, by its name, of what a call makes: `dict(x=..., y=...)`, or an object of a class that keeps what it is given."""
+        given = next((word.value for word in call.keywords if word.arg == path[0]), None)
+        kind = scope.evaluate(call.func)
+        if given is None and isinstance(kind, type) and not any(isinstance(each, ast.Starred) for each in call.args):
+            fields = elements(peek(kind, "_fields")) or [name for name, _ in pairs(peek(kind, "__dataclass_fields__"))]
+            given = dict(zip(fields, call.args, strict=False)).get(path[0])
+        return None if given is None else self.follow(scope, given, path[1:], depth + 1)
 
     def _bound(self, scope: Scope, statement: ast.stmt, name: str, path: Path, depth: int) -> Trace:
         bound = bound_value(statement, name)
@@ -142,6 +163,11 @@ class _Tracer:
         return Trace([Spot(scope, value, name), *further.spots], further.certain)
 
     def _name(self, scope: Scope, expr: ast.Name, path: Path, depth: int) -> Trace:
+        if path and isinstance(path[0], str):
+            above = max((each.line for each in nearest(scope.source, expr)), default=0)
+            put = [each for each in _items_put(scope, expr.id, path[0]) if each.lineno >= above]
+            if put:
+                return self.follow(scope, put[0].value, path[1:], depth + 1) if len(put) == 1 else Trace()
         traces = [self._defined(scope, each, expr, path, depth) for each in nearest(scope.source, expr)]
         found = next((t for t in traces if t.certain), None) or next((t for t in traces if t.spots), Trace())
         grown = self._appended(scope, expr.id, path, depth) if path and not found.certain else None
@@ -184,6 +210,9 @@ class _Tracer:
         if made:
             return self._here(scope, expr, True)
         owner = scope.evaluate(expr.value)
+        held = None if isinstance(owner, torch.Tensor) else self._held(scope, expr, path, depth)
+        if held is not None:
+            return held
         if owner is UNKNOWN or isinstance(owner, torch.Tensor):
             return (
                 self.follow(scope, expr.value, path, depth + 1)
@@ -198,17 +227,35 @@ class _Tracer:
                     return Trace([Spot(scope, expr, dotted(expr)), *found.spots], found.certain)
         return self._here(scope, expr)
 
+    def _held(self, scope: Scope, expr: ast.Attribute, path: Path, depth: int) -> Trace | None:
+        """A field of an object that a call has made: `batch.y` of `batch = Batch(x, y)`."""
+        owner = dotted(expr.value)
+        if owner in (None, "self", "cls", "ctx"):
+            return None
+        found = self.follow(scope, expr.value, (expr.attr, *path), depth + 1)
+        return found if found.certain else None
+
     def _stored(self, spot: Spot, path: Path, depth: int) -> Trace:
         assert isinstance(spot.node, ast.expr)
         return self.follow(spot.scope, spot.node, path, depth + 1)
 
     def _call(self, scope: Scope, call: ast.Call, path: Path, depth: int) -> Trace:
         name = last_part(call)
+        if path and isinstance(path[0], str):
+            part = self._part(scope, call, path, depth)
+            if part is not None:
+                return part
         if path[:1] == (ANY,):
+            chosen = path[1] if len(path) > 1 and isinstance(path[1], int) else ANY
             if name == "enumerate" and call.args:
                 return self.follow(scope, call.args[0], (ANY, *path[2:]), depth + 1) if path[1:2] == (1,) else Trace()
-            if name == "zip" and len(path) > 1 and 0 <= path[1] < len(call.args):
-                return self.follow(scope, call.args[path[1]], (ANY, *path[2:]), depth + 1)
+            if name == "zip" and 0 <= chosen < len(call.args):
+                return self.follow(scope, call.args[chosen], (ANY, *path[2:]), depth + 1)
+            collate = next((word.value for word in call.keywords if word.arg == "collate_fn"), None)
+            if collate is not None:  # makes each item
+                code, bound, names = code_of(scope.evaluate(collate))
+                made_by = None if code is None else function_scope(code, bound, names)
+                return Trace() if made_by is None else self._first(made_by, returns_of(made_by)[::-1], path[1:], depth) or Trace()
             if (
                 name in ("tqdm", "list", "tuple", "iter", "reversed", "sorted", "next", "trange", "DataLoader", "islice", "cycle", "Subset")
                 and call.args
@@ -216,8 +263,8 @@ class _Tracer:
                 return self.follow(scope, call.args[0], path, depth + 1)
             if name == "random_split" and call.args:
                 return self.follow(scope, call.args[0], path[1:], depth + 1)
-            if name == "TensorDataset" and len(path) > 1 and 0 <= path[1] < len(call.args):
-                return self.follow(scope, call.args[path[1]], path[2:], depth + 1)
+            if name == "TensorDataset" and 0 <= chosen < len(call.args):
+                return self.follow(scope, call.args[chosen], path[2:], depth + 1)
             if name == "DataLoader":
                 given = argument(call, "dataset")
                 if given is not None:
@@ -259,6 +306,22 @@ class _Tracer:
                     first = found.spots[0]
                     return found if first.statement is scope.source.statement(expr) else Trace([Spot(scope, expr), *found.spots], True)
         return self._here(scope, expr)
+
+
+def _items_put(scope: Scope, name: str, key: str) -> list[ast.Assign]:
+    """`name[key] = value` in a scope."""
+    return [
+        node
+        for node in ast.walk(scope.tree)
+        if isinstance(node, ast.Assign)
+        and any(
+            isinstance(target, ast.Subscript)
+            and dotted(target.value) == name
+            and isinstance(target.slice, ast.Constant)
+            and target.slice.value == key
+            for target in node.targets
+        )
+    ]
 
 
 def nearest(source: Source, read: ast.expr) -> list[Definition]:

@@ -22,7 +22,7 @@ from gradguard.analysis.live.frames import FrameView
 from gradguard.analysis.places.instructions import scope_of
 from gradguard.analysis.places.source import assignments_to, resolve
 from gradguard.analysis.program.expressions import argument
-from gradguard.analysis.program.index import program_of
+from gradguard.analysis.program.index import only, program_of
 from gradguard.analysis.program.syntax import FUNCTIONS, Source, load
 from gradguard.core.callsite import USER_FILES
 from gradguard.core.safe_read import UNKNOWN, attributes, class_attributes, in_class, item_of, namespace, peek, unless_loud
@@ -166,7 +166,11 @@ def function_scope(
 
 
 def _by_name(scope: Scope, call: ast.Call) -> Scope | None:
-    """A function of the same file that has the called name, where it is the only one."""
+    """A function of the same file, where the call can run no other, or no other has the called name."""
+    program = program_of(scope.source)
+    run = None if program is None else only(program.callees(call))
+    if isinstance(run, ast.FunctionDef) and run.name != "__init__":
+        return Scope(scope.source, run, {}, scope.globals, (scope, call))
     name = call.func.id if isinstance(call.func, ast.Name) else call.func.attr if isinstance(call.func, ast.Attribute) else None
     own = isinstance(call.func, ast.Name) or (
         isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name) and call.func.value.id == "self"

@@ -110,9 +110,10 @@ _MACROS = """
 {% endif %}
 {% for fix in d.fixes %}
 <dt>{{ 'fix' if loop.first else 'or' }}</dt>
-<dd>{{ prose(one_line(fix.title)) }} <span class="safety">({{ wording.safety(d, fix) }})</span>
+<dd>{{ prose(one_line(fix.title)) }} <span class="safety">({{ wording.standing(d, fix) }})</span>
 {% if fix.detail %}{{ long(fix.detail) }}{% endif %}
-{% if fix.patch %}{{ patch(fix.patch) }}{% endif %}
+{% for further in fix.verified.behind %}{{ long('and behind it, ' + further) }}{% endfor %}
+{% if fix.patch %}{{ patch(fix.verified.patch or fix.patch) }}{% endif %}
 </dd>
 {% endfor %}
 {% for text in d.avoid %}

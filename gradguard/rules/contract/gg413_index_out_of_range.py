@@ -34,11 +34,13 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.frames import FrameView
 from gradguard.analysis.places.source import ResolvedSite
 from gradguard.analysis.program.expressions import inside
+from gradguard.analysis.program.index import only
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.core.safe_read import named_modules
 from gradguard.fixes.edits import replaced, with_argument
 from gradguard.rules.base import Rule
 from gradguard.rules.spans import attribute_set
+from gradguard.torch_compat.private_api import storage_key
 
 CODE, NAME = "GG413", "index-out-of-range"
 
@@ -51,9 +53,11 @@ class Lookup(NamedTuple):
         numbers: the indices, of any shape.
         size: how many rows or classes there are.
         table: the embedding's weight, [rows, width]; None for a loss.
+        given: the indices as the call got them.
     """
 
     kind: str
+    given: torch.Tensor
     numbers: torch.Tensor
     size: int
     table: torch.Tensor | None
@@ -77,13 +81,14 @@ def find(incident: Incident) -> Lookup | None:
 
 def _tensors(view: FrameView, *names: str) -> list[torch.Tensor | None]:
     found: list[Any] = [view.locals.get(name) for name in names]
-    return [each.detach() if type(each) in (torch.Tensor, torch.nn.Parameter) else None for each in found]
+    return [each if type(each) in (torch.Tensor, torch.nn.Parameter) else None for each in found]
 
 
-def _outside(kind: str, numbers: torch.Tensor, size: int, table: torch.Tensor | None, ignored: object = None) -> Lookup | None:
+def _outside(kind: str, given: torch.Tensor, size: int, table: torch.Tensor | None, ignored: object = None) -> Lookup | None:
+    numbers = given.detach()
     if isinstance(ignored, int):
         numbers = numbers[numbers != ignored]
-    found = Lookup(kind, numbers, size, table)
+    found = Lookup(kind, given, numbers, size, table)
     return found if numbers.numel() and not numbers.is_floating_point() and (_low(found) < 0 or _high(found) >= size) else None
 
 
@@ -117,12 +122,24 @@ def render(lookup: Lookup, incident: Incident) -> Diagnosis:
         headline=f"{lookup.kind.capitalize()} {wrong} is asked for, and {owner} {lookup.size} {plural}: 0 to {last}",
         culprit=None if place is None else place.span(f"the numbers here run from {low} to {high}", "culprit"),
         related=related,
-        tensors=[TensorFacts(name=None, shape=list(lookup.numbers.shape), dtype=str(lookup.numbers.dtype).removeprefix("torch."))],
+        tensors=_named(lookup.given, incident),
         explanation=f"{plural.capitalize()} are numbered from 0, so the last one is {last}. Either the numbers are wrong, or there are "
         f"too few {plural}.",
         fixes=_fixes(lookup, place, made),
         confidence="likely",
     )
+
+
+def _named(given: torch.Tensor, incident: Incident) -> list[TensorFacts]:
+    """The indices by the name of their variable, or of the one that they are all of; nothing where they have none."""
+    same = {id(t): name for name, t in reversed(list(incident.names.tensor_bindings())) if _all_of(t, given)}  # the first name of each
+    name = incident.names.of(given) or only(same.values())
+    return [TensorFacts(name=name, shape=list(given.shape), dtype=str(given.dtype).removeprefix("torch."))] if name is not None else []
+
+
+def _all_of(tensor: torch.Tensor, given: torch.Tensor) -> bool:
+    memory = storage_key(given)
+    return memory is not None and storage_key(tensor) == memory and tensor.numel() == given.numel()
 
 
 def _fixes(lookup: Lookup, place: ResolvedSite | None, made: ResolvedSite | None) -> list[Fix]:

@@ -134,6 +134,8 @@ def named(scope: Scope, expression: ast.expr, way: Trace) -> str | None:
     plain = dotted(expression)
     if plain is not None:
         return plain
+    if isinstance(expression, ast.Subscript) and isinstance(expression.slice, ast.Constant) and dotted(expression.value) is not None:
+        return scope.source.flat(expression)
     names = [name for name in way.names if not name.startswith("_")]
     return names[0] if names else None
 

@@ -52,7 +52,10 @@ def _terms(follower: Follower, node: ast.expr, scope: Scope, depth: int) -> list
             return [(node, scope)]
         split: list[tuple[ast.expr, Scope]] = []
         for definition in reversed(found):
-            if definition.looped or definition.pick is not None:
+            returned = None if definition.looped else _returned(follower, definition.value, scope, definition.pick)
+            if returned is not None:
+                split += _terms(follower, *returned, depth + 1)
+            elif definition.looped or definition.pick is not None:
                 split.append((definition.value, scope) if definition.pick is None else (node, scope))
             else:
                 split += _terms(follower, definition.value, scope, depth + 1)
@@ -74,7 +77,13 @@ def _terms(follower: Follower, node: ast.expr, scope: Scope, depth: int) -> list
         and isinstance(node.args[0], (ast.List, ast.Tuple))
     ):
         return [term for element in node.args[0].elts for term in _terms(follower, element, scope, depth + 1)]
-    return [(node, scope)]
+    returned = _returned(follower, node, scope, None)
+    return [(node, scope)] if returned is None else _terms(follower, *returned, depth + 1)
+
+
+def _returned(follower: Follower, node: ast.expr, scope: Scope, pick: int | str | None) -> tuple[ast.expr, Scope] | None:
+    """What a call of a function of the user's gives back, which may be a sum of its own."""
+    return follower.returned(node, scope, pick) if isinstance(node, ast.Call) else None
 
 
 def _is_library(node: ast.Call, scope: Scope) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import statistics
 from typing import Any
@@ -11,8 +12,11 @@ import torch
 from gradguard.analysis.graph.node_values import GraphValues
 from gradguard.analysis.graph.recompute import node_kind
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import ResolvedSite
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.core.foreign_exceptions import internal_error
+from gradguard.fixes.at_places import put_before, spelt
+from gradguard.fixes.edits import replaced
 from gradguard.monitors.numerics import Numbers
 from gradguard.rules.numerics.first_nonfinite import Origin
 from gradguard.rules.numerics.ranges import number
@@ -61,6 +65,33 @@ _OVERFLOWING = frozenset(
         "LinalgVectorNorm",
     }
 )
+
+
+def _slower(title: str, made: ResolvedSite | None, optimizer: Any) -> Fix:
+    """A tenth of the learning rate, where it is written as a number where the optimizer is made."""
+    call = None if made is None else made.call
+    rates = {group.get("lr") for group in optimizer.param_groups}
+    if made is None or made.source is None or call is None or len(rates) != 1:
+        return Fix(title=title)
+    given = [*(keyword.value for keyword in call.keywords if keyword.arg == "lr"), *call.args[1:2]]
+    value = given[0] if len(given) == 1 else None
+    if not isinstance(value, ast.Constant) or type(value.value) is not float or value.value not in rates:
+        return Fix(title=title)
+    return Fix(title=title, safety="unsafe", patch=replaced(made.source, [(value, f"{value.value / 10:g}")]))
+
+
+def _clipping(made: ResolvedSite | None, stepped: ResolvedSite | None) -> Fix:
+    """The gradient norm clipped before the step, where what the optimizer was given can be named there."""
+    given = made.call.args[0] if made is not None and made.call is not None and made.call.args else None
+    patch, parameters = None, "model.parameters()"
+    if made is not None and made.source is not None and stepped is not None and stepped.source is made.source:
+        clip = spelt(made.source, "torch.nn.utils.clip_grad_norm_")
+        named = isinstance(given, ast.Call) and isinstance(given.func, ast.Attribute) and given.func.attr == "parameters" and not given.args
+        if clip is not None and named and given is not None and made.enclosing_function is stepped.enclosing_function:
+            parameters = made.source.flat(given)
+            patch = put_before(stepped, f"{clip}({parameters}, 1.0)", parameters)
+    title = f"clip the gradient norm between backward and step: `torch.nn.utils.clip_grad_norm_({parameters}, 1.0)`"
+    return Fix(title=title, patch=patch, safety="manual" if patch is None else "unsafe")
 
 
 def growth(losses: list[float]) -> tuple[int, float]:
@@ -133,7 +164,7 @@ def diverged(
             " grow without bound until they leave what the dtype can hold. The op that overflowed first is not to blame."
         )
         fixes = [
-            Fix(title=f"lower the learning rate of `{name}` (now {rate(optimizer)}) by a factor of 10 or more"),
+            _slower(f"lower the learning rate of `{name}` (now {rate(optimizer)}) by a factor of 10 or more", made, optimizer),
             Fix(
                 title="bring inputs and features to a common scale (zero mean, unit variance)",
                 detail="the largest step that is stable shrinks with the square of the largest feature",
@@ -164,7 +195,7 @@ def diverged(
             " step to the next; applied as it is it throws the weights far off."
         )
         fixes = [
-            Fix(title="clip the gradient norm between backward and step: `torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)`"),
+            _clipping(made, stepped),
             Fix(title=f"lower the learning rate of `{name}` (now {rate(optimizer)})"),
             Fix(title="shorten the chain: truncated back-propagation, gating (LSTM, GRU), normalisation or residual connections"),
         ]

@@ -30,8 +30,8 @@ import ast
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import resolve
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.fixes.at_places import bare_call, sees
-from gradguard.fixes.edits import replaced
+from gradguard.fixes.at_places import bare_call, put_after, sees
+from gradguard.fixes.edits import replaced, respelt
 from gradguard.monitors.ledger_verdicts import AnotherStepped, NoStepYet
 from gradguard.monitors.optimizer_books import Book
 from gradguard.rules import wording
@@ -145,6 +145,11 @@ def _never(book: Book) -> Diagnosis | None:
                 if gate is not None
                 else (f"Call `{name}.step()` after backward" if bare is None else f"Write `{bare.text}()`"),
                 safety="unsafe",
+                patch=None
+                if counts or gate is not None
+                else put_after(backward, f"{name}.step()")
+                if bare is None
+                else respelt(bare, bare.text or "", f"{bare.text}()"),
             )
         ],
     )

@@ -12,6 +12,7 @@ import errno
 import os
 import platform
 import shutil
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -35,7 +36,9 @@ _STARTING = {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.s
 
 
 def confine(folder: str, note: Note) -> None:
-    """Confines this process for the rest of its life."""
+    """Confines this process for the rest of its life, which ends with that of the process that started it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
     held = _landlock(folder)
     sys.addaudithook(_Hook(folder, held, note))
     _announce_torch_save()
@@ -171,7 +174,7 @@ def _announce_torch_save() -> None:
 # -- Landlock (the same system call numbers on every architecture) --------------------------------------------------------
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
-_NO_NEW_PRIVILEGES = 38
+_DIE_WITH_PARENT, _NO_NEW_PRIVILEGES = 1, 38
 _WRITES = sum(1 << bit for bit in (1, 4, 5, 6, 7, 8, 9, 10, 11, 12))  # write, remove and make files of every kind
 _REFER, _TRUNCATE = 1 << 13, 1 << 14
 _FILE_RIGHTS = 1 << 1 | _TRUNCATE

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,10 @@ from gradguard.core.diagnosis import Diagnosis, Fix, PatchedFile, Verification
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.fixes.application import PatchError, Text, applied
 from gradguard.fixes.patched_files import hash_of
-from gradguard.fixes.verification import BEHIND, Outcome, Ruling, candidates, judge, reordered, steps_needed
+from gradguard.fixes.verification import BEHIND, Outcome, Ruling, candidates, judge, least_safe, reordered, steps_needed
+from gradguard.reporting.source_blocks import shown_path
+from gradguard.reporting.terminal.layout import one_line
+from gradguard.runtime.rerun.reachable_state import aloud
 from gradguard.runtime.trials.order import VARIABLE
 from gradguard.runtime.trials.trial import Launch, NoTrialError, run_trial
 
@@ -71,7 +75,10 @@ class Verifier:
                 behind[i] = (ruling.behind, patched, texts)
         for i, (fault, patched, texts) in behind.items():  # none does it alone
             names = {file.path: file.name for file in tried[i].files}
-            further = self._behind(fault, patched, texts, known, [diagnosis], names)
+            try:
+                further = self._behind(fault, patched, texts, known, [diagnosis], [tried[i]], names)
+            except internal_error(NoTrialError, PatchError, OSError):  # what is known of the first stays
+                continue
             if further is not None:
                 found[i] = further
                 break
@@ -84,6 +91,7 @@ class Verifier:
         first: dict[str, Text],
         known: Sequence[Diagnosis],
         repaired: list[Diagnosis],
+        made: list[Fix],
         names: dict[str, str],
         said: tuple[str, ...] = (),
     ) -> Verification | None:
@@ -103,9 +111,17 @@ class Verifier:
             if ruling.verdict == "verified" and not any(judge(outcome, each, known).verdict != "verified" for each in repaired):
                 diff, files = _combined(texts, now, more)
                 why = _why(ruling, outcome)
-                return Verification(verdict="verified", steps=outcome.steps, why=why, behind=list(behind), patch=diff, files=files)
+                return Verification(
+                    verdict="verified",
+                    steps=outcome.steps,
+                    why=why,
+                    behind=list(behind),
+                    patch=diff,
+                    safety=least_safe([*made, fix]),
+                    files=files,
+                )
             if ruling.behind is not None:
-                further = self._behind(ruling.behind, now, texts, known, [*repaired, fault], more, behind)
+                further = self._behind(ruling.behind, now, texts, known, [*repaired, fault], [*made, fix], more, behind)
                 if further is not None:
                     return further
         return None
@@ -128,7 +144,18 @@ def verified_here(diagnosis: Diagnosis, settings: Settings, known: Sequence[Diag
     except NoTrialError as error:
         whole = Verification(why=str(error))
         return reordered(diagnosis, {i: whole for i, fix in enumerate(diagnosis.fixes) if fix.patch is not None})
+    with aloud():
+        announce(diagnosis)
     return Verifier(launch, settings).verified(diagnosis, known)
+
+
+def announce(diagnosis: Diagnosis) -> None:
+    """Says that it will take a while."""
+    place = diagnosis.culprit or next(iter(diagnosis.related), None)
+    title = diagnosis.title() if place is None else diagnosis.title(shown_path(place.file), place.line)
+    number = len(candidates(diagnosis))
+    what = "its fix is tried" if number == 1 else f"its {number} fixes are tried, until one repairs the program"
+    print(one_line(f"gradguard: {title}: {what}; at most {SECONDS:.0f} s each"), file=sys.stderr, flush=True)
 
 
 def _why(ruling: Ruling, outcome: Outcome) -> str:

@@ -93,3 +93,18 @@ def test_what_is_ignored_is_no_class(tmp_path: Path) -> None:
     assert said(tmp_path, LABELS.format(labels="[-100, 2, 0]")) == []
     (diagnosis,) = said(tmp_path, LABELS.format(labels="[-100, 4, 0]"))
     assert "the numbers here run from 0 to 4" in (diagnosis.culprit.label or "") if diagnosis.culprit else False
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        ("words(ids)", "ids"),
+        ("F.embedding(batch['ids'], words.weight)", "batch['ids']"),
+        ("words(ids.view(-1))", "ids"),
+        ("words(torch.tensor([1, 12]))", None),
+    ],
+)
+def test_the_indices_are_named_where_they_have_a_name(call: str, name: str | None, tmp_path: Path) -> None:
+    source = f"words = nn.Embedding(10, 4)\nids = torch.tensor([[1, 12]])\nbatch = {{'ids': ids.clone()}}\n{call}\n"
+    (diagnosis,) = said(tmp_path, source)
+    assert diagnosis.code == "GG413" and [fact.name for fact in diagnosis.tensors] == ([] if name is None else [name])

@@ -42,7 +42,7 @@ from gradguard.analysis.program.provenance import Spot
 from gradguard.analysis.program.scopes import Scope
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.core.safe_read import named_modules
-from gradguard.fixes.edits import replaced
+from gradguard.fixes.edits import replaced, with_argument
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.gg404_dtype_mismatch import float_wanted
 from gradguard.rules.contract.gg404_dtype_mismatch.dtypes import (
@@ -74,6 +74,8 @@ _ONE = (  # (pattern with the wrong dtype as its first group, expected dtype or 
     (re.compile(r"boolean masks, but got mask with dtype (\w+)"), torch.bool),
 )
 _KERNEL = re.compile(r"not implemented for '(\w+)'")
+
+_FACTORIES = {"arange", "empty", "full", "full_like", "ones", "ones_like", "tensor", "zeros", "zeros_like"}
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
@@ -317,13 +319,27 @@ def _fixes(operand: Operand | None, name: str | None, expected: torch.dtype | No
     where = "where it is made" if origin is not None else "in the call"
     if origin is None and operand is not None:
         name, shown = name or "tensor", operand.scope.source.flat(operand.expression)
+    at_its_making = _made_right(operand, expected) if origin is None and operand is not None and expected is not None else None
     return [
         Fix(
             title=f"convert it {where}: `{shown if name else 'tensor'}.{method}()`, or make it with `dtype={expected}`",
             safety="unsafe",
             patch=patch,
-        )
+        ),
+        *([at_its_making] if at_its_making is not None else []),
     ]
+
+
+def _made_right(operand: Operand, expected: torch.dtype) -> Fix | None:
+    """The dtype as an argument of the call that makes what the operand comes from, for all that is made of it."""
+    made = operand.way.origin if operand.way.certain else None
+    call = None if made is None else made.node
+    if made is None or not isinstance(call, ast.Call) or any(keyword.arg in ("dtype", None) for keyword in call.keywords):
+        return None
+    if made.scope.source.flat(call.func).rpartition(".")[2] not in _FACTORIES:
+        return None
+    patch = with_argument(made.scope.source, call, f"dtype={expected}")
+    return None if patch is None else Fix(title=f"Make it with `dtype={expected}`", safety="unsafe", patch=patch)
 
 
 RULE = Rule(

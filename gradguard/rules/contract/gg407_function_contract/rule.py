@@ -49,7 +49,7 @@ import re
 from typing import Any
 
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.live.custom_functions import FunctionView, find_function
+from gradguard.analysis.live.custom_functions import FunctionView, find_function, view_of
 from gradguard.analysis.program.definitions import returns_of
 from gradguard.analysis.program.expressions import calls_inside
 from gradguard.analysis.program.index import program_of
@@ -60,6 +60,7 @@ from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.fixes.edits import inserted
 from gradguard.instrumentation.facts import CallableRef
 from gradguard.rules.base import Rule
+from gradguard.rules.contract import custom_views
 from gradguard.rules.contract.gg407_function_contract import function_methods, kept_on_ctx, misplaced_gradient, written_gradient
 
 _VIEW = re.compile(r"Output (\d+) of (\w+?)(?:Backward)? is a view and is being modified inplace")
@@ -78,7 +79,11 @@ def recognise(incident: Incident) -> Diagnosis | None:
         )
     view_error = _VIEW.search(incident.message)
     if view_error is not None:
-        view = None if view_error[2] == "BackwardHookFunction" else find_function(incident, view_error[2])
+        node = custom_views.maker(incident)
+        if view_error[2] == "BackwardHookFunction" or custom_views.of_hooks(node):
+            return None
+        made = getattr(node, "_forward_cls", None)
+        view = view_of(made) if isinstance(made, type) else find_function(incident, view_error[2])
         return None if view is None else _view_written(incident, view)
     got = _GOT.search(incident.message)
     if got is not None:

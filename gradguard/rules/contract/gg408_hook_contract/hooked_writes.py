@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-import re
 
+import torch
 from torch import nn
 
 from gradguard.analysis.incident import Incident
@@ -17,8 +17,10 @@ from gradguard.analysis.program.scopes import Scope, frame_scopes
 from gradguard.core.callsite import USER_FILES
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import peek
-from gradguard.fixes.edits import replaced
+from gradguard.fixes.edits import inserted, replaced
+from gradguard.rules.contract import custom_views
 from gradguard.rules.contract.hooks import has_full_hooks, module_of_output, registration, user_hooks
+from gradguard.torch_compat.private_api import grad_fn_of
 
 
 def written_in_place(incident: Incident) -> Diagnosis | None:
@@ -31,35 +33,15 @@ def written_in_place(incident: Incident) -> Diagnosis | None:
     written = place.receiver or (place.targets[0] if place.targets else None)
     if inner is not None:
         return _module_writes(incident, place, inner)
-    taken_in = _whose_input(incident, written)
+    taken_in = _whose_input(incident)
     if taken_in is not None:
-        module, made = taken_in, None
-    role = "output" if taken_in is None else "input"
+        module, made = taken_in[0], None
+    role, hookable = ("output", written or "out") if taken_in is None else ("input", taken_in[1])
     name = f"`{module_name(incident, module)}`" if module is not None else "a module with full backward hooks"
     shown = f"`{written}`" if written else "The tensor"
-    patch = None
-    statement = place.statement
-    if isinstance(statement, ast.AugAssign) and place.source is not None and isinstance(statement.target, ast.Name):
-        sign = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.MatMult: "@", ast.Pow: "**"}.get(type(statement.op))
-        if sign is not None:
-            value = place.source.segment(statement.value) or ""
-            value = f"({value})" if isinstance(statement.value, (ast.BinOp, ast.IfExp, ast.Lambda)) else value
-            patch = replaced(place.source, [(statement, f"{written} = {written} {sign} {value}")])
-    elif (
-        (
-            place.call is not None
-            and isinstance(place.call.func, ast.Attribute)
-            and place.call.func.attr.endswith("_")
-            and written
-            and place.source is not None
-        )
-        and isinstance(statement, ast.Expr)
-        and statement.value is place.call
-    ):
-        text = place.source.segment(place.call) or ""
-        patch = replaced(
-            place.source, [(place.call, f"{written} = {text.replace(place.call.func.attr, place.call.func.attr.rstrip('_'), 1)}")]
-        )
+    tensor = custom_views.written(incident)
+    whole = tensor is None or custom_views.of_hooks(grad_fn_of(tensor))
+    repair = _repair(place, written) if whole else Fix(title="take the view of a copy (`.clone()`), and write into that", safety="safe")
     related: list[SourceSpan] = []
     if made is not None:
         related.append(made.span(f"{shown} is the output of {name}, passed through the hook's own Function", "made"))
@@ -68,8 +50,8 @@ def written_in_place(incident: Incident) -> Diagnosis | None:
     return Diagnosis(
         code="GG408",
         name="hook-contract",
-        headline=f"{shown} is changed in place, but it is the {role} of {name}, which has a full backward hook "
-        "(`register_full_backward_hook`).",
+        headline=f"{shown} is changed in place, but it is {'' if whole else 'a view of '}the {role} of {name}, which has a full "
+        "backward hook (`register_full_backward_hook`).",
         culprit=place.statement_span(f"writes {shown} in place", "culprit"),
         related=related,
         explanation="For a full backward hook PyTorch passes the module's inputs and outputs through a custom Function, which "
@@ -77,9 +59,9 @@ def written_in_place(incident: Incident) -> Diagnosis | None:
         "An in-place write to such a view would bypass the hook's place in the graph, so it is refused.",
         notes=[f"Hooks on {name}: " + ", ".join(f"`{hook}`" for hook in hooks[:3]) + "."] if hooks else [],
         fixes=[
-            Fix(title="write out of place", safety="safe", patch=patch),
+            repair,
             Fix(
-                title=f"hook the {role} tensor instead: `{written or 'out'}.register_hook(...)`, which leaves the graph as it is",
+                title=f"hook the {role} tensor instead: `{hookable}.register_hook(...)`, which leaves the graph as it is",
                 safety="manual",
             ),
         ],
@@ -87,14 +69,42 @@ def written_in_place(incident: Incident) -> Diagnosis | None:
     )
 
 
-def _whose_input(incident: Incident, written: str | None) -> nn.Module | None:
-    """The hooked module in whose forward an argument of that very forward is written."""
-    view = incident.user_frames[0] if incident.user_frames else None
-    if view is None or written is None or view.code_name != "forward":
-        return None
-    code, owner = view.frame.f_code, view.locals.get("self")
-    hooked = isinstance(owner, nn.Module) and has_full_hooks(owner)
-    return owner if hooked and re.split(r"\W", written)[0] in code.co_varnames[1 : code.co_argcount] else None
+def _repair(place: ResolvedSite, written: str | None) -> Fix:
+    """The same out of place; or the write into a copy, where only a part is written."""
+    statement, source, call = place.statement, place.source, place.call
+    fix = Fix(title="write out of place", safety="safe")
+    if source is None or statement is None or written is None or not written.isidentifier():
+        return fix
+    if isinstance(statement, ast.AugAssign) and isinstance(statement.target, ast.Name):
+        sign = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.MatMult: "@", ast.Pow: "**"}.get(type(statement.op))
+        value = source.segment(statement.value) or ""
+        value = f"({value})" if isinstance(statement.value, (ast.BinOp, ast.IfExp, ast.Lambda)) else value
+        patch = None if sign is None else replaced(source, [(statement, f"{written} = {written} {sign} {value}")])
+        return fix.model_copy(update={"patch": patch})
+    if call is not None and isinstance(call.func, ast.Attribute) and isinstance(statement, ast.Expr) and statement.value is call:
+        plain = call.func.attr.rstrip("_")
+        if plain != call.func.attr and hasattr(torch.Tensor, plain):
+            text = (source.segment(call) or "").replace(call.func.attr, plain, 1)
+            return fix.model_copy(update={"patch": replaced(source, [(call, f"{written} = {text}")])})
+    elif not (isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Subscript)):
+        return fix
+    copied = f"{written} = {written}.clone()"
+    patch = inserted(source, statement.lineno, copied)
+    return Fix(title=f"write into a copy: `{copied}` before it", safety="safe", patch=patch)
+
+
+def _whose_input(incident: Incident) -> tuple[nn.Module, str] | None:
+    """The hooked module in whose forward an argument of that very forward is written, itself or through a view; and the argument."""
+    node = custom_views.maker(incident)
+    for view in incident.user_frames if node is not None else ():
+        code, owner = view.frame.f_code, view.locals.get("self")
+        if view.code_name != "forward" or not isinstance(owner, nn.Module) or not has_full_hooks(owner):
+            continue
+        for name in code.co_varnames[1 : code.co_argcount]:
+            given = view.locals.get(name)
+            if isinstance(given, torch.Tensor) and custom_views.maker_of(given) is node:
+                return owner, name
+    return None
 
 
 def _inner_module(incident: Incident) -> nn.Module | None:

@@ -49,6 +49,7 @@ from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import UNKNOWN, elements, function_code, name_of, peek
 from gradguard.fixes.edits import replaced
 from gradguard.rules.base import Rule
+from gradguard.rules.contract.custom_views import MESSAGE, maker, of_hooks
 from gradguard.rules.contract.gg408_hook_contract import hook_arguments, hooked_writes
 from gradguard.rules.contract.gg408_hook_contract.unnamed_hooks import UNNAMED, functions_given
 from gradguard.rules.contract.hooks import HOOK_CALLS, hooks_of, registrations
@@ -60,7 +61,7 @@ _NUMBER = re.compile(r"Backward (pre )?hook returned an invalid number of grad_(
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
-    if incident.says("backwardhookfunction"):
+    if incident.says("backwardhookfunction") or (incident.says(MESSAGE) and of_hooks(maker(incident))):
         return hooked_writes.written_in_place(incident)
     number = _NUMBER.search(incident.message)
     if number is not None:
@@ -344,6 +345,7 @@ RULE = Rule(
     priority=60,
     messages=(
         "backwardhookfunction",
+        MESSAGE,
         "hook returned an invalid number of grad",
         "has changed the size of value",
         "has changed the type of value",

@@ -23,7 +23,8 @@ gradients belong to another function. PyTorch notices different shapes, not diff
 Safe: the forward stays as it is, the gradients become right.
 
 ## When it speaks, what silences it
-When PyTorch raises, with the line that wrote a buffer which forward had read, where there is one; in a traced step where
+When PyTorch raises, with the line that wrote a buffer which forward had read, or that changed a number, flag or word which decides
+what the function computes, where there is one; in a traced step where
 `preserve_rng_state=False` is given for a module with an active dropout; and before a backward whose checkpoints would recompute from a
 closed-over tensor that was written in place after forward had read it. Tensors passed as arguments, and tensors bound to a new value,
 are silent.
@@ -40,7 +41,7 @@ from gradguard.core.diagnosis import Diagnosis, Fix, TensorFacts
 from gradguard.fixes.edits import edit_of, patched
 from gradguard.monitors.checkpoints import AnotherMask
 from gradguard.rules.base import Rule
-from gradguard.rules.frameworks.gg712_checkpoint_mismatch import drawn_anew, remembered, rewritten_buffer
+from gradguard.rules.frameworks.gg712_checkpoint_mismatch import changed_state, drawn_anew, remembered, rewritten_buffer
 
 CODE, NAME = "GG712", "checkpoint-mismatch"
 _SAYS = (
@@ -132,6 +133,9 @@ def _raised(incident: Incident) -> Diagnosis:
     written = rewritten_buffer.rewritten_in(incident, function) if function is not None and not drawn else None
     if written is not None:
         return rewritten_buffer.told(written, place, CODE, NAME)
+    changed = changed_state.changed_in(incident, function) if function is not None and not drawn else None
+    if changed is not None:
+        return changed_state.told(changed, place, CODE, NAME)
     text = drawn[0].text if len(drawn) == 1 else None
     told = [each.span("draws anew when the function runs again", "culprit") for each in drawn]
     headline = "a checkpointed function did not do in backward what it did in forward: "

@@ -41,6 +41,7 @@ from gradguard.analysis.live.names import short_list
 from gradguard.analysis.live.optimizer_contents import trained_by
 from gradguard.analysis.live.stores import Store
 from gradguard.analysis.places.source import ResolvedSite
+from gradguard.analysis.program.index import Definition, Program, only, program_of
 from gradguard.analysis.program.syntax import FUNCTIONS
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.rules.base import Rule
@@ -139,10 +140,17 @@ def _culprit(facts: Study, carrier: Carrier, block: CachedBlock | None) -> tuple
     if store is not None:
         function_name = store.function_name
         where += f" (`{function_name}`)" if store.relation in ("cache", "init") and function_name != "<module>" else ""
-        return store.span("computed once, with its graph, and used again"), where
+        return _where_bound(store, carrier).span("computed once, with its graph, and used again"), where
     if carrier.made is not None:
         return carrier.made.statement_span("computed once, with its graph", "culprit"), before
     return None, before
+
+
+def _where_bound(store: Store, carrier: Carrier) -> Store:
+    """The statement that binds the value: the store, or that of the function which returns it."""
+    program = program_of(store.source)
+    origin = None if program is None or carrier.name is None else only(program.origins(store.statement, carrier.name))
+    return store if origin is None else Store(store.source, origin, store.relation)
 
 
 def _only_fetches(store: Store, made: ResolvedSite) -> bool:
@@ -156,10 +164,22 @@ def _only_fetches(store: Store, made: ResolvedSite) -> bool:
     called = called_in(store.value)
     if not called and isinstance(store.value, (ast.Name, ast.Attribute)):
         return True  # only read: what has a graph by now was given it later
+    program = program_of(store.source)
+    bodies: list[ast.AST] = [store.value]
     for _ in range(4):
+        if program is not None and any(_runs_a_module(program, node) for body in bodies for node in ast.walk(body)):
+            called.add("forward")
         bodies = [node for node in store.source.scopes if isinstance(node, FUNCTIONS) and getattr(node, "name", "") in called]
         called = called.union(*map(called_in, bodies))
     return bool(called) and function not in called
+
+
+def _runs_a_module(program: Program, node: ast.AST) -> bool:
+    """Whether a call may be that of a module: of what a function was given, or of an object."""
+    if not isinstance(node, ast.Call) or isinstance(node.func, ast.Attribute):
+        return False
+    values = program.values(node.func)
+    return any(not isinstance(each, Definition) or each.kind == "parameter" for each in values)
 
 
 def _is_plain(carrier: Carrier) -> bool:

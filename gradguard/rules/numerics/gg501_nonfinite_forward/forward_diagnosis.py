@@ -13,7 +13,7 @@ from gradguard.analysis.places.source import ResolvedSite
 from gradguard.core.diagnosis import Diagnosis, Severity, SourceSpan, TensorFacts
 from gradguard.monitors.numerics import Numbers, numbers
 from gradguard.rules.numerics import derived
-from gradguard.rules.numerics.bounding import bounded
+from gradguard.rules.numerics.bounding import bounded, finitely_masked
 from gradguard.rules.numerics.first_nonfinite import Origin, find_origin
 from gradguard.rules.numerics.gg501_nonfinite_forward.divisors import made_of
 from gradguard.rules.numerics.gg501_nonfinite_forward.traps import explain
@@ -78,7 +78,11 @@ def describe(
         tensors=facts,
         explanation=_why(trap.why, origin, values, place, incident),
         notes=notes,
-        fixes=bounded(node_kind(origin.node), place, trap.fixes) if slope is None else [derived.repair()],
+        fixes=[derived.repair()]
+        if slope is not None
+        else finitely_masked(places.of(origin.injected), trap.fixes)
+        if trap.masked
+        else bounded(node_kind(origin.node), place, trap.fixes),
         avoid=trap.avoid,
         confidence="certain" if place is not None and origin.sure and not places.notes else "likely",
     )

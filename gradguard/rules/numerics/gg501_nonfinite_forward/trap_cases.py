@@ -24,6 +24,7 @@ class Trap:
         why: why that is so, in a sentence or two.
         fixes: the recommended one first.
         underflowed: the node of an exponential that has become 0, and with it what was divided by.
+        masked: whether it comes of infinities that a mask puts in.
     """
 
     what: str
@@ -31,6 +32,7 @@ class Trap:
     fixes: list[Fix] = field(default_factory=list)
     avoid: list[str] = field(default_factory=list)
     underflowed: Any = None
+    masked: bool = False
 
 
 @dataclass

@@ -203,6 +203,7 @@ def _softmax(case: Case) -> Trap:
         []
         if case.origin.injected is not None and node_kind(case.origin.injected) in ("MaskedFill", "Where")
         else ["`nan_to_num` after the softmax: the gradient through it is still NaN"],
+        masked=case.origin.injected is not None,
     )
 
 

@@ -16,7 +16,7 @@ from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.instrumentation.facts import BrokenFact
 from gradguard.monitors.numerics import Numbers
-from gradguard.rules.numerics.bounding import bounded
+from gradguard.rules.numerics.bounding import bounded, finitely_masked, safe_inside
 from gradguard.rules.numerics.ranges import elements
 from gradguard.rules.numerics.spans import Places, expression, module_at
 from gradguard.torch_compat.private_api import node_sequence
@@ -185,6 +185,8 @@ def _hidden(
         ),
         Fix(title="use `F.scaled_dot_product_attention`, which gives zeros for such rows"),
     ]
+    masks = [source for source, _ in held.node.next_functions if source is not None and node_kind(source) == "MaskedFill"]
+    fixes = finitely_masked(places.of(masks[0]), fixes) if masks else fixes
     return Diagnosis(
         code="GG501",
         name="nonfinite-forward",
@@ -246,15 +248,13 @@ def _known(
     fixes = list(_CURES.get(held.kind, [Fix(title="keep the argument away from the point where the derivative is infinite")]))
     fixes = bounded(held.kind, place, fixes)
     if trap and fixes:
-        fixes.insert(
-            0,
-            Fix(
-                title=(
-                    f"make the unsafe argument safe *inside* the branch: `safe = torch.where(ok, x, 1.0)`, then {_word(held)} of `safe`,"
-                    " then the outer selection"
-                )
-            ),
+        inside = Fix(
+            title=(
+                f"make the unsafe argument safe *inside* the branch: `safe = torch.where(ok, x, 1.0)`, then {_word(held)} of `safe`,"
+                " then the outer selection"
+            )
         )
+        fixes.insert(0, safe_inside(place, choice, inside))
     return Diagnosis(
         code="GG502",
         name="nonfinite-backward",

@@ -43,6 +43,7 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, at_line, resolve
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import parameters_in, peek
+from gradguard.fixes.edits import replaced
 from gradguard.instrumentation.tensor_refs import TensorRef
 from gradguard.monitors.cut_paths import LoneLoss
 from gradguard.monitors.findings import Confirmed
@@ -340,7 +341,9 @@ def _same_item(incident: Incident, book: Book, idle: Idle) -> Diagnosis | None:
     culprit = found.place.span(f"calls `{item}` {found.times} times, once for each item", "culprit")
     headline = f"the other items of `{found.items}` never get a gradient: the loop over them calls `{item}` each time"
     title = f"Use `{found.instead}` in place of `{item}`" if found.instead else f"Call each item of `{found.items}` in its turn"
-    fix = Fix(title=title, safety="unsafe")
+    call, source = found.place.call, found.place.source
+    patch = replaced(source, [(call.func, found.instead)]) if found.instead and call is not None and source is not None else None
+    fix = Fix(title=title, safety="unsafe", patch=patch if call is not None and source and source.flat(call.func) == item else None)
     return _told(incident, book, headline, culprit, [], fix, parameters, wording.listed([each[1] for each in idle], len(idle)))
 
 

@@ -7,6 +7,7 @@ import ast
 from gradguard.analysis.places.source import ResolvedSite, at_line, dotted
 from gradguard.analysis.program.syntax import Source
 from gradguard.core.diagnosis import Fix, SourceSpan
+from gradguard.fixes.at_places import put_before
 
 
 def without_backward(step: ResolvedSite | None) -> tuple[SourceSpan, Fix] | None:
@@ -25,7 +26,9 @@ def without_backward(step: ResolvedSite | None) -> tuple[SourceSpan, Fix] | None
     loss = dotted(returns[-1].value) if returns and returns[-1].value is not None else None
     label = f"`{name}` returns the loss, and nothing in it calls backward()"
     return place.statement_span(label, "culprit"), Fix(
-        title=f"Call `{loss or 'loss'}.backward()` in `{name}` before it returns", safety="unsafe"
+        title=f"Call `{loss or 'loss'}.backward()` in `{name}` before it returns",
+        safety="unsafe",
+        patch=put_before(place, f"{loss}.backward()") if loss is not None and returns[-1] is place.statement else None,
     )
 
 

@@ -43,6 +43,7 @@ from gradguard.analysis.places.source import ResolvedSite, dotted, resolve
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import elements
 from gradguard.fixes.at_places import taken_out
+from gradguard.fixes.edits import respelt
 from gradguard.monitors.ledger_verdicts import GradientsKept, NoBackward, NoPath
 from gradguard.monitors.optimizer_books import Book, Prepared
 from gradguard.rules import lightning_manual, wording
@@ -93,7 +94,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
         if closure is not None:
             bare, fix = closure
         elif bare is not None:
-            fix = Fix(title=f"Call it: `{bare.text}()`", safety="unsafe")
+            patch = respelt(bare, bare.text, f"{bare.text}()") if bare.text is not None else None
+            fix = Fix(title=f"Call it: `{bare.text}()`", safety="unsafe", patch=patch)
         else:
             fix = Fix(title=f"Call `{_backward(incident)}` on the loss before the step", safety="unsafe")
         return Diagnosis(

@@ -5,9 +5,11 @@ from __future__ import annotations
 from torch import nn
 
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.places.source import resolve
+from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.core.safe_read import named_parameters
+from gradguard.fixes.at_places import sees
+from gradguard.fixes.edits import replaced
 from gradguard.monitors.own_state import OwnState
 from gradguard.rules import wording
 
@@ -39,8 +41,21 @@ def told(incident: Incident, finding: OwnState, code: str, name: str) -> Diagnos
         tensors=wording.facts(module.parameters(), incident.names),
         explanation=f"Each tensor that is loaded lies in the memory of the very parameter it is copied to, and nothing has written "
         f"`{shown}` between this call and the one before. A target network that is refreshed like this never follows what is trained.",
-        fixes=[Fix(title=f"Load the state of the network that it is to follow: `{shown}.load_state_dict({source})`", safety="unsafe")],
+        fixes=[
+            Fix(
+                title=f"Load the state of the network that it is to follow: `{shown}.load_state_dict({source})`",
+                safety="unsafe",
+                patch=_patch(place, source) if receiver is not None and len(paths) == 1 else None,
+            )
+        ],
     )
+
+
+def _patch(place: ResolvedSite, state: str) -> str | None:
+    """The call with another state, where what has it can be named there."""
+    if place.call is None or not place.call.args or place.source is None or not sees(place, state):
+        return None
+    return replaced(place.source, [(place.call.args[0], state)])
 
 
 def _shapes(module: nn.Module) -> list[tuple[str, tuple[int, ...]]]:

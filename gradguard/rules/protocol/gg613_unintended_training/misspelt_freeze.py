@@ -6,12 +6,13 @@ import ast
 import difflib
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import nn
 
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places.source import ResolvedSite
+from gradguard.analysis.program.index import program_of
 from gradguard.analysis.program.syntax import Source
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.core.safe_read import attributes, modules_in, parameters_in
@@ -22,6 +23,7 @@ from gradguard.rules.spans import the_one, written_in
 
 _MEANT = "requires_grad"
 _ALIKE = 0.88  # of `difflib`: a letter or two missing, doubled or swapped
+_LONGER = re.compile("requires?_?gradients?|requires?_?grads?_?flag")
 # where one is set in a text: one of the two words is whole in a name that is so alike
 _LIKELY = re.compile(r"""\w*(?:grad|require)\w*(?=\s*=[^=]|["'])""")
 
@@ -43,7 +45,7 @@ def misspelt(incident: Incident, book: Book, moved: set[int], code: str, name: s
     if not found:
         return None
     wrong, frozen = max(found.items(), key=lambda item: len(item[1]))
-    place = the_one(incident, lambda sources: _sets(sources, wrong))
+    place = the_one(incident, lambda sources: _writes(sources, wrong))
     parameters = list(frozen.values())
     shown = wording.listed(wording.parameter_names(parameters, incident.names), len(parameters))
     many = len(parameters) > 1
@@ -66,17 +68,13 @@ def misspelt(incident: Incident, book: Book, moved: set[int], code: str, name: s
 
 def _set_anywhere(incident: Incident) -> bool:
     """Whether any file of the user's sets such an attribute, or has its name for `setattr`."""
-    for source in written_in(incident, lambda text: any(map(_alike, set(_LIKELY.findall(text))))):
-        for node in ast.walk(source.tree or ast.Module([], [])):
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _alike(node.attr):
-                return True
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and _alike(node.value):
-                return True
-    return False
+    return any(True for _ in written_in(incident, lambda text: any(map(_alike, set(_LIKELY.findall(text))))))
 
 
 def _alike(name: str) -> bool:
     matcher = difflib.SequenceMatcher(None, name, _MEANT)
+    if _LONGER.fullmatch(name):
+        return True
     return name != _MEANT and matcher.real_quick_ratio() >= _ALIKE and matcher.ratio() >= _ALIKE
 
 
@@ -88,26 +86,25 @@ def _wrong(thing: torch.Tensor | nn.Module) -> str | None:
     return None
 
 
-def _targets(statement: ast.stmt, wrong: str) -> list[ast.Attribute]:
-    targets = statement.targets if isinstance(statement, ast.Assign) else []
-    return [target for target in targets if isinstance(target, ast.Attribute) and target.attr == wrong]
-
-
-def _sets(sources: list[Source], wrong: str) -> Iterator[tuple[Source, ast.stmt]]:
+def _writes(sources: list[Source], wrong: str) -> Iterator[tuple[Source, ast.stmt]]:
+    """The statements that set the attribute, by whatever means."""
     for source in sources:
-        for node in ast.walk(source.tree or ast.Module([], [])):
-            if isinstance(node, ast.Assign) and _targets(node, wrong):
-                yield source, node
+        program = program_of(source)
+        for write in () if program is None else program.writes(wrong):
+            statement = source.statement(write.node)
+            if statement is not None:
+                yield source, statement
 
 
-def _patch(place: Any, wrong: str) -> str | None:
+def _patch(place: ResolvedSite | None, wrong: str) -> str | None:
     """The name put right."""
-    if place is None or place.source is None or place.statement is None:
+    statement = None if place is None else place.statement
+    if place is None or place.source is None or statement is None:
         return None
-    source: Source = place.source
+    named = [node for node in ast.walk(statement) if isinstance(node, ast.Attribute) and node.attr == wrong]
     changes: list[tuple[ast.AST, str]] = [
-        (target, f"{text[: -len(wrong)]}{_MEANT}")
-        for target in _targets(place.statement, wrong)
-        if (text := source.segment(target)) is not None and text.endswith(wrong)
+        (node, f"{text[: -len(wrong)]}{_MEANT}")
+        for node in named
+        if (text := place.source.segment(node)) is not None and text.endswith(wrong)
     ]
-    return replaced(source, changes) if changes else None
+    return replaced(place.source, changes) if changes else None

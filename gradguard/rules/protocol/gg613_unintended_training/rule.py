@@ -22,13 +22,14 @@ Unsafe: the module stays as it is from then on, which is what was meant.
 
 ## When it speaks, what silences it
 At the 12th step of an optimizer that has changed parameters of a module which carries a plain attribute `requires_grad = False`, or of
-parameters (or their module) with a public attribute that is False and whose name is `requires_grad` but for a letter or two; or where a
-loop over `named_parameters()` has run, its condition (or the flag that it computes from the name) is known and freezes none, and all
-parameters in modules of which it has the names are trained. For a freeze in a method: when that method is called only from an
-overridden `train()`, `train()` was never called, what it loops over is not empty with the module's present values, and the parameters
-it would freeze are trained. For a switch of the whole: where one statement turns parameters on and off again and again, some of which
-did not require grad when their optimizer was made, and some of which did. All at once, or only those that were frozen, is silent. For
-gradients that were kept: at the step after the 3rd, 12th, 24th, 60th ..., when it has changed parameters that do not require grad.
+parameters (or their module) with a public attribute that is False and whose name is `requires_grad` but for a letter or two; or where
+what freezes by the names of `named_parameters()` or `named_modules()` has run, what it compares with is known, it freezes nothing, and
+all that has such a name from some module inside on (or would have, wrapped) is trained. For a freeze in a method: when that method is
+called only from an overridden `train()`, `train()` was never called, what it loops over is not empty with the module's present values,
+and the parameters it would freeze are trained. For a switch of the whole: where one statement turns parameters on and off again and
+again, some of which did not require grad when their optimizer was made, and some of which did. All at once, or only those that were
+frozen, is silent. For gradients that were kept: at the step after the 3rd, 12th, 24th, 60th ..., when it has changed parameters that do
+not require grad.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from torch import nn
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.interpreter import Interpreter, UnknownError
 from gradguard.analysis.places.source import ResolvedSite, at_line, dotted
+from gradguard.analysis.program.index import Program, program_of
 from gradguard.analysis.program.syntax import Source
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.core.safe_read import attributes, class_attributes, modules_in, named_modules, parameters_in
@@ -100,19 +102,23 @@ def recognise(incident: Incident) -> Diagnosis | None:
 
 
 def _flag_sets(sources: list[Source], name: str) -> list[tuple[Source, ast.stmt]]:
-    """Assignments to `.requires_grad` of something of this name; where there is none, of anything but a parameter in a loop."""
+    """Statements that set `.requires_grad` of something of this name; where there is none, of anything but a parameter in a loop."""
     found = [
-        (source, node)
+        (program, write)
         for source in sources
-        for node in ast.walk(source.tree or ast.Module([], []))
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Attribute) and t.attr == "requires_grad" for t in node.targets)
+        if (program := program_of(source)) is not None
+        for write in program.writes("requires_grad")
+        if write.owner is not None and not (isinstance(write.node, ast.Call) and isinstance(write.node.func, ast.Attribute))
     ]
-    exact: list[tuple[Source, ast.stmt]] = [
-        (source, node)
-        for source, node in found
-        if any(isinstance(t, ast.Attribute) and (dotted(t.value) or "").split(".")[-1] == name for t in node.targets)
-    ]
-    return exact or [(source, node) for source, node in found if not _in_parameter_loop(source, node)]
+    exact = [(program, write) for program, write in found if write.owner is not None and (dotted(write.owner) or "").split(".")[-1] == name]
+    of_modules = exact or [(program, write) for program, write in found if not _is_parameter(program, write.owner)]
+    return [(program.source, statement) for program, write in of_modules if (statement := program.source.statement(write.node)) is not None]
+
+
+def _is_parameter(program: Program, owner: ast.expr | None) -> bool:
+    """Whether it is what a loop gives that goes over parameters."""
+    over = [each.value for each in program.reaching(owner) if each.kind == "loop"] if owner is not None else []
+    return any(name.endswith("parameters") for each in over if isinstance(each, ast.Call) for name in program.names_of(each.func))
 
 
 def _flag(incident: Incident, book: Book, full: str, module: nn.Module, parameters: list[torch.Tensor]) -> Diagnosis:
@@ -149,10 +155,6 @@ def _called(place: ResolvedSite | None) -> str | None:
         return None
     holder = own[0].segment(own[1].targets[0].value)
     return None if holder is None else replaced(own[0], [(own[1], f"{holder}.requires_grad_(False)")])
-
-
-def _in_parameter_loop(source: Source, node: ast.AST) -> bool:
-    return any(isinstance(above, ast.For) and "parameters()" in ast.unparse(above.iter) for above in source.ancestors(node))
 
 
 # -- a freeze in a method that nothing calls -----------------------------------------------------------------------------
