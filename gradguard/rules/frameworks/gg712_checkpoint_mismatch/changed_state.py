@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.sites import short, site_at
 from gradguard.analysis.places.source import ResolvedSite, function_def
+from gradguard.analysis.program.expressions import inside, is_constant
 from gradguard.analysis.program.index import Program, only, program_of
 from gradguard.analysis.program.syntax import FUNCTIONS, Function
 from gradguard.core.diagnosis import Diagnosis, Fix
@@ -53,12 +54,12 @@ def changed_in(incident: Incident, function: Any) -> Changed | None:
 
 def _deciding(incident: Incident, function: Any, name: str, before: Any, now: Any) -> Iterator[Changed]:
     for program, inner in _run_by(function):
-        for node in ast.walk(inner):
+        for node in inside(inner, ast.AST):
             read = next((read for test in _tests(node) for read in _reads(program, test, name)), None)
             if read is not None:
                 decides = site_at(program.source, read)
-                write, inside = _write(incident, program, inner, name, now)
-                yield Changed(short(program.source.flat(read), 40), before, now, decides, write, inside)
+                write, is_own = _write(incident, program, inner, name, now)
+                yield Changed(short(program.source.flat(read), 40), before, now, decides, write, is_own)
                 return
 
 
@@ -92,15 +93,15 @@ def _tests(node: ast.AST) -> list[ast.expr]:
 def _reads(program: Program, test: ast.expr, name: str) -> Iterator[ast.expr]:
     """Where the value of a test depends on state of this name: an attribute, a variable from outside, or an item by its key."""
     for expression in program.slice(test).expressions:
-        for node in ast.walk(expression):
+        for node in inside(expression, ast.Name, ast.Attribute, ast.Subscript):
             if isinstance(node, ast.Name):
                 found = node.id == name and not _is_local(program, node)
             elif isinstance(node, ast.Attribute):
                 found = node.attr == name
             else:
-                found = isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and node.slice.value == name
-            if found and isinstance(node.ctx, ast.Load):  # type: ignore[attr-defined]
-                yield node  # type: ignore[misc]
+                found = is_constant(node.slice, name)
+            if found and isinstance(node.ctx, ast.Load):
+                yield node
 
 
 def _is_local(program: Program, read: ast.Name) -> bool:

@@ -41,6 +41,7 @@ from gradguard.analysis.live.names import short_list
 from gradguard.analysis.live.optimizer_contents import trained_by
 from gradguard.analysis.live.stores import Store
 from gradguard.analysis.places.source import ResolvedSite
+from gradguard.analysis.program.expressions import inside
 from gradguard.analysis.program.index import Definition, Program, only, program_of
 from gradguard.analysis.program.syntax import FUNCTIONS
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
@@ -167,18 +168,18 @@ def _only_fetches(store: Store, made: ResolvedSite) -> bool:
     program = program_of(store.source)
     bodies: list[ast.AST] = [store.value]
     for _ in range(4):
-        if program is not None and any(_runs_a_module(program, node) for body in bodies for node in ast.walk(body)):
+        if program is not None and any(_runs_a_module(program, call) for body in bodies for call in inside(body, ast.Call)):
             called.add("forward")
         bodies = [node for node in store.source.scopes if isinstance(node, FUNCTIONS) and getattr(node, "name", "") in called]
         called = called.union(*map(called_in, bodies))
     return bool(called) and function not in called
 
 
-def _runs_a_module(program: Program, node: ast.AST) -> bool:
+def _runs_a_module(program: Program, call: ast.Call) -> bool:
     """Whether a call may be that of a module: of what a function was given, or of an object."""
-    if not isinstance(node, ast.Call) or isinstance(node.func, ast.Attribute):
+    if isinstance(call.func, ast.Attribute):
         return False
-    values = program.values(node.func)
+    values = program.values(call.func)
     return any(not isinstance(each, Definition) or each.kind == "parameter" for each in values)
 
 
