@@ -209,6 +209,13 @@ class Session(Incidents):
             self.tracing = self._on = self.probe.live = False
             self._stale = True
 
+    def abandon(self, guard: OpenGuard) -> None:
+        """A guard is left, though closing it has failed."""
+        self._close_from_afar(guard)
+        if not self.guards:
+            self._off()
+            set_listener(None)
+
     def begin_step(self, entered: bool = False) -> None:
         """Decides whether the step that begins is traced.
 
