@@ -41,7 +41,16 @@ _BARRIER = {
     *(f"gradguard.runtime.session.Session.{name}" for name in ("run_backward", "run_engine", "run_python", "run_function", "unwatched")),
     *(
         f"gradguard.runtime.session.Session.{name}"
-        for name in ("before_step", "after_step", "protocol", "run_checkpoint", "coasted_returned", "compiled_begins", "compiled_ends")
+        for name in (
+            "before_step",
+            "after_step",
+            "protocol",
+            "run_checkpoint",
+            "coasted_returned",
+            "compiled_begins",
+            "compiled_ends",
+            "_off",
+        )
     ),
     *(
         f"gradguard.torch_compat.private_api.{name}"
