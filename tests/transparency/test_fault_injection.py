@@ -44,16 +44,7 @@ _BARRIER = {
     ),
     *(
         f"gradguard.runtime.session.Session.{name}"
-        for name in (
-            "before_step",
-            "after_step",
-            "protocol",
-            "run_checkpoint",
-            "coasted_returned",
-            "compiled_begins",
-            "compiled_ends",
-            "_off",
-        )
+        for name in ("before_step", "after_step", "protocol", "run_checkpoint", "coasted_returned", "compiled_begins", "compiled_ends")
     ),
     *(
         f"gradguard.torch_compat.private_api.{name}"
