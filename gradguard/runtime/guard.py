@@ -230,12 +230,13 @@ class Guard:
         session, left = opened[0], len(opened[0].guards) - 1
         try:
             session.close(self)
-        except BaseException as error:
-            if len(session.guards) > left:  # once more: an exception from outside may have come in the midst of it
+        except internal_error() as fault:
+            session.abandon(self)
+            session.fault(fault)
+        except BaseException:
+            if len(session.guards) > left:  # once more: an exception from outside has come in the midst of it
                 session.close(self)
-            if not is_internal(error):
-                raise
-            session.fault(error)
+            raise
         finally:
             if opened in self._open:
                 self._open.remove(opened)

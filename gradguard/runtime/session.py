@@ -243,6 +243,13 @@ class Session:
         if not self.guards:
             self.ops.abandon()
 
+    def abandon(self, guard: OpenGuard) -> None:
+        """A guard is left, though closing it has failed."""
+        self._close_from_afar(guard)
+        if not self.guards:
+            self._off()
+            set_listener(None)
+
     def begin_step(self, entered: bool = False) -> None:
         """Decides whether the step that begins is traced.
 

@@ -25,10 +25,11 @@ from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.monitors.optimizer_books import Share
 from gradguard.monitors.train_modes import Modes
 from gradguard.probes import lost_paths
+from gradguard.probes.listeners import local
 from gradguard.probes.lost_paths import LostPaths
 from gradguard.rules import registry
 from gradguard.runtime.guard import Guard
-from gradguard.runtime.session import current_session
+from gradguard.runtime.session import Session, current_session
 from tests.transparency.helpers import guarding, stack_length
 from tests.transparency.workloads import mlp
 
@@ -268,6 +269,28 @@ def test_a_part_that_fails_costs_itself(
     (said,) = _said(caplog)
     assert f"the {part.PART} had an internal fault, it is off" in said
     assert [type(each) for each in guard.run.muted] == [part]
+
+
+@pytest.mark.parametrize("name", ["close", "steps_so_far"])
+def test_a_guard_that_cannot_be_closed_in_good_order_is_left(
+    name: str, level: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: Any) -> Any:
+        raise KeyError("injected")
+
+    with guarding(level):
+        mlp().step()
+        with monkeypatch.context() as broken:
+            guard = guarding(level).__enter__()
+            broken.setattr(Session, name, fails)
+            guard.__exit__(None, None, None)
+        mlp().step()
+        assert current_session().guards and guard not in current_session().guards
+    assert stack_length() == 0 and local.listener is None
+    with guarding(level):
+        error = _write_in_place()
+    assert error is not None and error.diagnosis.code == "GG101"
+    assert len(_said(caplog)) == 1
 
 
 def test_a_full_disk_costs_the_report(caplog: pytest.LogCaptureFixture) -> None:

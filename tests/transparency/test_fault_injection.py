@@ -38,7 +38,10 @@ _BARRIER = {
         "gradguard.runtime.session.Session.fault",
         "gradguard.runtime.session.Session.lookout",
     ),
-    *(f"gradguard.runtime.session.Session.{name}" for name in ("run_backward", "run_engine", "run_python", "run_function", "unwatched")),
+    *(
+        f"gradguard.runtime.session.Session.{name}"
+        for name in ("run_backward", "run_engine", "run_python", "run_function", "unwatched", "_off")
+    ),
     *(
         f"gradguard.runtime.session.Session.{name}"
         for name in ("before_step", "after_step", "protocol", "run_checkpoint", "coasted_returned", "compiled_begins", "compiled_ends")
