@@ -632,7 +632,7 @@ class Program:
         found: dict[str, list[Write]] = {}
         for node in self.source.parents:
             if isinstance(node, ast.stmt):
-                for target, value in _written(node):
+                for target, value in assigned(node):
                     if isinstance(target, ast.Attribute):
                         found.setdefault(target.attr, []).append(Write(node, target.value, value))
                     elif isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant) and (owner := _dict_of(target.value)):
@@ -732,7 +732,7 @@ class Program:
         found: dict[object, list[tuple[ast.stmt, ast.expr | None]]] = {}
         for node in self.source.parents:
             if isinstance(node, ast.stmt):
-                for target, value in _written(node):
+                for target, value in assigned(node):
                     if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant):
                         found.setdefault(target.slice.value, []).append((node, value))
         for writes in found.values():
@@ -767,7 +767,7 @@ class Program:
         for node in self.source.parents:
             if not isinstance(node, ast.stmt):
                 continue
-            for target, value in _written(node):
+            for target, value in assigned(node):
                 holder = _holder(target.value) if isinstance(target, ast.Subscript) else None
                 put = node.value if isinstance(node, ast.AugAssign) else value
                 if holder is not None:
@@ -828,7 +828,7 @@ def _is_display(node: ast.expr) -> bool:
     return isinstance(node, (ast.List, ast.Tuple, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp))
 
 
-def _written(node: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+def assigned(node: ast.stmt) -> Iterator[tuple[ast.expr, ast.expr | None]]:
     """The single targets of a statement and what each gets, where that is one expression."""
     if isinstance(node, ast.Assign):
         for target in node.targets:

@@ -17,7 +17,7 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.analysis.program.bindings import dotted, flatten
 from gradguard.analysis.program.expressions import argument, inside, is_constant, last_part
-from gradguard.analysis.program.index import program_of
+from gradguard.analysis.program.index import assigned, program_of
 from gradguard.analysis.program.memory import iterated, memory_writes, own_calls, peel, statements_of
 from gradguard.analysis.program.syntax import FUNCTIONS, Source
 from gradguard.core.diagnosis import SourceSpan
@@ -91,12 +91,19 @@ def _receivers(place: ResolvedSite) -> list[str]:
     statement, node = place.statement, place.node
     if node is None or place.source is None or not isinstance(statement, (ast.Assign, ast.AnnAssign)) or statement.value is None:
         return []
-    if peel(statement.value)[0] is not peel(node)[0] if isinstance(node, ast.expr) else True:
+    if not isinstance(node, ast.expr):
         return []
-    if _copies(statement.value):
-        return []
-    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-    return [name for target in targets for single in flatten(target) if (name := dotted(single)) is not None]
+    base = peel(node)[0]
+    held = [target for target, value in _assigned(statement) if peel(value)[0] is base and not _copies(value)]
+    return [name for target in held if (name := dotted(target)) is not None]
+
+
+def _assigned(statement: ast.Assign | ast.AnnAssign) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Each target with its value; of an array that is unpacked (`first, second = rows`) with the array, whose parts they are."""
+    for target, value in assigned(statement):
+        whole = value or statement.value
+        if whole is not None and not (value is None and isinstance(whole, (ast.Tuple, ast.List))):
+            yield target, whole
 
 
 def _copies(node: ast.expr) -> bool:
@@ -150,10 +157,10 @@ def writes_in(source: Source, scope: ast.AST, name: str, after: ResolvedSite | N
     for statement in statements_of(scope):
         if isinstance(statement, (ast.For, ast.AsyncFor)):
             names |= names_over(statement, names)
-        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.expr) and not _copies(statement.value):
-            base = dotted(peel(statement.value)[0])
-            if base in names:
-                names |= {single for target in statement.targets for part in flatten(target) if (single := dotted(part)) is not None}
+        if isinstance(statement, ast.Assign):
+            for target, value in _assigned(statement):
+                if not _copies(value) and dotted(peel(value)[0]) in names:
+                    names |= {single for part in flatten(target) if (single := dotted(part)) is not None}
     found = []
     for statement in statements_of(scope):
         if after is not None and statement.lineno < after.line and not _in_common_loop(source, statement, after):

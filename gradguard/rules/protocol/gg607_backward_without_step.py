@@ -28,7 +28,8 @@ from __future__ import annotations
 import ast
 
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.places.source import resolve
+from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.analysis.program.index import Program, program_of
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.fixes.at_places import bare_call, put_after, sees
 from gradguard.fixes.edits import replaced, respelt
@@ -36,7 +37,7 @@ from gradguard.monitors.ledger_verdicts import AnotherStepped, NoStepYet
 from gradguard.monitors.optimizer_books import Book
 from gradguard.rules import wording
 from gradguard.rules.base import Rule
-from gradguard.rules.spans import calls_of, function_around, gate_of, named_not_called, names_in, statement_span
+from gradguard.rules.spans import function_around, gate_of, named_not_called, names_in, statement_span
 
 CODE, NAME = "GG607", "backward-without-step"
 
@@ -160,10 +161,12 @@ def _step_in_source(book: Book, name: str) -> tuple[ast.Call | None, ast.If | No
     stack = () if book.last_part is None else book.last_part.call.stack
     around = [place for site in stack if (place := resolve(site)) is not None]  # these functions ran, and with them their conditions
     ran = [place.enclosing_function or (place.source and place.source.tree) for place in around]
-    for place in (*around[:1], resolve(book.made)):
+    made = resolve(book.made)
+    for place in (*around[:1], made):
         if place is None or place.source is None or place.source.tree is None:
             continue
-        calls = calls_of(place.source, "step", name)
+        program = program_of(place.source)
+        calls = [] if program is None else _steps(program, name, made)
         calls = [call for call in calls if any((function_around(place.source, call) or place.source.tree) is each for each in ran)]
         for call in calls:
             gate = gate_of(place.source, call)
@@ -172,6 +175,13 @@ def _step_in_source(book: Book, name: str) -> tuple[ast.Call | None, ast.If | No
         if calls:
             return calls[0], None, statement_span(place.source, calls[0], "never reached")
     return None, None, None
+
+
+def _steps(program: Program, name: str, made: ResolvedSite | None) -> list[ast.Call]:
+    """The calls that step an optimizer: by its name, also as `go = optimizer.step; go()`, or of another name for what was made there."""
+    named = program.calls(f"{name.rpartition('.')[2]}.step")
+    others = [call for call in program.calls("step") if isinstance(call.func, ast.Attribute) and call not in named]
+    return named + [call for call in others if made is not None and made.node in program.values(call.func.value)]  # type: ignore[attr-defined]
 
 
 def _without_parentheses(book: Book, name: str) -> SourceSpan | None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import builtins
 from typing import NamedTuple
 
 from gradguard.analysis.places.source import ResolvedSite, at_line, dotted
-from gradguard.analysis.program.syntax import Source
+from gradguard.analysis.program.index import UNKNOWN, Program, program_of
+from gradguard.analysis.program.syntax import FUNCTIONS, Function, Source
 from gradguard.rules.spans import class_node
 
+_LISTS = ("children", "named_children", "modules", "named_modules", "get_submodule", "_modules.values")
 _VALUES = frozenset({"data", "detach"})
 _NUMBERS = frozenset({"item", "tolist", "numpy"})
 
@@ -65,25 +68,42 @@ def _cut(source: Source, node: ast.AST) -> tuple[str, bool, str] | None:
 
 
 def reads_of(kind: type) -> dict[str, list[ast.Attribute]] | None:
-    """Reads of `self.<name>` in a class outside `__init__`; None where the class reads attributes by computed names."""
+    """Reads of a class's own attributes outside `__init__`, in functions of its file that an object is handed to as well; None where
+    attributes are read by computed names, or an object goes where that is not known."""
     found = class_node(kind)
-    if found is None:
+    program = None if found is None else program_of(found[0])
+    if found is None or program is None:
         return None
     reads: dict[str, list[ast.Attribute]] = {}
-    for method in found[1].body:
-        if not isinstance(method, (ast.FunctionDef, ast.AsyncFunctionDef)) or method.name == "__init__":
-            continue
-        for node in ast.walk(method):
-            if isinstance(node, ast.Call) and dotted(node.func) in (
-                "getattr",
-                "self.children",
-                "self.named_children",
-                "self.modules",
-                "self.named_modules",
-                "self.get_submodule",
-                "self._modules.values",
-            ):
-                return None
-            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and dotted(node) == f"self.{node.attr}":
+    methods = [each for each in found[1].body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef)) and each.name != "__init__"]
+    pending: list[tuple[Function, str]] = [(method, "self") for method in methods]
+    seen = set(pending)
+    while pending:
+        body, owner = pending.pop()
+        for node in ast.walk(body):
+            if isinstance(node, ast.Call):
+                if dotted(node.func) in ("getattr", *(f"{owner}.{each}" for each in _LISTS)):
+                    return None
+                handed = _handed(program, node, owner)
+                if handed is None:
+                    return None
+                pending += [each for each in handed if each not in seen]
+                seen.update(handed)
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and dotted(node) == f"{owner}.{node.attr}":
                 reads.setdefault(node.attr, []).append(node)
     return reads
+
+
+def _handed(program: Program, call: ast.Call, owner: str) -> list[tuple[Function, str]] | None:
+    """The functions that a call gives the object to, and what they call it; None where it may go elsewhere than to torch's and Python's."""
+    if not any(isinstance(each, ast.Name) and each.id == owner for each in (*call.args, *(word.value for word in call.keywords))):
+        return []
+    callees = program.callees(call)
+    names = program.names_of(call.func)
+    if UNKNOWN in callees and not all(name.startswith("torch.") or name in vars(builtins) for name in names):
+        return None
+    found: list[tuple[Function, str]] = []
+    for function in (each for each in callees if isinstance(each, FUNCTIONS)):
+        bound = program.bind(call, function).items()
+        found += [(function, name) for name, given in bound if isinstance(given, ast.Name) and given.id == owner]
+    return found
