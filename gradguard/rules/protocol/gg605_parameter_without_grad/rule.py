@@ -319,7 +319,7 @@ def _same_item(incident: Incident, book: Book, idle: Idle) -> Diagnosis | None:
     item = f"{found.items}[{found.index}]"
     culprit = found.place.span(f"calls `{item}` {found.times} times, once for each item", "culprit")
     headline = f"the other items of `{found.items}` never get a gradient: the loop over them calls `{item}` each time"
-    title = f"Use `{found.instead}` in place of `{item}`" if found.instead else f"Call each item of `{found.items}` in its turn"
+    title = f"Use `{found.instead}` in place of `{item}`" if found.instead else f"Call each item of `{found.items}`"
     fix = Fix(title=title, safety="unsafe")
     return _told(incident, book, headline, culprit, [], fix, parameters, wording.listed([each[1] for each in idle], len(idle)))
 
