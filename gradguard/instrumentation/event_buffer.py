@@ -134,6 +134,8 @@ class Coast:
             key = id(optimizer)
             if self.steps <= 1 or self.inside or key not in self._optimizers:
                 return False
+            if self.log and self.log[-1][0] == "step" and self.log[-1][4] == key:
+                return False  # it has stepped, and no backward call has come since
             now = sequence_number()
             sizes = self._sizes
             if sizes is not None and self._heeds and now - sizes.sequence not in sizes.sizes:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gradguard.monitors.gradient_ledger import Ledger
 
 _FAR = 1_000_000
+_CLOSER = 24  # steps that gradients are followed for after one that no backward call came before
 
 
 def ahead(ledger: Ledger) -> tuple[int, int]:
@@ -48,6 +49,10 @@ def step(ledger: Ledger, optimizer: Any, site: CallSite | None) -> bool:
         ledger.report(ledger.modes.look(book))
     if ledger.recorder is not None:
         ledger.recorder.look(book)
+    if book.backwards_asleep == ledger.backwards and ledger.alarms and ledger.steps > 1:  # stepped again, or stepped without gradients
+        ledger.alarms -= 1
+        ledger.wake(_CLOSER)
+    book.backwards_asleep = ledger.backwards
     if ledger.steps >= ledger.turn_at:
         ledger.wake()
         book.step_site = site
@@ -67,6 +72,7 @@ def coasted(ledger: Ledger, key: int, optimizer: Any, where: Where, rate: Any) -
     if book is None or optimizer is None or book.ref() is not optimizer:
         return
     book.steps += 1
+    book.backwards_asleep = ledger.backwards
     if not book.steps % LOOK_EVERY:
         book.step_site = None if where[0] is None else CallSite(where[0], where[1])
         ledger.report(ledger.schedules.look(book, optimizer, ledger, LOOK_EVERY, rate))

@@ -171,6 +171,7 @@ class Book:
         self.empty = 0  # steps in a row for which no followed parameter had a gradient
         self.by_hand = False  # gradients are zeroed through `.data`, unseen by version counters
         self.backwards_at_step = 0  # the ledger's count at the last step
+        self.backwards_asleep = -1  # the same while no gradients are followed
         self.same_line = 0  # backward calls of the step all made by one line, unscaled means
         self.accumulated: list[Part] = []
         self.rates = Rates()

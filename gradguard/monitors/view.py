@@ -41,6 +41,7 @@ class View:
         self.found: list[Finding] = []
         self.asleep = False  # between two windows in which gradients are followed (`gradguard.monitors.idle_ledger`)
         self.turn_at = AWAKE_FIRST  # steps at which it falls asleep, or wakes up
+        self.alarms = 2  # times that a step without a backward call may still wake it up
         self.coast: Coast | None = None  # under way, with steps that are yet to be counted
         self.census_until = 0  # steps
         self.strangers: dict[int, Stranger] = {}  # leaves that get gradient and are in no optimizer

@@ -130,6 +130,12 @@ class UnusedResults:
             return
         if _in_backward is not None and _in_backward() != -1:  # a hook's result goes to the engine
             return
+        try:
+            self._note(kind, func, args, result, frame, read)
+        except internal_error():  # tensors without a storage or a version: sparse ones, those of torch.func, of inference mode
+            return
+
+    def _note(self, kind: int, func: Any, args: tuple[Any, ...], result: Any, frame: Any, read: list[_Followed]) -> None:
         if kind & DETACH or kind == DATA:
             if type(result) is _Tensor and result is not args[0]:
                 self._alias(result, args[0], read)
@@ -144,7 +150,7 @@ class UnusedResults:
 
     def gradient(self, result: Any) -> None:
         """`.grad` was read."""
-        if type(result) is _Tensor and id(result) not in self.open:
+        if type(result) is _Tensor and id(result) not in self.open and result.layout == torch.strided:
             self._alias(result, result, [])
 
     def _alias(self, result: Any, of: Any, read: list[_Followed]) -> None:

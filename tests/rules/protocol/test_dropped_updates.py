@@ -188,3 +188,26 @@ def test_updates_by_hand_that_are_kept_are_silent(tmp_path: Path, level: str) ->
         "torch.func.functional_call(net, {n: p - 0.1 * p.grad for n, p in net.named_parameters()}, (x,)).sum()",
     ):
         assert not said(tmp_path, by_hand(update), level), update  # each alone: whatever writes the parameters would excuse the others
+
+
+ODD = """
+net, table = nn.Linear(4, 2), nn.Embedding(6, 4, sparse=True)
+def loss(w, x):
+    return ((w * 0.5 + w.detach() * 0.5) @ x).sum()
+for step in range(3):
+    net(table(torch.arange(3))).sum().backward()
+    torch.func.grad(loss)(net.weight, torch.ones(4))
+    torch.func.vmap(lambda row: net.bias * 0.5 + row)(torch.ones(3, 2))
+    with torch.inference_mode():
+        half = 0.5 * net.weight
+        other = torch.lerp(half, net.weight, 0.5)
+    slope = table.weight.grad
+    gone = -0.1 * slope
+    meta = nn.Parameter(torch.empty(3, device="meta")) * 0.5
+"""
+
+
+@pytest.mark.parametrize("level", ["standard", "strict"])
+def test_tensors_of_odd_kinds_break_nothing(tmp_path: Path, level: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert said(tmp_path, ODD, level) == []
+    assert "gradguard" not in capfd.readouterr().err

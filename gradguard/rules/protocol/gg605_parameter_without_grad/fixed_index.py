@@ -88,8 +88,8 @@ def _instead(place: ResolvedSite, items: str) -> str | None:
 
 def _item(target: ast.expr, over: ast.expr, items: str) -> str | None:
     called = dotted(over.func) if isinstance(over, ast.Call) else None
-    if dotted(over) == items and isinstance(target, ast.Name):
+    if dotted(over) == items and isinstance(target, ast.Name) and target.id != "_":
         return target.id
     if called == "enumerate" and isinstance(target, ast.Tuple) and len(target.elts) == 2 and isinstance(target.elts[1], ast.Name):
-        return target.elts[1].id
-    return f"{items}[{target.id}]" if called == "range" and isinstance(target, ast.Name) else None
+        return target.elts[1].id if target.elts[1].id != "_" else None
+    return f"{items}[{target.id}]" if called == "range" and isinstance(target, ast.Name) and target.id != "_" else None

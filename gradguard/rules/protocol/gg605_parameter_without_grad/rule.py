@@ -340,7 +340,7 @@ def _same_item(incident: Incident, book: Book, idle: Idle) -> Diagnosis | None:
     item = f"{found.items}[{found.index}]"
     culprit = found.place.span(f"calls `{item}` {found.times} times, once for each item", "culprit")
     headline = f"the other items of `{found.items}` never get a gradient: the loop over them calls `{item}` each time"
-    title = f"Use `{found.instead}` in place of `{item}`" if found.instead else f"Call each item of `{found.items}` in its turn"
+    title = f"Use `{found.instead}` in place of `{item}`" if found.instead else f"Call each item of `{found.items}`"
     call, source = found.place.call, found.place.source
     patch = replaced(source, [(call.func, found.instead)]) if found.instead and call is not None and source is not None else None
     fix = Fix(title=title, safety="unsafe", patch=patch if call is not None and source and source.flat(call.func) == item else None)
