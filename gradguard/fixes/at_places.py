@@ -130,7 +130,21 @@ def _brought(place: ResolvedSite | None, anchor: ResolvedSite | None, behind: bo
     source, statement = moved
     if place.enclosing_function is not anchor.enclosing_function or siblings(source, statement) == [statement]:
         return None
+    if _changes_between(source, statement, fixed[1]):
+        return None
     return (moved_after if behind else moved_before)(source, [statement], fixed[1])
+
+
+def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, context)}
+
+
+def _changes_between(source: Source, statement: ast.stmt, anchor: ast.stmt) -> bool:
+    """Whether what a statement reads is given another value on the way from its place to another one."""
+    reads = _names(statement, ast.Load)
+    first, last = sorted((statement.lineno, anchor.lineno))
+    stores = [node for node in ast.walk(source.tree or statement) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)]
+    return any(node.id in reads and first <= node.lineno <= last for node in stores)
 
 
 def out_of_the_loop(place: ResolvedSite | None) -> str | None:
@@ -142,6 +156,8 @@ def out_of_the_loop(place: ResolvedSite | None) -> str | None:
     loop = source.parents.get(statement)
     if not isinstance(loop, (ast.For, ast.While)) or loop.orelse or statement not in loop.body or len(loop.body) == 1:
         return None
+    if _names(statement, ast.Load) & _names(loop, ast.Store):
+        return None  # what it is called with belongs to the loop
     around = [node for node in source.ancestors(loop) if isinstance(node, (ast.For, ast.While, *FUNCTIONS))]
     if not around or isinstance(around[0], FUNCTIONS):
         return None

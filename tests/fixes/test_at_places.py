@@ -50,6 +50,9 @@ LOOP = """
         print(epoch)
     optimizer = make(model)
     model, loader, scheduler = build()
+    clipped = 1
+    clip(clipped)
+    optimizer = make(loader.parameters)
 """
 
 
@@ -87,6 +90,7 @@ LOOP = """
             "        scheduler.step()\n    print",
             "    scheduler.step()\n    print",
         ),
+        (lambda at: at_places.brought_before(at("clip("), at("= build")), None, None),  # what it reads is not there yet
         (lambda at: at_places.kept_detached([at("# kept")]), "model(batch)", "model(batch).detach()"),
         (lambda at: at_places.put_before(at("backward"), "Adam.step()"), None, None),  # no variable of the program
         (lambda at: at_places.put_before(at("backward"), "the optimizer.step()"), None, None),

@@ -113,8 +113,9 @@ def test_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ((place / "train.py").read_bytes(), (project / "train.py").read_text()) == (b"x = 1\n", "train.py")
     with pytest.raises(LookupError, match="outside of the program's folder"):
         mirror.write({str(tmp_path / "other.py"): b""})
-    with pytest.raises(LookupError):
-        mirror.write({str(project / "data/big.bin"): b""})
+    mirror.write({str(project / "images/7"): b"new", str(project / "data/big.bin"): b""})  # what was linked is copied then
+    assert (place / "images/7").read_text() == "new" and not (place / "images").is_symlink() and (place / "images/8").is_symlink()
+    assert (project / "images/7").read_text() == "" and (project / "data/big.bin").stat().st_size == 2 << 20
     (tmp_path / "bare").mkdir()
     unlinked = Mirror(str(tmp_path / "bare"), [str(project)], link=False)
     assert {os.path.relpath(path, project) for path in unlinked.left_out} == {".git", "venv", "data/big.bin", "images"}

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gradguard.core.foreign_exceptions import internal_error
+from gradguard.runtime.trials.mirror import unlinked
 
 Note = Callable[[str, str], None]  # of a kind ("refused", "unkept") and a text
 
@@ -96,16 +97,16 @@ class _Hook:
         parent, last = os.path.split(name)
         if self._is_free(os.path.join(os.path.realpath(parent), last)):
             return
-        if not name.startswith(self._inside) or not self._own_folders(parent):
+        if not name.startswith(self._inside):
             self._refuse(f"changing {name}")
+        unlinked(self._inside, parent)
 
     def _is_free(self, real: str) -> bool:
         return real.startswith((self._inside, *_FREE))
 
     def _own_copy(self, name: str, keep: bool) -> bool:
         """Puts a copy in the place of a link that leads out of the trial's folder."""
-        if not self._own_folders(os.path.dirname(name)):
-            return False
+        unlinked(self._inside, os.path.dirname(name))
         if not os.path.islink(name):
             return True
         real = os.path.realpath(name)
@@ -115,19 +116,6 @@ class _Hook:
         os.unlink(name)
         if keep and os.path.isfile(real):
             shutil.copyfile(real, name)
-        return True
-
-    def _own_folders(self, folder: str) -> bool:
-        """Puts folders of links in the place of linked folders, so that what is changed in them is changed in the trial's alone."""
-        current = self._inside
-        for part in os.path.relpath(folder, self._inside).split(os.sep):
-            current = os.path.join(current, part)
-            if os.path.islink(current) and os.path.isdir(current):
-                real = os.path.realpath(current)
-                os.unlink(current)
-                os.mkdir(current)
-                for entry in os.listdir(real):
-                    os.symlink(os.path.join(real, entry), os.path.join(current, entry))
         return True
 
     def _connect(self, address: Any) -> None:

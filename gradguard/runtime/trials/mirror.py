@@ -50,8 +50,13 @@ class Mirror:
         """
         for path, content in contents.items():
             place = self.place_of(path)
-            if place is None or os.path.islink(place) or not os.path.isfile(place):
+            if place is None:
                 raise LookupError(f"{path} is outside of the program's folder")
+            unlinked(self._folder, os.path.dirname(place))
+            if not os.path.isfile(place):
+                raise LookupError(f"{path} could not be copied: the program's folder is too large")
+            if os.path.islink(place):
+                os.unlink(place)
             Path(place).write_bytes(content)
 
     def _copy(self, source: str, target: str) -> None:
@@ -98,6 +103,19 @@ class Mirror:
             os.symlink(path, place)
         else:
             self.left_out.append(path)
+
+
+def unlinked(top: str, folder: str) -> None:
+    """Puts folders of links in the place of linked folders on the way down, so that what is changed there is changed in the copy alone."""
+    current = top
+    for part in os.path.relpath(folder, top).split(os.sep):
+        current = os.path.join(current, part)
+        if os.path.islink(current) and os.path.isdir(current):
+            real = os.path.realpath(current)
+            os.unlink(current)
+            os.mkdir(current)
+            for entry in os.listdir(real):
+                os.symlink(os.path.join(real, entry), os.path.join(current, entry))
 
 
 def _is_data(folder: str) -> bool:

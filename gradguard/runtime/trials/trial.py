@@ -69,6 +69,11 @@ class Launch:
         script = os.path.join(self.folder, self.target)
         return roots_of(self.folder if self.as_module else script if os.path.isdir(script) else os.path.dirname(script), self.folder)
 
+    def script(self) -> dict[str, bytes]:
+        """The script as it is: a link in its place would lead Python to the folder that it is a copy of."""
+        path = os.path.join(self.folder, self.target)
+        return {path: Path(path).read_bytes()} if not self.as_module and os.path.isfile(path) else {}
+
     def check(self) -> None:
         """Raises where it is known beforehand that the program cannot be run again.
 
@@ -101,7 +106,7 @@ def run_trial(launch: Launch, contents: Mapping[str, bytes], settings: Settings,
         folder = os.path.realpath(given)
         mirror = Mirror(folder, launch.roots(), link=can_hold())
         try:
-            mirror.write(contents)
+            mirror.write({**launch.script(), **contents})
         except LookupError as error:
             raise NoTrialError(error.args[0]) from None
         events = os.path.join(folder, "events.jsonl")
