@@ -281,14 +281,15 @@ class Session(Incidents):
             trace = self.run.settings.trace
             self.probe.prints.whose = trace.contents
             self.probe.locate = note_nonfinite if trace.locate_nonfinite else None
-        elif self._on:
-            self.probe.results.settle(going_on=False)
+        was = self._on
         self._stand(on)
         self._lifted = on
         # a step that ends within a backward (an optimizer in a hook) leaves the probe where torch will put it back afterwards
         self._stale = not on and self.depth > 0
         self.probe.live = on
         self.tracing = self._on = on
+        if was and not on:
+            self.probe.results.settle(going_on=False)
 
     def _stand(self, on: bool, lifted: bool = True) -> None:
         """Puts the op probe on this thread's stack, where nothing compiled is under way, or takes it off.
