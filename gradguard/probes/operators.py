@@ -136,14 +136,20 @@ class OpProbe(TorchFunctionMode):
         if _is_compiling() or not self.live:
             return func(*args, **(kwargs or _NO_KWARGS))
         if self.results.open and not (kind == SKIP and func.__name__ == "__get__"):
-            self._use(args, kwargs)
+            try:
+                self.results.use(args, kwargs)
+            except internal_error() as fault:
+                self.on_fault(fault)
         if kind == SKIP:
             return func(*args, **kwargs) if kwargs else func(*args)
         if kind == GRAD:
             result = func(*args)
             if USER_FILES[sys._getframe(1).f_code.co_filename]:
                 self.journal.grad_reads += 1
-                self._gradient(result)
+                try:
+                    self.results.gradient(result)
+                except internal_error() as fault:
+                    self.on_fault(fault)
             return result
         if kind == SET_DATA:
             return self._set_data(func, args)
@@ -174,18 +180,6 @@ class OpProbe(TorchFunctionMode):
         except internal_error() as fault:
             self.on_fault(fault)
         return result
-
-    def _use(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        try:
-            self.results.use(args, kwargs)
-        except internal_error() as fault:
-            self.on_fault(fault)
-
-    def _gradient(self, gradient: Any) -> None:
-        try:
-            self.results.gradient(gradient)
-        except internal_error() as fault:
-            self.on_fault(fault)
 
     def _returned(
         self,

@@ -63,14 +63,14 @@ class OpTracing:
         if on and trace is not None:
             self.probe.prints.whose = trace.contents
             self.probe.locate = note_nonfinite if trace.locate_nonfinite else None
-        elif self._put:
-            self.probe.results.settle(going_on=False)
         self._stand(on, nested)
         self._lifted = on
         # a step that ends within a backward (an optimizer in a hook) leaves the probe where torch will put it back afterwards
         self._stale = not on and nested
         self.probe.live = on
-        self.on = self._put = on
+        was, self.on, self._put = self._put, on, on
+        if was and not on:
+            self.probe.results.settle(going_on=False)
 
     def off(self) -> None:
         """Ends tracing, whatever state it is in."""
