@@ -148,10 +148,10 @@ def _culprit(facts: Study, carrier: Carrier, block: CachedBlock | None) -> tuple
 
 
 def _where_bound(store: Store, carrier: Carrier) -> Store:
-    """The statement that binds the value: the store, or that of the function which returns it."""
+    """The statement that binds the value: the store, or one in the function that gave it, which did no more than return it."""
     program = program_of(store.source)
     origin = None if program is None or carrier.name is None else only(program.origins(store.statement, carrier.name))
-    return store if origin is None else Store(store.source, origin, store.relation)
+    return store if origin is None or isinstance(origin, ast.Return) else Store(store.source, origin, store.relation)
 
 
 def _only_fetches(store: Store, made: ResolvedSite) -> bool:
