@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from gradguard.core import ranks
 from gradguard.core.diagnosis import Diagnosis
 from gradguard.core.errors import GradGuardError
+from gradguard.core.foreign_exceptions import internal_error
 from gradguard.fixes.verification import candidates
 from gradguard.reporting.jsonl import JsonlReport
 from gradguard.reporting.terminal.layout import clean
@@ -73,7 +74,7 @@ class VerifiedRun:
 def _revise(report: JsonlReport, old: Diagnosis, new: Diagnosis, text: str) -> None:
     try:
         report.revise(old, new, text)
-    except (OSError, ValueError) as error:
+    except internal_error(OSError, ValueError) as error:
         print(f"gradguard: the report {os.fspath(report.path)} does not say what was verified ({error})", file=sys.stderr)
 
 

@@ -7,6 +7,7 @@ import difflib
 import os
 
 from gradguard.analysis.program.syntax import Source, first_line
+from gradguard.core.foreign_exceptions import internal_error
 
 
 def unified(source: Source, new: list[str], context: int = 1) -> str | None:
@@ -38,7 +39,7 @@ def header_names(filename: str) -> tuple[str, str] | None:
         return None
     try:
         folder = os.path.join(os.getcwd(), "")
-    except OSError:  # it is gone
+    except internal_error(OSError):  # it is gone
         return path, path
     if not path.startswith(folder):
         return path, path

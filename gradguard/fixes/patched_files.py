@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gradguard.core.callsite import USER_FILES
 from gradguard.core.diagnosis import Fix, PatchedFile, Safety
+from gradguard.core.foreign_exceptions import internal_error
 from gradguard.fixes.application import PatchError, Text, changes_of
 
 REASONS: dict[Safety, str] = {
@@ -43,7 +44,7 @@ def _files(patch: str) -> list[PatchedFile]:
         found = [file_of(os.path.abspath(name), name) for name in changes]
         for file, of_file in zip(found, changes.values(), strict=True):
             Text.read(Path(file.path).read_bytes()).changed(of_file)
-    except (PatchError, OSError):
+    except internal_error(PatchError, OSError):
         return []
     return found if all(USER_FILES[file.path] for file in found) else []
 

@@ -36,8 +36,9 @@ from tests.transparency.workloads import mlp
 _PACKAGE = Path(gradguard.__file__).parent
 # They start programs and print: no training runs inside what they catch but the user's own, which they hand on.
 _OUTSIDE = {
-    *(f"cli/{name}.py" for name in ("main", "config_command", "script")),
+    *(f"cli/{name}.py" for name in ("main", "config_command", "fix_command", "script")),
     *(f"config/{name}.py" for name in ("files", "settings", "sources")),
+    "fixes/rewriting.py",  # for `gradguard fix`, in whose process no program runs
     "reporting/tracebacks.py",
     "runtime/module_isolation.py",  # before a program starts
     "core/foreign_exceptions.py",  # decides what is foreign

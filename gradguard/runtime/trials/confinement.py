@@ -90,7 +90,7 @@ class _Hook:
         if isinstance(folder, int) and folder >= 0 and not os.path.isabs(name):
             try:
                 name = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), name)
-            except OSError:
+            except internal_error(OSError):
                 if self._held:
                     return
         name = os.path.abspath(name)
@@ -212,7 +212,7 @@ class _Beneath(ctypes.Structure):
 def _allow(call: Any, ruleset: int, path: str, rights: int) -> None:
     try:
         descriptor = os.open(path, getattr(os, "O_PATH", 0) | os.O_CLOEXEC)
-    except OSError:
+    except internal_error(OSError):
         return
     try:
         rule = _Beneath(rights, descriptor)

@@ -8,6 +8,8 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from gradguard.core.foreign_exceptions import internal_error
+
 _MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg")
 _SMALL = 1 << 20
 _MOST_BYTES = 64 << 20
@@ -63,7 +65,7 @@ class Mirror:
         os.makedirs(target)
         try:
             entries = sorted(os.scandir(source), key=lambda entry: entry.name)
-        except OSError:
+        except internal_error(OSError):
             return
         for entry in entries:
             place = os.path.join(target, entry.name)
@@ -72,7 +74,7 @@ class Mirror:
                     self._copy_folder(entry, place)
                 else:
                     self._copy_file(entry, place)
-            except OSError:
+            except internal_error(OSError):
                 self.left_out.append(entry.path)
 
     def _copy_folder(self, entry: os.DirEntry[str], place: str) -> None:

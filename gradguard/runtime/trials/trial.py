@@ -200,7 +200,7 @@ def _read(events: Path, mirror: Mirror, status: int, printed: Path) -> Outcome:
     outcome = Outcome()
     try:
         lines = events.read_text(encoding="utf-8").splitlines()
-    except OSError:
+    except internal_error(OSError):
         lines = []
     for line in lines:
         try:
