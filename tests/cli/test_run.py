@@ -258,7 +258,9 @@ UNCAUGHT = {
 }
 
 
-@pytest.mark.parametrize("kind", UNCAUGHT)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(each, marks=pytest.mark.slow) if number > 5 else each for number, each in enumerate(UNCAUGHT)]
+)
 def test_traceback_is_pythons_own(tmp_path: Path, kind: str) -> None:
     write(tmp_path, "broken_module.py", "def f():\n    raise OSError('at import')\nf()")
     write(tmp_path, "broken_syntax.py", "def f(:\n    pass")

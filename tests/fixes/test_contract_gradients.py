@@ -48,7 +48,7 @@ grads = torch.autograd.grad(loss, list(net.parameters()), create_graph=True)
 """
 
 
-@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 def test_derivative_of_many_outputs_wants_grad_outputs(tmp_path: Path, level: str) -> None:
     diagnosis = first(tmp_path, FIELD, "GG401", "torch.autograd.grad(u, x, create_graph=True)", level)
     assert "`grad_outputs=`" in diagnosis.headline
@@ -97,14 +97,14 @@ forces(torch.randn(4, 3))
 """
 
 
-@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 def test_switch_below_the_use(tmp_path: Path, level: str) -> None:
     diagnosis = first(tmp_path, LATE, "GG306", "frame.pos.requires_grad_()", level)
     assert "comes after `measure(frame)`, which used it" in diagnosis.headline
     assert said(tmp_path, repaired(LATE, diagnosis)) == []
 
 
-@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 def test_switch_above_a_use_is_not_to_blame(tmp_path: Path, level: str) -> None:
     diagnosis = said(tmp_path, NOT_LATE, level)[0]
     assert diagnosis.code == "GG306" and "comes after" not in diagnosis.headline

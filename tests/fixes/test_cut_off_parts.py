@@ -130,7 +130,7 @@ run(["Train", "Val"])
 """
 
 
-@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 def test_condition_that_switches_grad_mode(tmp_path: Path, level: str) -> None:
     diagnosis = said(tmp_path, PHASES.format(wanted="train"), level)[0]
     assert diagnosis.code == "GG301"

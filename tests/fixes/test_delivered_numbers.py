@@ -35,7 +35,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 def test_a_transform_of_the_dataset(tmp_path: Path, level: str) -> None:
     only(tmp_path, DATASET.format(levels="levels = torch.log(power)"), "GG501", "levels = torch.log(power)", level)
 

@@ -20,7 +20,7 @@ for it in range(4):
 """
 
 
-@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("unscale", ["    scaler.unscale_(opt)\n", ""])
 def test_update_that_was_not_reached(tmp_path: Path, level: str, unscale: str) -> None:
     body = unscale + "    scaler.step(opt)\n    if it < 2:\n        continue\n    scaler.update()"
@@ -38,7 +38,7 @@ def test_update_that_is_nowhere(tmp_path: Path) -> None:
     assert found[0].culprit is not None and found[0].culprit.text == "scaler.step(opt)"
 
 
-@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 def test_parameters_cast_to_half_precision(tmp_path: Path, level: str) -> None:
     halved = SCALER.replace("opt =", "net.half()\nopt =").replace("torch.randn(8, 4)", "torch.randn(8, 4).half()")
     found = said(tmp_path, halved.format(body="    scaler.unscale_(opt)\n    scaler.step(opt)\n    scaler.update()"), level)
@@ -87,7 +87,7 @@ LEFT_OUT = [
 ]
 
 
-@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("body", "culprit"), LEFT_OUT)
 def test_batch_that_is_left_out_before_the_update(tmp_path: Path, level: str, body: str, culprit: str) -> None:
     [told] = said(tmp_path, GUARDED.format(body=body), level)

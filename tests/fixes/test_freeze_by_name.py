@@ -41,7 +41,7 @@ main()
 ANY = "any(name.startswith(each) for each in prefixes)"
 
 
-@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("test", ["name.startswith(tuple(prefixes))", ANY, 'name.split(".")[0] == "encoder"'])
 def test_names_that_begin_otherwise(tmp_path: Path, test: str, level: str) -> None:
     diagnosis = only(tmp_path, NAMED.format(test=test, prefixes='("encoder.",)'), "GG613", test, level)
@@ -59,7 +59,7 @@ BRANCH = """            if {test}:
 NONE = "not name.startswith(tuple(prefixes))"
 
 
-@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("written", "test"),
     [

@@ -66,7 +66,7 @@ def gan(off: str, on: str = "", mistake: str = "") -> str:
     return GAN.format(off=off, on=on, mistake=mistake)
 
 
-@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("off", [CALL, LOOP, METHOD])
 def test_the_freezing_is_the_culprit(off: str, level: str, tmp_path: Path) -> None:
     found = only(tmp_path, gan(off), level)
@@ -85,7 +85,7 @@ def test_in_the_methods_of_a_class(tmp_path: Path) -> None:
     assert found.culprit is not None and found.culprit.text == "self.freeze(self.disc)"
 
 
-@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 def test_a_detach_in_the_loss_of_the_other_network_is_still_blamed(level: str, tmp_path: Path) -> None:
     found = only(tmp_path, gan(CALL, "set_requires_grad(D, True)", ".detach()"), level)
     assert found.code == "GG302"
@@ -165,7 +165,7 @@ def switch(nets, flag=False):
 }
 
 
-@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("helper", SEVERAL.values(), ids=SEVERAL)
 def test_a_helper_for_one_network_or_several(helper: str, level: str, tmp_path: Path) -> None:
     for off in ("switch(D, flag=False)", "switch(D)"):

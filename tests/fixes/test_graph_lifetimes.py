@@ -60,7 +60,7 @@ for epoch in range(2):
 """
 
 
-@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 def test_losses_that_a_generator_yields_share_one_forward_pass(tmp_path: Path, level: str) -> None:
     diagnosis = told(tmp_path, LOSSES_OF_A_GENERATOR, level)
     assert diagnosis.code == "GG202"

@@ -46,7 +46,7 @@ for _ in range(3):
 """
 
 
-@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 def test_an_attribute_that_another_object_fills_is_blamed_where_it_is_filled(tmp_path: Path, level: str) -> None:
     diagnosis = said(tmp_path, CART.replace("{more}", ""), level)[0]
     assert diagnosis.code == "GG203"

@@ -23,7 +23,7 @@ opt.step()
 """
 
 
-@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 def test_backward_of_a_number(tmp_path: Path, level: str) -> None:
     found = said(tmp_path, NUMBERS.format(how=".item()"), level)
     assert [diagnosis.code for diagnosis in found] == ["GG302"]
@@ -57,7 +57,7 @@ loss.backward()
 """
 
 
-@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 def test_indices_alone_and_a_shape_taken_from_a_live_tensor(tmp_path: Path, level: str) -> None:
     only(tmp_path, RANKS, "GG304", "values.argsort(dim=-1)", level)
 
@@ -172,7 +172,7 @@ torch.autograd.grad(net(x).sum(), x)
 """
 
 
-@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 def test_misspelt_switch(tmp_path: Path, level: str) -> None:
     found = only(tmp_path, SPELT.format(name="require_grad"), "GG309", "x.require_grad = True", level)
     patch = found.fixes[0].patch

@@ -30,7 +30,7 @@ def said(folder: Path, source: str, level: str) -> list[Diagnosis]:
     return [diagnosis for diagnosis, _ in run_source(folder, HEAD + source, level)]
 
 
-@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 def test_the_line_in_the_helper_is_blamed_and_mended(tmp_path: Path, level: str) -> None:
     diagnosis = said(tmp_path, MADE, level)[0]
     assert diagnosis.code == "GG411"

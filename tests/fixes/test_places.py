@@ -36,7 +36,7 @@ for it in range(3):
 """
 
 
-@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 def test_losses_of_one_turn_share_a_graph_though_one_line_runs_both_backwards(tmp_path: Path, level: str) -> None:
     diagnosis = first(tmp_path, LAZY_LOSSES, level)
     assert diagnosis.code == "GG202"
@@ -305,7 +305,7 @@ for it in range(3):
 """
 
 
-@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 def test_what_a_called_step_makes_anew_is_shared_by_its_losses_not_computed_once(tmp_path: Path, level: str) -> None:
     diagnosis = first(tmp_path, TASKS_IN_A_STEP, level)
     assert diagnosis.code == "GG202"
@@ -403,7 +403,7 @@ for it in range({steps}):
 """
 
 
-@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 def test_a_frozen_weight_written_with_grad_mode_on_carries_that_graph(tmp_path: Path, level: str) -> None:
     diagnosis = first(tmp_path, MERGED.format(decorator="", steps=4), level)
     assert diagnosis.code == "GG203"

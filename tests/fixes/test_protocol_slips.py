@@ -32,7 +32,7 @@ train()
 FILTER = "filter(lambda p: p.requires_grad, net.parameters())"
 
 
-@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("made", [f"wanted = {FILTER}", "wanted = (p for p in net.parameters() if p.requires_grad)"])
 def test_iterator_that_the_optimizer_has_gone_through(tmp_path: Path, made: str, level: str) -> None:
     source = CLIP.format(made=made, given="wanted", again="pass", clipped="wanted")
@@ -166,7 +166,7 @@ for it in range(30):
 """
 
 
-@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 def test_update_that_binds_the_loops_variable(tmp_path: Path, level: str) -> None:
     source = BY_HAND.format(update="p = p - 0.1 * p.grad")
     diagnosis = only(tmp_path, source, "GG611", "p = p - 0.1 * p.grad", level)

@@ -39,7 +39,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 def test_parts_with_loaded_weights_set_by_a_computed_name(tmp_path: Path, level: str) -> None:
     diagnosis = only(tmp_path, SWAPPED.format(before="pass", after="swap(net)"), "GG604", "setattr(parent, name, new)", level)
     assert "`net.first.weight`" in diagnosis.headline and "`opt`" in diagnosis.headline

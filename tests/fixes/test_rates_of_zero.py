@@ -32,7 +32,7 @@ go_on(state_of_the_first_training())
 """
 
 
-@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 def test_a_state_that_brings_a_rate_of_zero(tmp_path: Path, level: str) -> None:
     diagnosis = only(tmp_path, RESUMED.format(after="pass"), "GG611", "opt.load_state_dict(state)", level)
     assert "since its state was loaded" in diagnosis.headline and "group['lr'] = 0.003" in diagnosis.fixes[0].title
@@ -56,7 +56,7 @@ for i in range(96):
 """
 
 
-@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 def test_a_schedule_that_runs_ahead_of_its_optimizer(tmp_path: Path, level: str) -> None:
     source = ACCUMULATED.format(span=24, inner="pass", outer="curve.step()")
     diagnosis = only(tmp_path, source, "GG612", "curve.step()", level)

@@ -40,7 +40,7 @@ assert all(p.grad is not None and p.grad.any() for p in model.parameters())
 """
 
 
-@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 def test_what_a_forward_pass_adds_into_a_parameter_goes_into_a_copy(tmp_path: Path, level: str) -> None:
     source = BRANCHES.format(begin="self.offset", write="total += gate * part(x)")
     diagnosis = told(tmp_path, source, level)

@@ -283,7 +283,7 @@ mixer(torch.randn(5, 3)).pow(2).mean().backward()
     ],
     ids=["detach", "out"],
 )
-@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 def test_refused_before_anything_was_written(tmp_path: Path, source: str, code: str, line: str, words: str, level: str) -> None:
     diagnosis = first(tmp_path, source, code, level)
     assert diagnosis.culprit is not None and diagnosis.culprit.text.strip() == line

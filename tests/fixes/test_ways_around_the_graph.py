@@ -310,7 +310,7 @@ loss.backward()
 """
 
 
-@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 def test_librarys_function_that_runs_without_grad(tmp_path: Path, level: str) -> None:
     library = tmp_path / "site-packages"
     library.mkdir()

@@ -58,7 +58,7 @@ net(torch.randn(16, 4)).pow(2).mean().backward()
 
 
 @pytest.mark.parametrize(("source", "line"), [(HOOKED, "out.clamp_(max=top)"), (CALLED, "out.clamp_(max=self.top)")])
-@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 def test_a_hook_that_is_a_partial_or_an_object_is_found(tmp_path: Path, level: str, source: str, line: str) -> None:
     diagnosis = said(tmp_path, source, level)[0]
     assert diagnosis.code == "GG101"
@@ -129,7 +129,7 @@ head(torch.randn(1, 2, 4, 4)).mean().backward()
 """
 
 
-@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 def test_writes_in_a_row_go_under_no_grad_together(tmp_path: Path, level: str) -> None:
     diagnosis = said(tmp_path, STARTED, level)[0]
     assert diagnosis.code == "GG104"

@@ -76,7 +76,7 @@ def _same(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
 _compared: list[str] = []
 
 
-@pytest.mark.parametrize("shard", range(SHARDS))
+@pytest.mark.parametrize("shard", [pytest.param(each, marks=pytest.mark.slow) if each % 2 else each for each in range(SHARDS)])
 def test_operators_give_identical_results(shard: int) -> None:
     differing = []
     compared = 0

@@ -51,7 +51,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("which", CASES)
-@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 def test_the_mapping_is_blamed_and_the_fix_repairs(tmp_path: Path, which: str, level: str) -> None:
     program, culprit, drawing = CASES[which]
     found = said(tmp_path, NET + program, level)

@@ -56,7 +56,7 @@ def program(skips: str, inside: str = "pass", before: str = "pass") -> str:
     return HEAD + PROGRAM.format(skips=skips, inside=inside, before=before)
 
 
-@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("skips", "inside", "culprit"),
     [

@@ -82,7 +82,7 @@ def test_untraced(slug: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("slug", sorted(SOUND))
-@pytest.mark.parametrize("level", ["standard", "strict", "forensic"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("strict", marks=pytest.mark.slow), "forensic"])
 def test_sound_programs(slug: str, level: str, tmp_path: Path) -> None:
     said = _run(SOUND[slug], tmp_path / f"{slug}.py", level)
     assert [(item["code"], item["headline"]) for item in said if item["code"].startswith("GG1")] == []

@@ -15,7 +15,7 @@ def marked(source: str) -> tuple[str, set[int]]:
     return "\n".join(line.removesuffix("  # <<") for line in lines) + "\n", {n for n, line in enumerate(lines, 1) if line.endswith("# <<")}
 
 
-@pytest.mark.parametrize("level", ["standard", "watch"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("program", ALL, ids=lambda program: program.slug)
 def test_names_cause_and_culprit(run: Run, program: Program, level: str) -> None:
     source, culprits = marked(program.source)

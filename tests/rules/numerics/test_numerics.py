@@ -77,7 +77,7 @@ def test_forensic_sees_what_has_no_gradient(slug: str, tmp_path: Path) -> None:
     assert "non-finite values here, of finite ones" in first["culprit"]["label"]
 
 
-@pytest.mark.parametrize("level", ["standard", "strict", "forensic"])
+@pytest.mark.parametrize("level", ["standard", pytest.param("strict", marks=pytest.mark.slow), "forensic"])
 @pytest.mark.parametrize("slug", sorted(SOUND))
 def test_sound_programs_hear_nothing(slug: str, level: str, tmp_path: Path) -> None:
     said, _ = run(HEAD + SOUND[slug], tmp_path / f"{slug}.py", level)

@@ -10,7 +10,9 @@ from gradguard.core.diagnosis import Diagnosis
 from tests.rules.protocol.protocol_programs_sound import SOUND, source_of
 
 
-@pytest.mark.parametrize("level", ["watch", "standard", "strict", "forensic"])
+@pytest.mark.parametrize(
+    "level", [pytest.param("watch", marks=pytest.mark.slow), "standard", pytest.param("strict", marks=pytest.mark.slow), "forensic"]
+)
 @pytest.mark.parametrize("name", SOUND)
 def test_sound_loop_is_left_in_peace(said: Callable[..., list[Diagnosis]], name: str, level: str) -> None:
     found = said(source_of(name), level)
