@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from gradguard.analysis.places.source import ResolvedSite
 from gradguard.analysis.program.syntax import FUNCTIONS, Source, range_of
@@ -100,6 +101,52 @@ def put_around(place: ResolvedSite | None, first: str, last: str) -> str | None:
     if isinstance(statement, (ast.Return, ast.Raise)):
         return None
     return patched(source, insert=[before(source, statement, first), after(source, statement, last)])
+
+
+class Stretch(NamedTuple):
+    """From a call in a block to the end of a later statement of that block."""
+
+    begin: ResolvedSite
+    end: ast.stmt
+
+    @property
+    def lines(self) -> range:
+        """The lines of the later statement."""
+        return range(self.end.lineno, (self.end.end_lineno or self.end.lineno) + 1)
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the later statement may leave its block, so that what comes after it need not run."""
+        jumps: tuple[type[ast.AST], ...] = (ast.Return, ast.Yield, ast.YieldFrom)
+        if not isinstance(self.end, (ast.For, ast.While)):
+            jumps += (ast.Break, ast.Continue)
+        return any(isinstance(node, jumps) for node in ast.walk(self.end))
+
+
+def stretch(begin: ResolvedSite, last: ResolvedSite) -> Stretch | None:
+    """From a call to the statement in its block that a later place is in; None where it comes to no such statement."""
+    source, statement = begin.source, begin.statement
+    if source is None or source is not last.source or statement is None or last.statement is None:
+        return None
+    block = siblings(source, statement)
+    end = next((node for node in (last.statement, *source.ancestors(last.statement)) if node in block), None)
+    return Stretch(begin, end) if isinstance(end, ast.stmt) and end.lineno > statement.lineno else None
+
+
+def put_behind(found: Stretch, calls: Sequence[str]) -> str | None:
+    """The diff that puts calls after a stretch; None where their names are not those of its beginning."""
+    source, last = found.begin.source, found.lines[-1]
+    if source is None or source.tree is None or found.is_left or not all(sees(found.begin, call) for call in calls):
+        return None
+    bound = {
+        node.id
+        for node in ast.walk(found.begin.enclosing_function or source.tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and found.begin.line <= node.lineno <= last
+    }
+    shared = any(node is not found.end and node.lineno == last for node in siblings(source, found.end))
+    if shared or any(call.partition(".")[0] in bound for call in calls):
+        return None
+    return patched(source, insert=[after(source, found.end, call) for call in calls])
 
 
 def taken_out(place: ResolvedSite | None) -> str | None:
