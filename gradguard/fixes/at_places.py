@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import torch
 
 from gradguard.analysis.places.source import ResolvedSite
 from gradguard.analysis.program.syntax import FUNCTIONS, Source, range_of
+from gradguard.core.safe_read import elements, pairs
 from gradguard.fixes.edits import after, before, patched, removed, replaced
 from gradguard.fixes.statements import moved_after, moved_before, siblings
 
@@ -214,6 +217,29 @@ def out_of_the_loop(place: ResolvedSite | None) -> str | None:
 def detached(source: Source, node: ast.expr) -> str | None:
     """The expression with `.detach()`, as text."""
     return applied_to(source, node, "{}.detach()")
+
+
+def detached_value(text: str, value: Any, depth: int = 0) -> str | None:
+    """What is to be written for a value in place of its name, so that no tensor in it has a graph, and its type is kept.
+
+    Args:
+        value: the live value: a tensor, or tuples, lists and dicts of tensors; None is answered for anything else.
+    """
+    if isinstance(value, torch.Tensor):
+        return f"{text}.detach()"
+    kind, part = type(value), ("part", "item", "each")[depth % 3]
+    items = [item for _, item in pairs(value)] if kind is dict else elements(value)
+    inner = {detached_value(part, item, depth + 1) for item in items} if depth < 3 else set()
+    one = inner.pop() if len(inner) == 1 else None  # the same is to be done with all of them
+    if one is None:
+        return None
+    if kind is dict:
+        return f"{{key: {one} for key, {part} in {text}.items()}}"
+    if kind is list:
+        return f"[{one} for {part} in {text}]"
+    if kind is tuple:
+        return f"tuple({one} for {part} in {text})"
+    return f"type({text})(*({one} for {part} in {text}))" if issubclass(kind, tuple) and hasattr(kind, "_fields") else None
 
 
 def applied_to(source: Source, node: ast.expr, template: str) -> str | None:
