@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
 
 from gradguard.analysis.places.source import ResolvedSite
 from gradguard.analysis.program.syntax import FUNCTIONS, Source, range_of
+from gradguard.core.safe_read import elements, pairs
 from gradguard.fixes.edits import after, before, patched, removed, replaced
 from gradguard.fixes.statements import moved_after, moved_before, siblings
 
@@ -102,6 +106,52 @@ def put_around(place: ResolvedSite | None, first: str, last: str) -> str | None:
     return patched(source, insert=[before(source, statement, first), after(source, statement, last)])
 
 
+class Stretch(NamedTuple):
+    """From a call in a block to the end of a later statement of that block."""
+
+    begin: ResolvedSite
+    end: ast.stmt
+
+    @property
+    def lines(self) -> range:
+        """The lines of the later statement."""
+        return range(self.end.lineno, (self.end.end_lineno or self.end.lineno) + 1)
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the later statement may leave its block, so that what comes after it need not run."""
+        jumps: tuple[type[ast.AST], ...] = (ast.Return, ast.Yield, ast.YieldFrom)
+        if not isinstance(self.end, (ast.For, ast.While)):
+            jumps += (ast.Break, ast.Continue)
+        return any(isinstance(node, jumps) for node in ast.walk(self.end))
+
+
+def stretch(begin: ResolvedSite, last: ResolvedSite) -> Stretch | None:
+    """From a call to the statement in its block that a later place is in; None where it comes to no such statement."""
+    source, statement = begin.source, begin.statement
+    if source is None or source is not last.source or statement is None or last.statement is None:
+        return None
+    block = siblings(source, statement)
+    end = next((node for node in (last.statement, *source.ancestors(last.statement)) if node in block), None)
+    return Stretch(begin, end) if isinstance(end, ast.stmt) and end.lineno > statement.lineno else None
+
+
+def put_behind(found: Stretch, calls: Sequence[str]) -> str | None:
+    """The diff that puts calls after a stretch; None where their names are not those of its beginning."""
+    source, last = found.begin.source, found.lines[-1]
+    if source is None or source.tree is None or found.is_left or not all(sees(found.begin, call) for call in calls):
+        return None
+    bound = {
+        node.id
+        for node in ast.walk(found.begin.enclosing_function or source.tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and found.begin.line <= node.lineno <= last
+    }
+    shared = any(node is not found.end and node.lineno == last for node in siblings(source, found.end))
+    if shared or any(call.partition(".")[0] in bound for call in calls):
+        return None
+    return patched(source, insert=[after(source, found.end, call) for call in calls])
+
+
 def taken_out(place: ResolvedSite | None) -> str | None:
     """The diff that removes the statement of a call; `pass` stays where it was all that a block had."""
     own = bare_call(place)
@@ -167,6 +217,29 @@ def out_of_the_loop(place: ResolvedSite | None) -> str | None:
 def detached(source: Source, node: ast.expr) -> str | None:
     """The expression with `.detach()`, as text."""
     return applied_to(source, node, "{}.detach()")
+
+
+def detached_value(text: str, value: Any, depth: int = 0) -> str | None:
+    """What is to be written for a value in place of its name, so that no tensor in it has a graph, and its type is kept.
+
+    Args:
+        value: the live value: a tensor, or tuples, lists and dicts of tensors; None is answered for anything else.
+    """
+    if isinstance(value, torch.Tensor):
+        return f"{text}.detach()"
+    kind, part = type(value), ("part", "item", "each")[depth % 3]
+    items = [item for _, item in pairs(value)] if kind is dict else elements(value)
+    inner = {detached_value(part, item, depth + 1) for item in items} if depth < 3 else set()
+    one = inner.pop() if len(inner) == 1 else None  # the same is to be done with all of them
+    if one is None:
+        return None
+    if kind is dict:
+        return f"{{key: {one} for key, {part} in {text}.items()}}"
+    if kind is list:
+        return f"[{one} for {part} in {text}]"
+    if kind is tuple:
+        return f"tuple({one} for {part} in {text})"
+    return f"type({text})(*({one} for {part} in {text}))" if issubclass(kind, tuple) and hasattr(kind, "_fields") else None
 
 
 def applied_to(source: Source, node: ast.expr, template: str) -> str | None:

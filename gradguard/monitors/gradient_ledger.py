@@ -259,9 +259,9 @@ class Ledger(View):
         """A learning-rate scheduler was stepped."""
         self.report(self.schedules.stepped(scheduler, self, site))
 
-    def switched(self, module: Any, mode: bool, was: bool, site: CallSite | None) -> None:
+    def switched(self, module: Any, mode: bool, was: bool, frame: Any, site: CallSite | None) -> None:
         """A module was put into train or eval mode."""
-        self.modes.switched(module, mode, was, self, site)
+        self.modes.switched(module, mode, was, self, frame, site)
 
     def forward(self, module: Any, arguments: Any, frame: Any, site: CallSite | None) -> None:
         """A module runs with grad mode off."""

@@ -21,7 +21,7 @@ def ahead(ledger: Ledger) -> tuple[int, int]:
     """Optimizer steps and backward calls that can go by from here without a look at any tensor; none while anything is watched."""
     if not ledger.asleep or ledger.ended or ledger.found or ledger.census_until or ledger.recorder is not None or ledger.scaling.on:
         return 0, 0
-    if ledger.modes.watching is not None or any(book.frozen for book in ledger.books.values()):
+    if ledger.modes.watching or any(book.frozen for book in ledger.books.values()):
         return 0, 0
     steps = ledger.turn_at - ledger.steps
     if ledger.survey_again > ledger.steps:
@@ -45,7 +45,7 @@ def step(ledger: Ledger, optimizer: Any, site: CallSite | None) -> bool:
     if ledger.survey_due(book):
         ledger.report(ledger.survey.look(book, ledger))
         ledger.report(ledger.schedules.swings(book, ledger))
-    if ledger.modes.watching is not None:
+    if ledger.modes.watching:
         ledger.report(ledger.modes.look(book))
     if ledger.recorder is not None:
         ledger.recorder.look(book)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,8 +13,19 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from gradguard.core.callsite import USER_FILES, CallSite
-from gradguard.core.safe_read import elements, function_code, in_class, modules_in, parameters_in, variables_of
+from gradguard.core.callsite import USER_FILES, CallSite, user_stack
+from gradguard.core.safe_read import (
+    attributes,
+    elements,
+    function_code,
+    in_class,
+    in_training,
+    modules_in,
+    named_children,
+    namespace,
+    parameters_in,
+    variables_of,
+)
 from gradguard.instrumentation.fault_barrier import barred
 from gradguard.instrumentation.fingerprints import fingerprint
 from gradguard.instrumentation.tensor_refs import UncountedRef
@@ -28,12 +39,15 @@ if TYPE_CHECKING:
 ACTING = (_BatchNorm, _DropoutNd)
 ENOUGH = 3  # forwards of one module without grad and without a backward between
 _EVAL_STEPS = 5
+_MOST_LOOKS = 40  # at steps of any optimizer, for one switch
+_MOST_WATCHED = 16
+_FRAMES = 32
 
 
 class Switch:
     """One call of train() or eval() on a module, by the user."""
 
-    __slots__ = ("kept", "mode", "ref", "site", "step", "was")
+    __slots__ = ("entered", "kept", "looks", "mode", "names", "ref", "run", "site", "stack", "step", "stepped", "was")
 
     def __init__(self, module: nn.Module, mode: bool, was: bool, step: int, site: CallSite | None) -> None:
         self.ref = UncountedRef(module)
@@ -42,6 +56,27 @@ class Switch:
         self.step = step
         self.site = site
         self.kept: CallSite | None = None  # where the module was last given the mode that it had from here
+        self.stack: tuple[CallSite, ...] = ()  # of the call, innermost first, where steps are watched for
+        self.names: tuple[str | None, ...] = ()  # what the module is called in each of these frames
+        self.run: tuple[CallSite, ...] = ()  # the last forward without grad before a step
+        self.entered: int | None = None  # the `id` of the module that this forward was of: the switched one or a part
+        self.stepped = self.looks = 0  # steps of an optimizer that trains it; of any
+
+    def called_from(self, frame: FrameType | None, module: nn.Module) -> None:
+        """Keeps the places of the call, with the module's names there."""
+        places: list[CallSite] = []
+        names: list[str | None] = []
+        while frame is not None and len(places) < _FRAMES:
+            if USER_FILES[frame.f_code.co_filename]:
+                places.append(CallSite(frame.f_code, frame.f_lasti))
+                names.append(_name_in(frame, module))
+            frame = frame.f_back
+        self.stack, self.names = tuple(places), tuple(names)
+
+    def ran(self, module: nn.Module, frame: FrameType | None) -> None:
+        """A module runs without grad: the one that was switched, or a part of it?"""
+        if not self.stepped and (self.entered == id(module) or (self.entered is None and _holds(self.ref(), module))):
+            self.entered, self.run = id(module), user_stack(frame, _FRAMES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +85,7 @@ class LeftInEval(Finding):
 
     CODE = "GG609"
 
-    switch: Switch
+    switches: tuple[Switch, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,9 +129,7 @@ class Modes(Monitor):
 
     def __init__(self) -> None:
         self.switches: list[Switch] = []
-        self.watching: Switch | None = None  # a trained module was put into eval mode: do steps follow?
-        self.steps_in_eval = 0
-        self.evaluated = False
+        self.watching: list[Switch] = []  # trained modules that were put into eval mode: do steps follow?
         self._counts: dict[int, Forwards] = {}
         self.off = False
         self.norms: dict[int, tuple[Any, ...]] = {}  # frozen batch norms, for the rule
@@ -105,39 +138,45 @@ class Modes(Monitor):
         self.looks = 0  # at single module calls, in all
 
     @barred
-    def switched(self, module: nn.Module, mode: bool, was: bool, view: View, site: CallSite | None) -> None:
+    def switched(self, module: nn.Module, mode: bool, was: bool, view: View, frame: FrameType | None, site: CallSite | None) -> None:
         """train(mode) was called."""
         switch = Switch(module, mode, was, view.steps, site)
         self.switches = [*self.switches[-31:], switch]
-        if not mode and was and view.steps and any(isinstance(m, ACTING) for m in modules_in(module)):
-            self.watching, self.steps_in_eval, self.evaluated = switch, 0, False
-        elif self.watching is not None and self.watching.ref() is module:
-            if mode:
-                self.watching = None
-            else:
-                self.watching.kept = site
+        begins = not mode and was and view.steps and any(isinstance(m, ACTING) for m in modules_in(module))
+        if begins:
+            switch.called_from(frame, module)
+        elif not mode:
+            for known in self.watching:
+                if known.ref() is module:
+                    known.kept = site
+        if mode or begins:
+            others = [known for known in self.watching if known.ref() is not module]
+            self.watching = [*others[1 - _MOST_WATCHED :], switch] if begins else others
 
     def on_step(self, event: Step, view: View) -> Sequence[Finding]:
-        return self.look(event.book) if self.watching is not None else ()
+        return self.look(event.book) if self.watching else ()
 
     @barred
     def look(self, book: Book) -> list[Finding]:
-        """A step was taken while a trained module stands in eval mode."""
-        switch, found = self.watching, list[Finding]()
-        module = None if switch is None else switch.ref()
-        if switch is None or module is None or module.training:
-            self.watching = None
-            return found
-        self.steps_in_eval += 1
-        if self.steps_in_eval < _EVAL_STEPS:
-            return found
-        if self.steps_in_eval == _EVAL_STEPS and self.evaluated:
-            mine = {id(p) for p in book.parameters()}
-            if any(id(p) in mine for p in parameters_in(module)) and book.steps > _EVAL_STEPS:
-                found.append(LeftInEval(book, switch))
-        if self.steps_in_eval > 2 * _EVAL_STEPS:
-            self.watching = None
-        return found
+        """A step was taken while trained modules stand in eval mode."""
+        trained = {id(p) for p in book.parameters() if p.requires_grad}
+        left, due = list[Switch](), list[Switch]()
+        for switch in self.watching:
+            module = switch.ref()
+            if module is None or in_training(module):
+                continue
+            switch.looks += 1
+            if any(id(p) in trained for p in parameters_in(module)):
+                switch.stepped += 1
+                if switch.stepped == _EVAL_STEPS:
+                    due.append(switch)
+                if not switch.run or switch.stepped >= _EVAL_STEPS:
+                    continue  # in eval mode for the steps themselves, or told
+            if switch.looks < _MOST_LOOKS:
+                left.append(switch)
+        self.watching = left
+        outer = [switch for switch in due if not any(other is not switch and _holds(other.ref(), switch.ref()) for other in due)]
+        return [LeftInEval(book, tuple(outer))] if outer and book.steps > _EVAL_STEPS else []
 
     @barred
     def wants_forwards(self, view: View) -> bool:
@@ -156,7 +195,8 @@ class Modes(Monitor):
                 found += self._again(known, arguments, frame, view)
         elif module.training and isinstance(module, ACTING):
             found += self._first(module, frame, view)
-        self.evaluated = True
+        for switch in self.watching:
+            switch.ran(module, frame)
         return found
 
     def _evaluated(self, module: nn.Module, view: View) -> Iterator[Finding]:
@@ -241,7 +281,22 @@ class Forwards:
         self.bare = False  # its flag says eval mode, and nobody has called eval()
 
 
-def _holds(module: nn.Module | None, part: nn.Module) -> bool:
+def _name_in(frame: FrameType, module: nn.Module) -> str | None:
+    """What a module is called in a frame: a variable, or an attribute of one."""
+    for scope in (variables_of(frame), namespace(frame.f_globals)):
+        name = next((name for name, value in scope.items() if value is module), None)
+        if name is not None:
+            return name
+        for name, value in scope.items():
+            if not isinstance(value, (ModuleType, type)):
+                held = {**attributes(value), **dict(named_children(value))} if isinstance(value, nn.Module) else attributes(value)
+                attribute = next((attribute for attribute, each in held.items() if each is module), None)
+                if attribute is not None and attribute.isidentifier():
+                    return f"{name}.{attribute}"
+    return None
+
+
+def _holds(module: nn.Module | None, part: nn.Module | None) -> bool:
     return module is not None and any(each is part for each in modules_in(module))
 
 

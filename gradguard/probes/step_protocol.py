@@ -151,7 +151,7 @@ def _train(original: Original) -> Original:
             return result  # which changes nothing
         session = listener()
         if session is not None:
-            session.protocol("switched", frame, self, bool(mode), was)
+            session.protocol("switched", frame, self, bool(mode), was, frame)
         return result
 
     return guarded

@@ -41,8 +41,9 @@ main()
 
 @pytest.mark.parametrize("level", ["standard", pytest.param("watch", marks=pytest.mark.slow)])
 def test_parts_with_loaded_weights_set_by_a_computed_name(tmp_path: Path, level: str) -> None:
-    diagnosis = only(tmp_path, SWAPPED.format(before="pass", after="swap(net)"), "GG604", "setattr(parent, name, new)", level)
+    diagnosis = only(tmp_path, SWAPPED.format(before="pass", after="swap(net)"), "GG604", "swap(net)", level)
     assert "`net.first.weight`" in diagnosis.headline and "`opt`" in diagnosis.headline
+    assert any(span.text == "setattr(parent, name, new)" for span in diagnosis.related)
 
 
 def test_parts_set_before_the_optimizer_is_made(tmp_path: Path) -> None:

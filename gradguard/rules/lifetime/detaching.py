@@ -8,16 +8,17 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-import torch
-
 from gradguard.analysis.history.carried_graphs import Carrier
 from gradguard.analysis.places.source import ResolvedSite
-from gradguard.analysis.program.bindings import dotted
+from gradguard.analysis.program.bindings import dotted, targets_of
 from gradguard.analysis.program.blocks import class_around
 from gradguard.analysis.program.defuse import reads_of
 from gradguard.analysis.program.index import writes_in
 from gradguard.core.diagnosis import Fix
+from gradguard.core.safe_read import attributes, elements, pairs, peek, variables_of
+from gradguard.fixes.at_places import detached_value
 from gradguard.fixes.edits import after, edit_of, patched
+from gradguard.fixes.statements import siblings
 
 DETAIL = "truncated backpropagation through time: the value goes on, the history ends at the step"
 IN_METHOD = "truncated backpropagation through time: the value goes on, the history ends there"
@@ -33,7 +34,8 @@ def detach_fix(carrier: Carrier, name: str, call: ResolvedSite | None) -> Fix:
     if carrier.holding is not None and carrier.holding.owner is not None and not _in_sight(carrier, call):
         return _in_method(carrier, name)
     line = detached(carrier, (carrier.name or "").strip())
-    title = f"detach {name} between the steps: `{line}` after `backward()`" if line else f"detach {name} before the next step uses it"
+    where = "`backward()`" if not _kept_behind(carrier, call) else f"line {carrier.store.statement.end_lineno}" if carrier.store else ""
+    title = f"detach {name} between the steps: `{line}` after {where}" if line else f"detach {name} before the next step uses it"
     return Fix(title=title, safety="unsafe", detail=DETAIL, patch=_after_backward(carrier, call, line))
 
 
@@ -42,20 +44,48 @@ def detached(carrier: Carrier, name: str) -> str | None:
     if not name or carrier.tensor is None:
         return None
     through = carrier.holding.through if carrier.holding is not None else ()
-    value = carrier.value
     if carrier.how == "unknown" and not through:
         return None
-    if through == ("tuple",) or _is_all_tensors(value, tuple):
-        return f"{name} = tuple(part.detach() for part in {name})"
-    if through == ("list",) or _is_all_tensors(value, list):
-        return f"{name} = [part.detach() for part in {name}]"
-    if through:
+    value = carrier.value if carrier.value is not None else held(carrier)
+    if value is None:  # a global: what it is in is known by its type alone
+        value = {(): carrier.tensor, ("tuple",): (carrier.tensor,), ("list",): [carrier.tensor]}.get(through)
+    text = detached_value(name, value)
+    return None if text is None else f"{name} = {text}"
+
+
+def held(carrier: Carrier) -> Any:
+    """What the variable or attribute that carries the tensor holds: the tensor itself, or what it is in."""
+    holding = carrier.holding
+    if holding is None:
         return None
-    return f"{name} = {name}.detach()" if value is None or isinstance(value, torch.Tensor) else None
+    if holding.owner is not None:
+        value = attributes(holding.owner).get(holding.attribute)
+        return peek(holding.owner, holding.attribute, None) if value is None else value
+    return None if holding.frame is None else variables_of(holding.frame).get(holding.attribute)
 
 
-def _is_all_tensors(value: Any, kind: type[list[Any]] | type[tuple[Any, ...]]) -> bool:
-    return isinstance(value, kind) and type(value) is kind and bool(value) and all(isinstance(part, torch.Tensor) for part in value)
+def stored_item(carrier: Carrier) -> Any:
+    """The item of a container that a store has put there, with the carried tensor in it; None where it is not found."""
+    store, levels = carrier.store, [held(carrier)]
+    if store is None or carrier.holding is None:
+        return None
+    method = store.value.func if isinstance(store.value, ast.Call) else None
+    items: list[ast.expr] = [target for target in targets_of(store.statement) if isinstance(target, ast.Subscript)]
+    written = items[0] if items else method.value if isinstance(method, ast.Attribute) else None
+    depth = 0 if items else 1
+    while isinstance(written, ast.Subscript):
+        written, depth = written.value, depth + 1
+    name = None if written is None else dotted(written)
+    if name is None or name.rpartition(".")[2] != carrier.holding.attribute:
+        return None  # by another name, which may stand for a part of it
+    for _ in range(depth):
+        levels = [item for level in levels for item in ([each for _, each in pairs(level)] if isinstance(level, dict) else elements(level))]
+    return next((item for item in levels if _has(item, carrier.tensor)), None)
+
+
+def _has(value: Any, tensor: Any, depth: int = 3) -> bool:
+    items = [item for _, item in pairs(value)] if isinstance(value, dict) else elements(value) if isinstance(value, (list, tuple)) else []
+    return value is tensor or (depth > 0 and any(_has(item, tensor, depth - 1) for item in items))
 
 
 def _in_sight(carrier: Carrier, call: ResolvedSite | None) -> bool:
@@ -75,7 +105,16 @@ def _after_backward(carrier: Carrier, call: ResolvedSite | None, line: str | Non
         return None
     if store.source.qualname_around(call.statement) != store.function_name:
         return None
-    return patched(store.source, insert=[after(store.source, call.statement, line)])
+    behind = store.statement if _kept_behind(carrier, call) else call.statement
+    return patched(store.source, insert=[after(store.source, behind, line)])
+
+
+def _kept_behind(carrier: Carrier, call: ResolvedSite | None) -> bool:
+    """Whether the value is put where it is kept after the backward call, in the same block."""
+    store, statement = carrier.store, None if call is None else call.statement
+    if store is None or call is None or statement is None or store.source is not call.source:
+        return False
+    return store.statement in siblings(store.source, statement) and store.statement.lineno > statement.lineno
 
 
 def _in_method(carrier: Carrier, name: str) -> Fix:

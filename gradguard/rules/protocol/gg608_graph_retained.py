@@ -109,7 +109,9 @@ def recognise(incident: Incident) -> Diagnosis | None:
         ),
         fixes=[
             Fix(
-                title=f"Keep {_value(culprit_place)} detached (`.detach()`, or `.item()` for a number)"
+                title=f"Keep {_value(culprit_place)} detached: `.detach()` of each tensor in it"
+                if culprit_place is not None and any(_inner(each, place) for each, place in zip(main, places, strict=True))
+                else f"Keep {_value(culprit_place)} detached (`.detach()`, or `.item()` for a number)"
                 if culprit_place is not None
                 else "Detach what is kept (`.detach()`, or `.item()` for a number)",
                 safety="safe",
@@ -124,8 +126,16 @@ def recognise(incident: Incident) -> Diagnosis | None:
 def _patch(main: list[Keeper], places: list[ResolvedSite | None]) -> str | None:
     """Detaches what each of them keeps, where it is a tensor by itself or an item of a plain container."""
     found = [place for place in places if place is not None]
-    direct = all(len(each.holding.through) <= 1 and set(each.holding.through) <= _PLAIN for each in main)
+    direct = all(not _inner(each, place) and set(each.holding.through) <= _PLAIN for each, place in zip(main, places, strict=True))
     return kept_detached(found) if direct and len(found) == len(places) else None
+
+
+def _inner(keeper: Keeper, place: ResolvedSite | None) -> tuple[str, ...]:
+    """The kinds of containers in what a statement keeps, with the tensor in the innermost."""
+    whole = (
+        place is not None and isinstance(place.statement, (ast.Assign, ast.AnnAssign)) and not any("[" in each for each in place.targets)
+    )
+    return keeper.holding.through if whole else keeper.holding.through[1:]
 
 
 def _keepers(incident: Incident, step: int) -> list[Keeper]:

@@ -65,17 +65,24 @@ def told(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]],
         title = f"Make `{name}` after the model has its final parameters" + (" (inside the loop that makes the model)" if whole else "")
         if after is not None and after.patch is not None:
             title += f": after line {after.statement.end_lineno}"
+            if after.call is not None:
+                title += f", `{wording.short(after.call.statement_span().text)}`"
         fix = Fix(title=title, safety="unsafe", patch=None if after is None else after.patch)
         if after is not None and after.call is not None:
             called = after.call.span(f"called after `{name}` was made", "context")
-    back = _copy_put_back(culprit) if assigned is None else None
+            if culprit is not None and _is_a_helpers(culprit):
+                called, culprit = (
+                    culprit.model_copy(update={"role": "context"}),
+                    after.call.span(f"replaces parameters after `{name}` was made: it keeps the old ones", "culprit"),
+                )
+    back = _copy_put_back(replaced) if assigned is None else None
     if back is not None:
         fix = Fix(
             title=f"Keep the module itself and put it back: `{back[1]} = {back[2]}`, without a copy",
             safety="unsafe",
             detail=f"Or change weights only: `load_state_dict` into the module that `{name}` trains.",
         )
-    elif culprit is not None and assigned is None and "deepcopy(" in (culprit.text or ""):
+    elif replaced is not None and assigned is None and "deepcopy(" in (replaced.text or ""):
         fix = Fix(
             title=f"Load the values into the model that `{name}` trains (`{model}.load_state_dict(...)`), or make a new optimizer here",
             safety="unsafe",
@@ -106,6 +113,12 @@ def told(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]],
         ),
         fixes=[fix],
     )
+
+
+def _is_a_helpers(replacing: SourceSpan) -> bool:
+    """Whether the line stands in a function outside of classes, which replaces layers whenever it is called: the call is what is late."""
+    place = at_line(replacing.file, replacing.line)
+    return place is not None and place.enclosing_function is not None and place.enclosing_class is None
 
 
 def _another(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]], still: nn.Module) -> Diagnosis:

@@ -128,3 +128,11 @@ def test_cache_that_forward_fills(tmp_path: Path) -> None:
     assert found.code == "GG712" and "`self.known` of `Stage`" in found.headline
     assert found.culprit is not None and found.culprit.text.startswith("self.known = ")
     assert not run_source(tmp_path, HEAD + REMEMBERS.format(given="torch.ones(1)", first="stage.scale()"))
+
+
+def test_leaving_the_check_out_is_no_way_round(tmp_path: Path) -> None:
+    source = program("random.random() < 0.5")
+    unchecked = source.replace("use_reentrant=False", 'use_reentrant=False, determinism_check="none"')
+    for each in (source, unchecked):  # the numbers of saved tensors are compared in any case
+        ((found, _),) = run_source(tmp_path, each)
+        assert found.code == "GG712" and "raises all the same" in found.avoid[0]

@@ -115,3 +115,58 @@ for _ in range(2):
     opt.load_state_dict(saved[1])
 """
     assert said(_HEAD + source) == []
+
+
+REFUSED = {
+    "group_added_later": (
+        """
+def build():
+    net = nn.ModuleDict({"body": nn.Linear(3, 5), "head": nn.Linear(5, 2)})
+    return net, torch.optim.SGD(net["head"].parameters(), lr=0.1, momentum=0.9)
+def widen(net, opt):
+    opt.add_param_group({"params": net["body"].parameters()})
+net, opt = build()
+widen(net, opt)
+saved = opt.state_dict()
+net, opt = build()
+opt.load_state_dict(saved)  # <<
+""",
+        ("1 group of 2 parameters", "2 groups, of 2 and 2 parameters"),
+    ),
+    "another_list": (
+        """
+net = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+saved = torch.optim.Adam(net.parameters()).state_dict()
+opt = torch.optim.Adam(net[1].parameters())  # <<
+opt.load_state_dict(saved)
+""",
+        ("1 group of 2 parameters", "1 group of 4 parameters"),
+    ),
+    "groups_for_decay": (
+        """
+class Trainer:
+    def __init__(self, net, decay, saved=None):
+        kinds = [[p for p in net.parameters() if p.dim() > 1], [p for p in net.parameters() if p.dim() < 2]]
+        groups = [{"params": kind} for kind in kinds] if decay else net.parameters()
+        self.optim = torch.optim.AdamW(groups)  # <<
+        if saved is not None:
+            self.resume(saved)
+    def resume(self, saved):
+        self.optim.load_state_dict(saved)
+net = nn.Linear(3, 4)
+Trainer(net, False, Trainer(net, True).optim.state_dict())
+""",
+        ("1 group of 2 parameters", "2 groups, of 1 and 1 parameters"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_groups_that_load_state_dict_refuses(name: str, said: Callable[..., list]) -> None:
+    source, sizes = _HEAD + REFUSED[name][0], REFUSED[name][1]
+    marked = next(number for number, line in enumerate(source.splitlines(), 1) if line.endswith("# <<"))
+    with pytest.raises(GradGuardError) as caught:
+        said(source, "standard")
+    diagnosis = caught.value.diagnosis
+    assert diagnosis.code == "GG617" and diagnosis.culprit is not None and diagnosis.culprit.line == marked
+    assert all(size in diagnosis.headline for size in sizes)

@@ -17,6 +17,7 @@ from gradguard.core.safe_read import function_code, in_class, peek
 from gradguard.monitors.checkpoints import Run, plain_state
 from gradguard.rules import wording
 from gradguard.rules.frameworks.gg712_checkpoint_mismatch.drawn_anew import modules_of
+from gradguard.rules.frameworks.gg712_checkpoint_mismatch.unchecked import UNCHECKED
 
 
 class Changed(NamedTuple):
@@ -168,6 +169,6 @@ def told(changed: Changed, again: ResolvedSite | None, code: str, name: str) -> 
                 safety="manual",
             )
         ],
-        avoid=['`determinism_check="none"`: it hides the message and leaves the wrong gradients'],
+        avoid=[UNCHECKED],
         confidence="likely",
     )

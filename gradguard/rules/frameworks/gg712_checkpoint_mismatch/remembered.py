@@ -19,6 +19,7 @@ from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.core.safe_read import attributes
 from gradguard.rules import wording
 from gradguard.rules.frameworks.gg712_checkpoint_mismatch.drawn_anew import modules_of
+from gradguard.rules.frameworks.gg712_checkpoint_mismatch.unchecked import UNCHECKED
 from gradguard.rules.spans import class_node
 
 
@@ -60,7 +61,7 @@ def told(filled: Filled, again: ResolvedSite | None, code: str, name: str) -> Di
                 detail="Or fill it outside of the checkpointed function, and pass what it gives as an argument.",
             )
         ],
-        avoid=['`determinism_check="none"`: it hides the message and leaves the wrong gradients'],
+        avoid=[UNCHECKED],
         confidence="likely",
     )
 

@@ -17,6 +17,7 @@ from gradguard.core.diagnosis import Diagnosis, Fix, TensorFacts
 from gradguard.core.safe_read import function_code, in_class, store_of
 from gradguard.rules import wording
 from gradguard.rules.frameworks.gg712_checkpoint_mismatch.drawn_anew import modules_of
+from gradguard.rules.frameworks.gg712_checkpoint_mismatch.unchecked import UNCHECKED
 from gradguard.rules.spans import class_node
 from gradguard.torch_compat.private_api import storage_key
 
@@ -78,7 +79,7 @@ def told(written: Rewritten, again: ResolvedSite | None, code: str, name: str) -
                 detail="Or read it before the checkpoint, and pass a copy (`.clone()`) as an argument.",
             )
         ],
-        avoid=['`determinism_check="none"`: it hides the message and leaves the wrong gradients'],
+        avoid=[UNCHECKED],
         confidence="likely",
     )
 

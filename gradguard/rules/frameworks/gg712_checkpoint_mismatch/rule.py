@@ -42,6 +42,7 @@ from gradguard.fixes.edits import edit_of, patched
 from gradguard.monitors.checkpoints import AnotherMask
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks.gg712_checkpoint_mismatch import changed_state, drawn_anew, remembered, rewritten_buffer
+from gradguard.rules.frameworks.gg712_checkpoint_mismatch.unchecked import UNCHECKED
 
 CODE, NAME = "GG712", "checkpoint-mismatch"
 _SAYS = (
@@ -171,7 +172,7 @@ def _raised(incident: Incident) -> Diagnosis:
         explanation="The recomputation must see the same values, modes and random state as forward. "
         f"It took another branch or made tensors of other shapes. {seen}",
         fixes=fixes,
-        avoid=['`determinism_check="none"`: it hides the message and leaves the wrong gradients'],
+        avoid=[UNCHECKED],
         confidence="likely",
     )  # fmt: skip
 

@@ -22,6 +22,7 @@ from gradguard.analysis.program.index import program_of
 from gradguard.analysis.program.syntax import FUNCTIONS, Function, Source
 from gradguard.core.callsite import CallSite
 from gradguard.core.safe_read import elements
+from gradguard.fixes.at_places import detached_value
 from gradguard.instrumentation.facts import BackwardFact
 from gradguard.rules.lifetime.second_backward import Study, possibly_freed_by
 
@@ -228,10 +229,7 @@ def _made_by(value: Any, nodes: set[Any]) -> bool:
 def detached_text(study: Study, name: str) -> str:
     """What is to be written for the shared tensor in place of its name; of a list or tuple, for all of its items."""
     values = [view.locals[name] for view in study.finder.frames if name in view.locals]
-    kind = next((type(value) for value in values if isinstance(value, (list, tuple))), None)
-    if kind is list:
-        return f"[part.detach() for part in {name}]"
-    return f"tuple(part.detach() for part in {name})" if kind is tuple else f"{name}.detach()"
+    return next((text for value in values if (text := detached_value(name, value)) is not None), f"{name}.detach()")
 
 
 def _own_function(source: Source, node: ast.AST) -> ast.AST | None:

@@ -35,6 +35,7 @@ it over is made anew in each step (a variable that the loop carries, an attribut
 from __future__ import annotations
 
 import ast
+from typing import Any
 
 from gradguard.analysis.history.carried_graphs import Carrier, called_in
 from gradguard.analysis.incident import Incident
@@ -43,9 +44,12 @@ from gradguard.analysis.places.source import resolve
 from gradguard.analysis.program.bindings import dotted, targets_of
 from gradguard.analysis.program.expressions import inside
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.core.safe_read import UNKNOWN, elements, follow
+from gradguard.fixes.at_places import detached_value
 from gradguard.fixes.edits import edit_of, patched
 from gradguard.rules.base import Rule
 from gradguard.rules.lifetime import kept_by_retain_graph, wording
+from gradguard.rules.lifetime.detaching import stored_item
 from gradguard.rules.lifetime.gg203_graph_freed_carried_state import overwritten
 from gradguard.rules.lifetime.gg203_graph_freed_carried_state.collecting import emptying
 from gradguard.rules.lifetime.resetting import learning_kept, state_fixes
@@ -136,8 +140,9 @@ def _fixes(facts: Study, carrier: Carrier, name: str) -> list[Fix]:
         emptied = emptying(facts, carrier, name)
         if emptied is not None:
             return [emptied]
-        stored = _stored_names(carrier)
-        what = f"`{stored[0]}.detach()`" if stored else "the detached tensor"
+        stored = _stored(facts, carrier)
+        texts = [text for _, _, text in stored]
+        what = " and ".join(f"`{text}`" for text in texts) if texts else "the detached tensor"
         return [
             Fix(
                 title=f"store {what} in {name}: it keeps the value and not the history",
@@ -174,30 +179,63 @@ def _continued(carrier: Carrier) -> Fix | None:
     reads = [node for node in inside(store.value, ast.Subscript) if ast.unparse(node) in items]
     if len(reads) != 1 or isinstance(store.source.parents.get(reads[0]), ast.Attribute):
         return None
-    text = store.source.flat(reads[0])
+    item = stored_item(carrier)
+    text = detached_value(store.source.flat(reads[0]), carrier.tensor if item is None else item)
+    if text is None:
+        return None
     return Fix(
-        title=f"detach the item of the step before where it is read: `{text}.detach()`",
+        title=f"detach the item of the step before where it is read: `{text}`",
         safety="unsafe",
         detail="the value goes on, its history ends there, and this step's own part keeps its gradient",
-        patch=patched(store.source, edit_of(reads[0], f"{text}.detach()")),
+        patch=patched(store.source, edit_of(reads[0], text)),
     )
 
 
-def _stored_names(carrier: Carrier) -> list[str]:
+def _stored(facts: Study, carrier: Carrier) -> list[tuple[ast.expr, str, str]]:
+    """The names that are stored, with what is to be written in their place, by the values that they have."""
     value = carrier.store.value if carrier.store is not None else None
     arguments = value.args if isinstance(value, ast.Call) else [value] if value is not None else []
-    flat = [part for argument in arguments for part in (argument.elts if isinstance(argument, (ast.Tuple, ast.List)) else [argument])]
-    return [written for part in flat if (written := dotted(part)) is not None]
+    flat = [
+        (part, place)
+        for argument in arguments
+        for place, part in (enumerate(argument.elts) if isinstance(argument, (ast.Tuple, ast.List)) else [(None, argument)])
+    ]
+    item, found = stored_item(carrier), list[tuple[ast.expr, str, str]]()
+    for part, place in flat:
+        written = dotted(part)
+        if written is None:
+            continue
+        parts = elements(item) if place is not None else []
+        kept = item if place is None else parts[place] if place < len(parts) else None
+        live = _live(facts, carrier, written)
+        text = detached_value(written, live if live is not None else kept if kept is not None else carrier.tensor)
+        if text is not None:
+            found.append((part, written, text))
+        if place is None:
+            break
+    return found
 
 
-def _patch_container(carrier: Carrier, stored: list[str]) -> str | None:
-    """`.detach()` on the one name that is stored."""
+def _live(facts: Study, carrier: Carrier, written: str) -> Any:
+    """What a name stands for in the running function that stores it."""
+    store, (first, _, rest) = carrier.store, written.partition(".")
+    for view in facts.finder.frames:
+        code = view.site.code
+        if store is not None and code.co_name == store.function_name.rpartition(".")[2] and code.co_filename == store.source.filename:
+            value = view.locals.get(first)
+            value = follow(value, rest) if rest else value
+            return None if value is UNKNOWN else value
+    return None
+
+
+def _patch_container(carrier: Carrier, stored: list[tuple[ast.expr, str, str]]) -> str | None:
+    """What is stored, detached; a name that is read in other parts of the statement too is left to the reader."""
     if carrier.store is None or not stored:
         return None
-    value = carrier.store.value
-    nodes = [node for node in inside(value, ast.Name, ast.Attribute) if dotted(node) == stored[0]]
-    nodes = [node for node in nodes if isinstance(node.ctx, ast.Load)]
-    return patched(carrier.store.source, edit_of(nodes[0], f"{stored[0]}.detach()")) if len(nodes) == 1 else None
+    inside_value = [dotted(node) for node in inside(carrier.store.value, ast.Name, ast.Attribute) if isinstance(node.ctx, ast.Load)]
+    if any(inside_value.count(written) != 1 for _, written, _ in stored):
+        return None
+    return patched(carrier.store.source, [edit for part, _, text in stored for edit in edit_of(part, text)])
 
 
 RULE = Rule(

@@ -27,15 +27,16 @@ Unsafe: results change, to what is meant.
 ## When it speaks, what silences it
 At the third forward of a trained module without grad, in train mode and with different inputs, with no backward between;
 calls whose result is thrown away (re-estimating batch norm) and the same input again and again (Monte Carlo dropout) are
-silent, and so are modules in no optimizer (targets, teachers). At the fifth optimizer step in a row with the trained module
-in eval mode since a call of `eval()` that was followed by forwards without grad. At the 24th step of an optimizer, about
-batch norms in train mode whose own parameters are frozen and have not changed since its 12th. At the first forward without grad in
-eval mode of a trained module whose forward, or a function that it calls in any case, calls a dropout function without saying what
-`training` is, where that call has run; `training=True` says so.
-There too when a dropout or batch norm in train mode, which is no part of the module, was made in the call or is kept in a plain list
-or dict. And at the third such forward on different inputs of a module whose own flag is False while its parts are in train mode,
-if `eval()` was not called and one statement sets a `training` to False. And at the 12th step of an optimizer, about a weight under
-`torch.nn.utils.spectral_norm` in eval mode whose `u` and `v` are no singular vectors of it, which one forward in train mode mends.
+silent, and so are modules in no optimizer (targets, teachers). At the fifth step in a row of an optimizer whose trained
+modules are in eval mode since calls of `eval()` that were followed by forwards of them without grad. At the 24th step of an
+optimizer, about batch norms in train mode whose own parameters are frozen and have not changed since its 12th. At the first
+forward without grad in eval mode of a trained module whose forward, or a function that it calls in any case, calls a dropout
+function without saying what `training` is, where that call has run; `training=True` says so. There too when a dropout or
+batch norm in train mode, which is no part of the module, was made in the call or is kept in a plain list or dict. And at the
+third such forward on different inputs of a module whose own flag is False while its parts are in train mode, if `eval()` was
+not called and one statement sets a `training` to False. And at the 12th step of an optimizer, about a weight under
+`torch.nn.utils.spectral_norm` in eval mode whose `u` and `v` are no singular vectors of it, which one forward in train mode
+mends.
 """
 
 from __future__ import annotations
@@ -55,14 +56,15 @@ from gradguard.fixes.at_places import put_after, put_around
 from gradguard.monitors.optimizer_books import Book
 from gradguard.monitors.surveys import FrozenModesDue
 from gradguard.monitors.tensor_state import few_values, version_of
-from gradguard.monitors.train_modes import ACTING, EvalOfOwnForward, ForwardsWithoutGrad, LeftInEval, OutOfReach
+from gradguard.monitors.train_modes import EvalOfOwnForward, ForwardsWithoutGrad, LeftInEval, OutOfReach
 from gradguard.rules import wording
 from gradguard.rules.base import Rule
 from gradguard.rules.protocol.gg609_train_eval_mode import unconverged_norm
 from gradguard.rules.protocol.gg609_train_eval_mode.bare_flag import bare_flag
 from gradguard.rules.protocol.gg609_train_eval_mode.functional_dropout import functional_dropout
+from gradguard.rules.protocol.gg609_train_eval_mode.left_in_eval import left_in_eval
 from gradguard.rules.protocol.gg609_train_eval_mode.out_of_reach import out_of_reach
-from gradguard.rules.spans import not_called
+from gradguard.rules.protocol.gg609_train_eval_mode.telling import act, acting, uncalled
 
 CODE, NAME = "GG609", "train-eval-mode"
 
@@ -76,17 +78,12 @@ def recognise(incident: Incident) -> Diagnosis | None:
         module = finding.module()
         return None if module is None else functional_dropout(incident, module, CODE, NAME)
     if isinstance(finding, LeftInEval):
-        return _left(incident, finding.switch)
+        return left_in_eval(incident, finding, CODE, NAME)
     if isinstance(finding, ForwardsWithoutGrad) and (root := finding.root()) is not None:
-        return bare_flag(incident, root, finding.site, _what(root), CODE, NAME) if finding.bare else _validating(incident, finding, root)
+        return bare_flag(incident, root, finding.site, acting(root), CODE, NAME) if finding.bare else _validating(incident, finding, root)
     if isinstance(finding, OutOfReach):
         return out_of_reach(incident, finding, CODE, NAME)
     return None
-
-
-def _what(module: nn.Module) -> str:
-    kinds = {"batch normalisation" if isinstance(m, _BatchNorm) else "dropout" for m in modules_in(module) if isinstance(m, ACTING)}
-    return " and ".join(sorted(kinds))
 
 
 def _validating(incident: Incident, finding: ForwardsWithoutGrad, root: nn.Module) -> Diagnosis | None:
@@ -94,7 +91,7 @@ def _validating(incident: Incident, finding: ForwardsWithoutGrad, root: nn.Modul
     if place is None or (isinstance(place.statement, ast.Expr) and place.statement.value is place.node):
         return None
     name = incident.names.of(root) or (place.callee if place.callee else None) or type(root).__name__
-    what = _what(root)
+    what = acting(root)
     effects = []
     if "dropout" in what:
         effects.append("dropout is on")
@@ -103,10 +100,10 @@ def _validating(incident: Incident, finding: ForwardsWithoutGrad, root: nn.Modul
     outer = [view for view in incident.user_frames if view.site != finding.site]
     caller = wording.span(outer[0].site, "called from here", "context") if outer else None
     culprit: SourceSpan | None
-    culprit = place.span(f"`{name}.training` is True: {what} act{'s' if ' and ' not in what else ''} as in training", "culprit")
+    culprit = place.span(f"`{name}.training` is True: {what} {act(what)} as in training", "culprit")
     around = put_around(place, f"{name}.eval()", f"{name}.train()")
     fix = Fix(title=f"Call `{name}.eval()` before and `{name}.train()` after", safety="unsafe", patch=around)
-    culprit, fix, told = _named(incident, name, "eval", culprit, fix)
+    culprit, fix, told = uncalled(incident, name, "eval", culprit, fix)
     return Diagnosis(
         code=CODE,
         name=NAME,
@@ -121,55 +118,6 @@ def _validating(incident: Incident, finding: ForwardsWithoutGrad, root: nn.Modul
         ),
         fixes=[fix],
         avoid=["`torch.no_grad()` alone: it does not change what dropout and batch norm do"],
-    )
-
-
-def _named(
-    incident: Incident, name: str, method: str, culprit: SourceSpan | None, fix: Fix
-) -> tuple[SourceSpan | None, Fix, SourceSpan | None]:
-    """The statement that only names the method that would switch the mode, as the culprit; what was one comes along."""
-    bare = not_called(incident.sources, method, name)
-    if bare is None:
-        return culprit, fix, None
-    written = Fix(title=f"Write the parentheses: `{wording.short(bare[0].text, 40)}()`", safety="unsafe", patch=bare[1])
-    return bare[0], written, None if culprit is None else culprit.model_copy(update={"role": "context"})
-
-
-def _left(incident: Incident, switch: Any) -> Diagnosis | None:
-    module = switch.ref()
-    if module is None or module.training:
-        return None
-    place = resolve(switch.site)
-    name = incident.names.of(module) or (place.receiver if place is not None else None) or type(module).__name__
-    what = _what(module)
-    culprit = None if place is None else place.span(f"puts `{name}` into eval mode; steps follow before any `{name}.train()`", "culprit")
-    fix = Fix(title=f"Call `{name}.train()` right after what was to run in eval mode", safety="unsafe")
-    kept = None if switch.kept is None else resolve(switch.kept)
-    back = None
-    if kept is not None and kept.call is not None and kept.call.args and (kept.callee or "").endswith(".train"):
-        back = kept.span(f"is given False: `{name}` stays in eval mode", "context")
-        given = wording.short(kept.text, 40)
-        if culprit is not None:
-            culprit = culprit.model_copy(update={"label": f"puts `{name}` into eval mode; `{given}` does not take it back"})
-        fix = Fix(title=f"Remember the mode before `{name}.eval()`: what `{given}` is given must be the mode from before", safety="unsafe")
-    culprit, fix, told = _named(incident, name, "train", culprit, fix)
-    return Diagnosis(
-        code=CODE,
-        name=NAME,
-        severity="warning",
-        headline=f"`{name}` is trained in eval mode since `{name}.eval()`: {what} no longer act{'s' if ' and ' not in what else ''} as "
-        "in training",
-        culprit=culprit,
-        related=wording.spans(
-            told,
-            back,
-            None
-            if incident.finding.book is None
-            else wording.span(incident.finding.book.step_site, "these steps train it in eval mode", "context"),
-        ),
-        explanation=f"`{name}` was trained in train mode before, was put into eval mode for forwards without grad, and the optimizer has "
-        "stepped several times since.",
-        fixes=[fix],
     )
 
 
