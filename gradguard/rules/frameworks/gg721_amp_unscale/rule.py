@@ -34,6 +34,7 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import resolve
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.monitors.grad_scaler import ClippedScaled
+from gradguard.rules import wording
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import missing_update
 from gradguard.rules.frameworks.gg721_amp_unscale import skipped_update
@@ -95,8 +96,8 @@ def _clipped(incident: Incident) -> Diagnosis | None:
     if place is None:
         return None
     theirs, scaler = (scaled.callee or "").rpartition(".")[0] if scaled is not None else "", finding.scaler
-    here = _named_here(incident, None if scaler is None else scaler())
-    optimizer = None if finding.book is None else _named_here(incident, finding.book.ref())
+    here = wording.name_here(incident, None if scaler is None else scaler())
+    optimizer = None if finding.book is None else wording.name_here(incident, finding.book.ref())
     shown = f"`{here or theirs}`" if here or theirs else "the scaler"
     unscale = f"`{here}.unscale_({optimizer or 'optimizer'})`" if here else f"`unscale_` of {shown}, with the optimizer,"
     call = (place.callee or "clip_grad_norm_").rpartition(".")[2]
@@ -112,22 +113,6 @@ def _clipped(incident: Incident) -> Diagnosis | None:
         "so that nearly every step is clipped to almost nothing.",
         fixes=[Fix(title=f"Call {unscale} before `{call}`", safety="unsafe")],
     )
-
-
-def _named_here(incident: Incident, wanted: object) -> str | None:
-    """What an object is called where the incident is: a name of an outer frame's would not be known there."""
-    view = incident.user_frames[0] if incident.user_frames and wanted is not None else None
-    if view is None:
-        return None
-    for names in (view.locals, view.globals):
-        found = next((name for name, value in names.items() if value is wanted and name.isidentifier()), None)
-        if found is not None:
-            return found
-    try:
-        attributes = object.__getattribute__(view.locals.get("self"), "__dict__")  # no `__getattr__` of the user's
-    except AttributeError:
-        return None
-    return next((f"self.{name}" for name, value in attributes.items() if value is wanted), None)
 
 
 RULE = Rule(
