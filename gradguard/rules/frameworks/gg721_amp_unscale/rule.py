@@ -31,13 +31,13 @@ that holds the parameters, the second time it happens at one line. A scale of 1 
 from __future__ import annotations
 
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.places.source import resolve
+from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.monitors.grad_scaler import ClippedScaled
 from gradguard.rules import wording
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import missing_update
-from gradguard.rules.frameworks.gg721_amp_unscale import skipped_update
+from gradguard.rules.frameworks.gg721_amp_unscale import moved, skipped_update
 
 CODE, NAME = "GG721", "amp-unscale"
 _TWICE = "unscale_() has already been called on this optimizer since the last update()"
@@ -77,17 +77,21 @@ def _refused(incident: Incident) -> Diagnosis | None:
             "The scaler divides all gradients of an optimizer by its scale once between two `update()` calls, either here or in `step()`."
         )
         + guarded,
-        fixes=[
-            Fix(
-                title=(
-                    f"Call `{receiver}.unscale_(optimizer)` once an update: after the last "
-                    f"micro-batch's backward, right before clipping and `{receiver}.step(optimizer)`"
-                ),
-                safety="unsafe",
-            )
-        ],
+        fixes=[_once(place, receiver, late)],
         avoid=[] if late else [f"calling `{receiver}.update()` in between: the micro-batches of one update would be scaled differently"],
     )
+
+
+def _once(place: ResolvedSite, receiver: str, late: bool) -> Fix:
+    given = place.arguments[0] if place.call is not None and len(place.arguments) == 1 and not place.keywords else "optimizer"
+    unscale, step = f"`{receiver}.unscale_({given})`", f"`{receiver}.step({given})`"
+    move = None if late else moved.to_the_step(place, receiver)
+    if move is None:
+        title = f"Call {unscale} once an update: after the last micro-batch's backward, right before clipping and {step}"
+        return Fix(title=title, safety="unsafe")
+    what = f"{unscale} and the clipping after it" if move.clipping else unscale
+    into = "" if move.test is None or place.source is None else f" into `if {wording.short(place.source.flat(move.test), 40)}:`,"
+    return Fix(title=f"Move {what}{into} right before {step}: once an update", safety="unsafe", patch=move.patch)
 
 
 def _clipped(incident: Incident) -> Diagnosis | None:
@@ -111,7 +115,7 @@ def _clipped(incident: Incident) -> Diagnosis | None:
         related=[scaled.span("scales the loss, and with it every gradient", "backward")] if scaled is not None else [],
         explanation=f"At this call the gradients are {scale:g} times too large. Compared with them the limit is {scale:g} times too small, "
         "so that nearly every step is clipped to almost nothing.",
-        fixes=[Fix(title=f"Call {unscale} before `{call}`", safety="unsafe")],
+        fixes=[Fix(title=f"Call {unscale} before `{call}`", safety="unsafe", patch=moved.before_clipping(place, scaled, here, optimizer))],
     )
 
 
