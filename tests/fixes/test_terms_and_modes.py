@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from gradguard.core.diagnosis import Diagnosis
 from tests.running import HEAD, applied, run_source
@@ -109,6 +111,7 @@ def test_no_patch_where_its_own_gradients_are_accumulated(tmp_path: Path) -> Non
 
 
 MODE = """
+torch.set_grad_enabled(True)  # the thread is that of the program before, which has left it off
 net = nn.Linear(4, 1)
 opt = torch.optim.SGD(net.parameters(), lr=0.1)
 def validate(x):
@@ -125,6 +128,13 @@ for epoch in range(2):
 """
 
 
+@pytest.fixture
+def grad_mode() -> Iterator[None]:
+    yield
+    torch.set_grad_enabled(True)
+
+
+@pytest.mark.usefixtures("grad_mode")
 @pytest.mark.parametrize(
     "body",
     [
@@ -146,6 +156,7 @@ def test_grad_mode_that_was_left_off(body: str, level: str, tmp_path: Path) -> N
     assert "    with torch.no_grad():\n        " in changed and run_source(tmp_path, changed, level) == []
 
 
+@pytest.mark.usefixtures("grad_mode")
 @pytest.mark.parametrize(
     "body",
     [
