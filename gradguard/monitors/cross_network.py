@@ -35,6 +35,7 @@ class LeftByAnother(Finding):
 
     other: weakref.ref[Any]
     part: Part
+    own: list[Part]  # contributions of its own to the same step
 
 
 class Crossing(Monitor):
@@ -65,7 +66,8 @@ class Crossing(Monitor):
         self._count += 1
         if self._count >= _TIMES and self._through:
             self._through = False  # said
-            return (LeftByAnother(book, UncountedRef(other), old),)
+            own = [part for part in slot.parts if not part.used]
+            return (LeftByAnother(book, UncountedRef(other), old, own),)
         return ()
 
     def on_backward(self, event: Backward, view: View) -> Sequence[Finding]:

@@ -291,6 +291,7 @@ class Ledger(View):
 
     def census(self, module: Any, frame: Any) -> None:
         """A module is called, in the steps in which that is looked at: where, and with grad mode on or off."""
+        self.report(self.modes.called(module, frame, self))
         known = self.called.get(id(module))
         grad_on = torch.is_grad_enabled()
         caller = user_frame(frame)

@@ -30,6 +30,7 @@ from gradguard.instrumentation.fault_barrier import barred
 from gradguard.instrumentation.fingerprints import fingerprint
 from gradguard.instrumentation.tensor_refs import UncountedRef
 from gradguard.monitors.findings import Finding
+from gradguard.monitors.initial_statistics import Statistics
 from gradguard.monitors.monitor import Monitor, Step
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ class Modes(Monitor):
         self._counts: dict[int, Forwards] = {}
         self.off = False
         self.norms: dict[int, tuple[Any, ...]] = {}  # frozen batch norms, for the rule
+        self.statistics = Statistics()
         self._kinds: set[type] = set()  # that ran in eval mode
         self._strays: set[CallSite] = set()  # places that were looked at
         self.looks = 0  # at single module calls, in all
@@ -187,8 +189,10 @@ class Modes(Monitor):
     def forward_without_grad(self, module: nn.Module, arguments: Any, frame: FrameType | None, view: View) -> list[Finding]:
         """A module runs with grad mode off; called for every module while forwards are watched."""
         found: list[Finding] = []
-        if not module.training and type(module) not in self._kinds:
-            found += self._evaluated(module, view)
+        if not module.training:
+            if type(module) not in self._kinds:
+                found += self._evaluated(module, view)
+            found += self.statistics.runs(module, frame, view)
         known = self._counts.get(id(module))
         if known is not None and known.ref() is module:
             if module.training or known.bare:
@@ -198,6 +202,11 @@ class Modes(Monitor):
         for switch in self.watching:
             switch.ran(module, frame)
         return found
+
+    @barred
+    def called(self, module: nn.Module, frame: FrameType | None, view: View) -> list[Finding]:
+        """A module runs, while calls of modules are counted."""
+        return list(self.statistics.runs(module, frame, view)) if not in_training(module) else []
 
     def _evaluated(self, module: nn.Module, view: View) -> Iterator[Finding]:
         """A kind of module runs in eval mode for the first time: what its forward calls may not know of the mode."""

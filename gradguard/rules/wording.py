@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import nn
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.names import Names
@@ -16,7 +17,7 @@ from gradguard.analysis.program.index import programs_of
 from gradguard.core.callsite import CallSite
 from gradguard.core.diagnosis import Role, SourceSpan, TensorFacts
 from gradguard.core.foreign_exceptions import internal_error
-from gradguard.core.safe_read import parameters_in
+from gradguard.core.safe_read import attributes, parameters_in, store_of
 from gradguard.fixes.diff import unified
 from gradguard.monitors.optimizer_books import Book
 
@@ -42,6 +43,20 @@ def spans(*found: SourceSpan | None) -> list[SourceSpan]:
         if each is not None and all((each.file, each.line, each.column) != (other.file, other.line, other.column) for other in kept):
             kept.append(each)
     return kept
+
+
+def name_here(incident: Incident, wanted: object, site: CallSite | None = None) -> str | None:
+    """What an object is called where the incident is, or at the place in one of its frames: another frame's name is not known there."""
+    views = [view for view in incident.user_frames if site is None or view.site == site]
+    if not views or wanted is None:
+        return None
+    for names in (views[0].locals, views[0].globals):
+        found = next((name for name, value in names.items() if value is wanted and name.isidentifier()), None)
+        if found is not None:
+            return found
+    owner = views[0].locals.get("self")
+    held = {**attributes(owner), **(store_of(owner, "_modules") if isinstance(owner, nn.Module) else {})}
+    return next((f"self.{name}" for name, value in held.items() if value is wanted and name.isidentifier()), None)
 
 
 def made_name(site: CallSite | None) -> str | None:

@@ -119,6 +119,83 @@ def test_unscaled_for_each_part_of_an_update(tmp_path: Path, body: str) -> None:
     assert told.avoid
 
 
+CLIP = "    scaler.unscale_(opt)\n    nn.utils.clip_grad_norm_(net.parameters(), 1.0)\n"
+EACH_THIRD = "    if it % 3 == 2:\n        scaler.step(opt)\n        scaler.update()\n"
+NESTED = "    if it % 3 == 2:\n        with torch.no_grad():\n            scaler.step(opt)\n            scaler.update()\n"
+LOOPED = "    for each in [opt]:\n        if it % 3 == 2:\n            scaler.step(each)\n            scaler.update()\n"
+TURNS = [
+    (CLIP + EACH_THIRD, " and the clipping after it into `if it % 3 == 2:`,"),
+    (CLIP + "    if (it + 1) % 3:\n        continue\n" + STEP, " and the clipping after it"),
+    ("    scaler.unscale_(opt)\n" + NESTED, " into `if it % 3 == 2:`,"),
+]
+
+
+@pytest.mark.parametrize(("body", "what"), TURNS)
+def test_patch_that_moves_unscaling_to_the_step(tmp_path: Path, body: str, what: str) -> None:
+    source = HEAD + GUARDED.format(body=body).replace("1e30", "1.0").replace("opt", "optim_a").replace("torch.optim_aim", "torch.optim")
+    [(told, _)] = run_source(tmp_path, source)
+    assert told.fixes[0].title == f"Move `scaler.unscale_(optim_a)`{what} right before `scaler.step(optim_a)`: once an update"
+    patch = told.fixes[0].patch
+    assert patch is not None
+    repaired = applied(source, patch)
+    assert repaired.index("unscale_") > repaired.index("if it % 3" if "if it % 3" in body else "continue")
+    assert run_source(tmp_path, repaired) == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        UNSCALE + EACH_THIRD + "    print(norm)\n",  # read in every turn
+        "    scaler.unscale_(opt)\n" + LOOPED,
+        "    scaler.unscale_(opt); nn.utils.clip_grad_norm_(net.parameters(), 1.0)\n" + EACH_THIRD,
+    ],
+    ids=["read", "loop", "one line"],
+)
+def test_no_patch_where_moving_would_change_more(tmp_path: Path, body: str) -> None:
+    [told] = said(tmp_path, GUARDED.format(body=body).replace("1e30", "1.0"))
+    assert told.code == "GG721" and "`scaler.unscale_(opt)`" in told.fixes[0].title and told.fixes[0].patch is None
+
+
+SCALED = """
+class Trainer:
+    def __init__(self):
+        self.net = nn.Linear(4, 1)
+        self.opt = torch.optim.SGD(self.net.parameters(), lr=0.01)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    def clip(self):
+        nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)
+    def step(self, it):
+        self.opt.zero_grad()
+        self.scaler.scale(self.net(torch.randn(8, 4)).pow(2).mean()).backward()
+{body}
+        self.scaler.update()
+trainer = Trainer()
+for it in range(6):
+    trainer.step(it)
+"""
+ALONE = "        nn.utils.clip_grad_norm_(self.net.parameters(), 1.0)\n        self.scaler.step(self.opt)"
+LATE = ALONE.replace("        self.scaler.step", "        self.scaler.unscale_(self.opt)\n        self.scaler.step")
+GROUPS = """        for group in self.opt.param_groups:
+            nn.utils.clip_grad_norm_(group["params"], 1.0)
+        self.scaler.step(self.opt)"""
+
+
+@pytest.mark.parametrize("body", [ALONE, LATE], ids=["missing", "late"])
+def test_patch_that_unscales_before_clipping(tmp_path: Path, body: str) -> None:
+    source = HEAD + SCALED.format(body=body)
+    [(told, _)] = run_source(tmp_path, source)
+    assert told.code == "GG721" and "`self.scaler.unscale_(self.opt)` before" in told.fixes[0].title
+    patch = told.fixes[0].patch
+    assert patch is not None
+    assert run_source(tmp_path, applied(source, patch)) == []
+
+
+@pytest.mark.parametrize("body", [GROUPS, "        self.clip()\n        self.scaler.step(self.opt)"], ids=["loop", "helper"])
+def test_no_patch_for_a_clipping_that_may_run_more_often(tmp_path: Path, body: str) -> None:
+    [told] = said(tmp_path, SCALED.format(body=body))
+    assert told.code == "GG721" and told.fixes[0].patch is None
+
+
 def test_unscaled_twice_in_one_turn(tmp_path: Path) -> None:
     [told] = said(tmp_path, GUARDED.format(body=UNSCALE + UNSCALE + STEP))
     assert told.code == "GG721" and told.culprit is not None and told.culprit.text == "scaler.unscale_(opt)"

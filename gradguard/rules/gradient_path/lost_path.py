@@ -328,12 +328,9 @@ def _notes(incident: Incident, lost: LostPath) -> list[str]:
         )
         notes.append(f"The path is cut at other places too: {places}. A target or a mask may stay cut; what is to be trained may not.")
     if not lost.origins[0].certain:
-        followed = "the place was found by following the values through the source."
-        notes.append(
-            f"The cut was not recorded as it happened: {followed}"
-            if incident.traced
-            else f"This step was not traced: {followed} `level: strict` (or GRADGUARD_LEVEL=strict) records every cut as it happens."
-        )
+        read = "The line was found by reading the source, not seen as it ran: check that it is the one."
+        strict = " With `level: strict` (or GRADGUARD_LEVEL=strict) every step is recorded, and the line is certain."
+        notes.append(read if incident.traced else read + strict)
     asked, switch = wording.condition(lost.origins[0]), lost.origins[0].switch
     if asked is not None and switch is not None:
         notes += _values(incident, switch.span.function, asked)

@@ -235,13 +235,16 @@ def _tell_term(incident: Incident, found: list[Origin], place: ResolvedSite | No
     if incident.place is not None and not (place is not None and place.line == incident.place.line):
         related.append(incident.place.span("runs, without this term", "backward"))
     what = f"`{term}`" if term else "a term of the loss"
+    fix = patching.with_patch(wording.fix(origin, name), origin, found)
+    if fix.patch is None and len(found) == 1 and (patch := patching.term_without_item(origin, place)) is not None:
+        fix = fix.model_copy(update={"patch": patch, "safety": "unsafe"})
     headline = f"{what} is part of {in_words(name)} but gives no gradient: {wording.why(origin, term or name)}"
     return Diagnosis(
         code="GG308", name="partial-detach", severity="warning", headline=headline, culprit=culprit, related=related,
         tensors=[lost_path.facts(incident.names.leaf(leaf), leaf) for leaf in origin.leaves[:3]],
         explanation=f"backward() works, because the rest of {in_words(name)} has a graph; this term only changes the number. "
                     f"{wording.explanation(origin, name)}",
-        fixes=[*regraphed.anew(incident, origin), patching.with_patch(wording.fix(origin, name), origin, found)],
+        fixes=[*regraphed.anew(incident, origin), fix],
         notes=["If the term is only meant to be reported, keep it out of what backward() is called on."], confidence="likely",
     )  # fmt: skip
 

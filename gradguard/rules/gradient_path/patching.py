@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from itertools import takewhile
 
 from gradguard.analysis.history.cut_origins import Origin, callee_name
 from gradguard.analysis.history.grad_mode_switches import Switch
+from gradguard.analysis.places.sites import site_at
 from gradguard.analysis.places.source import ResolvedSite
 from gradguard.analysis.program.bindings import dotted
-from gradguard.analysis.program.expressions import inside
-from gradguard.analysis.program.syntax import Source, load
+from gradguard.analysis.program.expressions import inside, last_part
+from gradguard.analysis.program.syntax import FUNCTIONS, Source, load
 from gradguard.core.diagnosis import Fix
+from gradguard.fixes.at_places import own_statement, spelt
 from gradguard.fixes.edits import indent_of, removed, replaced
 from gradguard.fixes.statements import Layout, unwrapped
 from gradguard.rules.gradient_path import wording
+
+_LEARNS = ("backward", "grad", "step", "set_grad_enabled", "enable_grad", "__exit__")  # what is for grad mode, or switches it itself
+
+_ARITHMETIC = (ast.BinOp, ast.UnaryOp, ast.DictComp, ast.ListComp, ast.GeneratorExp, ast.Dict, ast.List, ast.Tuple)
 
 
 def with_patch(fix: Fix, origin: Origin, others: Sequence[Origin] = ()) -> Fix:
@@ -57,6 +64,8 @@ def _with_grad_mode(switch: Switch, place: ResolvedSite | None) -> str | None:
     if switch.how == "decorator" and isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
         mark = next((item for item in statement.decorator_list if item.lineno == switch.span.line), None)
         return None if mark is None else removed(source, mark.lineno, mark.end_lineno or mark.lineno)
+    if switch.how == "left_on":
+        return _for_the_rest(source, statement, wording.block_of(switch.text))
     if not isinstance(statement, ast.With) or len(statement.items) != 1:
         return None
     if switch.how == "yield":  # what is computed stays in the block, only the rest of the program leaves it
@@ -68,6 +77,71 @@ def _with_grad_mode(switch: Switch, place: ResolvedSite | None) -> str | None:
     inside = place is not None and place.file == source.filename and any(place.statement is item for item in statement.body)
     alone = len(statement.body) == 1  # what it calls may be elsewhere
     return unwrapped(source, statement) if switch.how == "with" and (inside or alone) else None
+
+
+def term_without_item(origin: Origin, term: ResolvedSite | None) -> str | None:
+    """The diff that drops `.item()` from a term of the loss, where what it is assigned to is read there only, or as `float(...)`."""
+    place = origin.place
+    node = None if place is None else place.node
+    if place is None or place.source is None or term is None or term.source is not place.source or not origin.certain:
+        return None
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "item" or node.args or node.keywords:
+        return None
+    source, statement = place.source, place.statement
+    way = list(takewhile(lambda each: each is not statement, source.ancestors(node)))
+    if place.enclosing_function is not term.enclosing_function or not all(isinstance(each, _ARITHMETIC) for each in way):
+        return None
+    if statement is not term.statement:
+        target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
+        scope = place.enclosing_function or source.tree
+        if not isinstance(target, ast.Name):
+            return None
+        reads = [each for each in inside(scope, ast.Name) if each.id == target.id and each is not target]
+        if not all(source.statement(each) is term.statement or _as_number(source, each) for each in reads):
+            return None
+    text = source.segment(node.func.value)
+    return None if text is None else replaced(source, [(node, text)])
+
+
+def _as_number(source: Source, read: ast.AST) -> bool:
+    """Whether a value, or each in a dict or list that is iterated, is read as `float(...)` only."""
+    above = source.parents.get(read)
+    if isinstance(above, ast.Call) and read in above.args:
+        return dotted(above.func) == "float"
+    if isinstance(above, ast.Attribute) and above.attr in ("items", "values") and isinstance(call := source.parents.get(above), ast.Call):
+        read, above = call, source.parents.get(call)
+    if not isinstance(above, ast.comprehension) or above.iter is not read:
+        return False
+    target = above.target.elts[-1] if isinstance(above.target, ast.Tuple) else above.target
+    whole = source.parents.get(above)
+    if not isinstance(target, ast.Name) or whole is None:
+        return False
+    values = [each for each in inside(whole, ast.Name) if each.id == target.id and each is not target]
+    return all(isinstance(call := source.parents.get(each), ast.Call) and dotted(call.func) == "float" for each in values)
+
+
+def _for_the_rest(source: Source, statement: ast.stmt, block: str) -> str | None:
+    """The diff that makes a call which switches grad mode off a block around what follows it in its function."""
+    function, own = source.parents.get(statement), own_statement(site_at(source, statement))
+    if not isinstance(function, ast.FunctionDef) or own is None or not isinstance(statement, ast.Expr):
+        return None
+    rest = function.body[function.body.index(statement) + 1 :]
+    known = block if block != "torch.no_grad()" else spelt(source, block.removesuffix("()"))
+    odd = (*FUNCTIONS, ast.ClassDef, ast.Yield, ast.YieldFrom, ast.Await)
+    if (
+        known is None
+        or not any(True for each in rest for _ in inside(each, ast.Call))
+        or any(
+            isinstance(node, odd) or (isinstance(node, ast.Call) and last_part(node) in _LEARNS) for each in rest for node in ast.walk(each)
+        )
+    ):
+        return None
+    layout, indent = Layout(source), indent_of(source, statement.lineno)
+    layout.drop(statement)
+    layout.put(statement.end_lineno or statement.lineno, [f"{indent}with {known if known.endswith(')') else f'{known}()'}:\n"])
+    for each in rest:
+        layout.reindent(each, indent + "    ")
+    return layout.diff()
 
 
 def _without(place: ResolvedSite, edits: list[tuple[ast.AST, str]]) -> str | None:

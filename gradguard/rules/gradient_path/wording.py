@@ -198,6 +198,11 @@ def why(origin: Origin, root: str) -> str:
     return f"{done} takes {f'`{taken}`' if taken else 'the value'} out of the graph{function}"
 
 
+def block_of(call: str) -> str:
+    """What a `with` block takes that does what a call has done: `torch.no_grad()` for `torch.set_grad_enabled(False)`."""
+    return "torch.no_grad()" if "set_grad" in call.partition("(")[0] else call.removesuffix(".__enter__()")
+
+
 def condition(origin: Origin) -> str | None:
     """What decides in `with torch.set_grad_enabled(phase == "train")`; None for blocks that are always off."""
     switch = origin.switch
@@ -317,7 +322,8 @@ def fix(origin: Origin, root: str) -> Fix:
     if rule in ("GG301", "GG305") and origin.switch is not None:
         text = short(origin.switch.text, 40)
         if origin.switch.how == "left_on":
-            return Fix(title=f"Use `with {text}:` around the part that needs it, or switch grad mode on again after it", safety="manual")
+            title = f"Use `with {block_of(text)}:` around the part that needs it, or switch grad mode on again after it"
+            return Fix(title=title, safety="manual")
         if origin.switch.how == "checkpoint":
             detail = "Or return the value from the checkpointed function, with the rest of what it computes."
             return Fix(title="Pass `use_reentrant=False` to the checkpoint", safety="safe", detail=detail)

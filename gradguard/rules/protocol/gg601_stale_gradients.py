@@ -34,8 +34,6 @@ trip it (no step has used the parts that pile up there), nor clearing by hand: `
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import BaseModel, ConfigDict, Field
 
 from gradguard.analysis.incident import Incident
@@ -46,7 +44,7 @@ from gradguard.fixes.at_places import put_after, put_before
 from gradguard.monitors.cross_network import LeftByAnother
 from gradguard.monitors.findings import Finding
 from gradguard.monitors.gradient_ledger import Ledger
-from gradguard.monitors.optimizer_books import Book, Part
+from gradguard.monitors.optimizer_books import Book
 from gradguard.rules import wording
 from gradguard.rules.base import Rule
 from gradguard.rules.spans import not_called
@@ -69,7 +67,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     finding: Finding = incident.finding
     book = finding.book
     if book is not None and isinstance(finding, LeftByAnother):
-        return _across(incident, book, finding.part, finding.other())
+        return _across(incident, book, finding)
     if book is None or book.last_part is None or book.stale < incident.options(RULE).after:
         return None
     name = wording.optimizer_name(book, incident)
@@ -145,18 +143,20 @@ def recognise(incident: Incident) -> Diagnosis | None:
     )
 
 
-def _across(incident: Incident, book: Book, part: Part, other: Any) -> Diagnosis | None:
+def _across(incident: Incident, book: Book, finding: LeftByAnother) -> Diagnosis | None:
     """What another network's loss has left in this one."""
+    other, first = finding.other(), finding.own[0].call.site
     name = wording.optimizer_name(book, incident)
     theirs = incident.names.optimizer(other) if other is not None else None
     parameters = [p for p in book.parameters() if p.requires_grad]
     roots = wording.roots_of(parameters, incident.names)
     whose = f"`{roots[0]}`" if len(roots) == 1 else f"the parameters of `{name}`"
-    backward, own = resolve(part.call.site), None if book.last_part is None else resolve(book.last_part.call.site)
+    backward, own = resolve(finding.part.call.site), resolve(first)
     if backward is None:
         return None
     loss = wording.short(backward.text or "backward()", 40)
     zero = None if not book.zeros else wording.span(book.zero_site, "clears them too early: before that backward", "context")
+    once = [part.call.site for part in finding.own].count(first) == 1  # not in a loop that accumulates
     own_call = wording.short(own.text, 40) if own is not None and own.text else "its own backward"
     return Diagnosis(
         code=CODE,
@@ -180,6 +180,7 @@ def _across(incident: Incident, book: Book, part: Part, other: Any) -> Diagnosis
                 title=f"Call `{name}.zero_grad()` right before `{own_call}`",
                 safety="unsafe",
                 detail="Where it stands now it runs before the other network's backward." if zero is not None else None,
+                patch=put_before(own, f"{name}.zero_grad()") if once and name.replace(".", "").isidentifier() else None,
             )
         ],
         confidence="likely",

@@ -31,12 +31,13 @@ that holds the parameters, the second time it happens at one line. A scale of 1 
 from __future__ import annotations
 
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.places.source import resolve
+from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.monitors.grad_scaler import ClippedScaled
+from gradguard.rules import wording
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import missing_update
-from gradguard.rules.frameworks.gg721_amp_unscale import skipped_update
+from gradguard.rules.frameworks.gg721_amp_unscale import moved, skipped_update
 
 CODE, NAME = "GG721", "amp-unscale"
 _TWICE = "unscale_() has already been called on this optimizer since the last update()"
@@ -76,17 +77,21 @@ def _refused(incident: Incident) -> Diagnosis | None:
             "The scaler divides all gradients of an optimizer by its scale once between two `update()` calls, either here or in `step()`."
         )
         + guarded,
-        fixes=[
-            Fix(
-                title=(
-                    f"Call `{receiver}.unscale_(optimizer)` once an update: after the last "
-                    f"micro-batch's backward, right before clipping and `{receiver}.step(optimizer)`"
-                ),
-                safety="unsafe",
-            )
-        ],
+        fixes=[_once(place, receiver, late)],
         avoid=[] if late else [f"calling `{receiver}.update()` in between: the micro-batches of one update would be scaled differently"],
     )
+
+
+def _once(place: ResolvedSite, receiver: str, late: bool) -> Fix:
+    given = place.arguments[0] if place.call is not None and len(place.arguments) == 1 and not place.keywords else "optimizer"
+    unscale, step = f"`{receiver}.unscale_({given})`", f"`{receiver}.step({given})`"
+    move = None if late else moved.to_the_step(place, receiver)
+    if move is None:
+        title = f"Call {unscale} once an update: after the last micro-batch's backward, right before clipping and {step}"
+        return Fix(title=title, safety="unsafe")
+    what = f"{unscale} and the clipping after it" if move.clipping else unscale
+    into = "" if move.test is None or place.source is None else f" into `if {wording.short(place.source.flat(move.test), 40)}:`,"
+    return Fix(title=f"Move {what}{into} right before {step}: once an update", safety="unsafe", patch=move.patch)
 
 
 def _clipped(incident: Incident) -> Diagnosis | None:
@@ -95,8 +100,8 @@ def _clipped(incident: Incident) -> Diagnosis | None:
     if place is None:
         return None
     theirs, scaler = (scaled.callee or "").rpartition(".")[0] if scaled is not None else "", finding.scaler
-    here = _named_here(incident, None if scaler is None else scaler())
-    optimizer = None if finding.book is None else _named_here(incident, finding.book.ref())
+    here = wording.name_here(incident, None if scaler is None else scaler())
+    optimizer = None if finding.book is None else wording.name_here(incident, finding.book.ref())
     shown = f"`{here or theirs}`" if here or theirs else "the scaler"
     unscale = f"`{here}.unscale_({optimizer or 'optimizer'})`" if here else f"`unscale_` of {shown}, with the optimizer,"
     call = (place.callee or "clip_grad_norm_").rpartition(".")[2]
@@ -110,24 +115,8 @@ def _clipped(incident: Incident) -> Diagnosis | None:
         related=[scaled.span("scales the loss, and with it every gradient", "backward")] if scaled is not None else [],
         explanation=f"At this call the gradients are {scale:g} times too large. Compared with them the limit is {scale:g} times too small, "
         "so that nearly every step is clipped to almost nothing.",
-        fixes=[Fix(title=f"Call {unscale} before `{call}`", safety="unsafe")],
+        fixes=[Fix(title=f"Call {unscale} before `{call}`", safety="unsafe", patch=moved.before_clipping(place, scaled, here, optimizer))],
     )
-
-
-def _named_here(incident: Incident, wanted: object) -> str | None:
-    """What an object is called where the incident is: a name of an outer frame's would not be known there."""
-    view = incident.user_frames[0] if incident.user_frames and wanted is not None else None
-    if view is None:
-        return None
-    for names in (view.locals, view.globals):
-        found = next((name for name, value in names.items() if value is wanted and name.isidentifier()), None)
-        if found is not None:
-            return found
-    try:
-        attributes = object.__getattribute__(view.locals.get("self"), "__dict__")  # no `__getattr__` of the user's
-    except AttributeError:
-        return None
-    return next((f"self.{name}" for name, value in attributes.items() if value is wanted), None)
 
 
 RULE = Rule(

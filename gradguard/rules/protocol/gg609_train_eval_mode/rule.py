@@ -5,7 +5,8 @@ A module with dropout or batch normalisation runs in the wrong mode: validation 
 after a validation, or the batch norms of a frozen network still in train mode. Or dropout is called as a function
 (`F.dropout(x, 0.5)`) that does not ask for the mode, or as a module that `eval()` does not reach (`nn.Dropout(0.5)(x)` in
 `forward`); or `net.training = False` was to do what only `net.eval()` does. Or a network with the old `spectral_norm` is trained in
-eval mode, in which its estimate of the norm stays at random.
+eval mode, in which its estimate of the norm stays at random. Or a moving average or target network is updated over `parameters()`
+alone, and runs in eval mode with batch norms whose running statistics, which are buffers, nothing has ever moved.
 
 ## Why it is wrong
 In train mode dropout throws values away at random, and batch norm both normalises with the batch at hand and moves its
@@ -36,7 +37,8 @@ batch norm in train mode, which is no part of the module, was made in the call o
 third such forward on different inputs of a module whose own flag is False while its parts are in train mode, if `eval()` was
 not called and one statement sets a `training` to False. And at the 12th step of an optimizer, about a weight under
 `torch.nn.utils.spectral_norm` in eval mode whose `u` and `v` are no singular vectors of it, which one forward in train mode
-mends.
+mends. And where a network that no optimizer has runs in eval mode with the running statistics that it was made with, although
+its parameters have changed since training began and a trained network of the same class has moved its own statistics.
 """
 
 from __future__ import annotations
@@ -53,13 +55,14 @@ from gradguard.analysis.places.source import resolve
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import modules_in, named_modules, parameters_in
 from gradguard.fixes.at_places import put_after, put_around
+from gradguard.monitors.initial_statistics import InitialStatistics
 from gradguard.monitors.optimizer_books import Book
 from gradguard.monitors.surveys import FrozenModesDue
 from gradguard.monitors.tensor_state import few_values, version_of
 from gradguard.monitors.train_modes import EvalOfOwnForward, ForwardsWithoutGrad, LeftInEval, OutOfReach
 from gradguard.rules import wording
 from gradguard.rules.base import Rule
-from gradguard.rules.protocol.gg609_train_eval_mode import unconverged_norm
+from gradguard.rules.protocol.gg609_train_eval_mode import initial_statistics, unconverged_norm
 from gradguard.rules.protocol.gg609_train_eval_mode.bare_flag import bare_flag
 from gradguard.rules.protocol.gg609_train_eval_mode.functional_dropout import functional_dropout
 from gradguard.rules.protocol.gg609_train_eval_mode.left_in_eval import left_in_eval
@@ -83,6 +86,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
         return bare_flag(incident, root, finding.site, acting(root), CODE, NAME) if finding.bare else _validating(incident, finding, root)
     if isinstance(finding, OutOfReach):
         return out_of_reach(incident, finding, CODE, NAME)
+    if isinstance(finding, InitialStatistics):
+        return initial_statistics.initial_statistics(incident, finding, CODE, NAME)
     return None
 
 
@@ -127,6 +132,7 @@ def _frozen(incident: Incident) -> Diagnosis | None:
     if not isinstance(book, Book) or book.steps not in (12, 24, 60, 150):
         return None
     roots = _roots(incident)
+    initial_statistics.survey(incident, roots)
     unconverged = unconverged_norm.find(book, roots)
     if unconverged is not None:
         return unconverged_norm.render(unconverged, incident, CODE, NAME)
