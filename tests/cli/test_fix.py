@@ -15,6 +15,7 @@ from gradguard.cli.fix_command import fix_report
 from gradguard.core.diagnosis import Diagnosis, SourceSpan
 from gradguard.fixes.patched_files import hash_of
 from gradguard.reporting.jsonl import JsonlReport, to_record
+from gradguard.runtime.trials.verify import announce
 
 PROGRAM = """
     import torch, torch.nn as nn
@@ -42,7 +43,7 @@ def test_from_the_failure_to_the_repaired_file(tmp_path: Path) -> None:
     before = script.read_bytes()
     failed = guarded("--verify", "--report", "r.jsonl", "code/train.py", cwd=tmp_path)
     assert failed.status == 1 and failed.out == ""
-    assert "its fix is tried; at most 120 s each" in failed.err and failed.err.count("error[GG101]") == 1
+    assert "trying its fix, which takes at most 2 minutes\n" in failed.err and failed.err.count("error[GG101]") == 1
     assert "make a new tensor instead: `y = y + 1` (safe; verified over 8 steps)" in failed.err
     (line,) = (tmp_path / "r.jsonl").read_text().splitlines()
     record = json.loads(line)
@@ -71,7 +72,7 @@ def test_a_program_that_only_trains_wrongly(tmp_path: Path) -> None:
     write(tmp_path, "train.py", silent)
     done = python("-m", "gradguard", "fix", "--unsafe", "train.py", cwd=tmp_path)
     assert done.status == 0 and done.out.count("stepped") == 8, done.err
-    assert "GG601" in done.err and "verified over 8 steps" in done.err
+    assert done.err.count("trying its fix") == 1 and done.err.count("verified over 8 steps") == 1
     assert "+    optimizer.zero_grad()" in done.out
 
 
@@ -157,6 +158,7 @@ def test_a_report_is_revised_in_its_line(tmp_path: Path) -> None:
     report = JsonlReport(tmp_path / "r.jsonl")
     report.write(one, "first")
     report.write(two, "second")
+    one.repeats = 3  # met again since
     report.revise(one, one.model_copy(update={"notes": ["more"]}), "third")
     report.revise(Diagnosis(code="GG103", name="a-rule", headline="h"), two, "fourth")
     records = [json.loads(line) for line in report.path.read_text().splitlines()]
@@ -166,3 +168,15 @@ def test_a_report_is_revised_in_its_line(tmp_path: Path) -> None:
         ("GG102", [], "fourth"),
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["r.jsonl"]
+
+
+def test_what_is_said_before_trials(capsys: pytest.CaptureFixture[str]) -> None:
+    patched = {"title": "a", "patch": "p", "files": [{"name": "a.py", "path": "/a.py", "sha256": "0"}]}
+    for fixes, said in (
+        ([], ""),
+        ([{"title": "a"}], "gradguard: GG101 a-rule: its fix is not tried: it is in words, not a patch\n"),
+        ([patched], "gradguard: GG101 a-rule: trying its fix, which takes at most 2 minutes\n"),
+        ([patched] * 2, "gradguard: GG101 a-rule: trying its 2 fixes until one repairs the program, which takes at most 2 minutes each\n"),
+    ):
+        announce(Diagnosis.model_validate({"code": "GG101", "name": "a-rule", "headline": "h", "fixes": fixes}))
+        assert capsys.readouterr().err == said
