@@ -44,7 +44,7 @@ def test_from_the_failure_to_the_repaired_file(tmp_path: Path) -> None:
     failed = guarded("--verify", "--report", "r.jsonl", "code/train.py", cwd=tmp_path)
     assert failed.status == 1 and failed.out == ""
     assert "trying its fix, which takes at most 2 minutes\n" in failed.err and failed.err.count("error[GG101]") == 1
-    assert "make a new tensor instead: `y = y + 1` (safe; verified over 8 steps)" in failed.err
+    assert "Make a new tensor instead: `y = y + 1` (safe; verified over 8 steps)" in failed.err
     (line,) = (tmp_path / "r.jsonl").read_text().splitlines()
     record = json.loads(line)
     (fix, *_) = record["fixes"]
