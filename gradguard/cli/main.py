@@ -176,8 +176,8 @@ def fix(
     level: Annotated[
         Level | None, typer.Option(help="How closely to look at the program.", show_default="standard, or as configured")
     ] = None,
-    apply: Annotated[bool, typer.Option("--apply/--diff", help="Change the files, or show what would be changed.")] = False,
-    unsafe: Annotated[bool, typer.Option("--unsafe", help="Take fixes too that change what is computed.")] = False,
+    apply: Annotated[bool, typer.Option("--apply/--diff", help="Change the files, or show what is recommended.")] = False,
+    unsafe: Annotated[bool, typer.Option("--unsafe", help="With --apply, make fixes too that change what is computed.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before files are changed.")] = False,
 ) -> None:
     """Show or make the changes that a report, or a run of a program, recommends.

@@ -70,10 +70,11 @@ def test_a_program_that_only_trains_wrongly(tmp_path: Path) -> None:
         "        optimizer.zero_grad()\n", ""
     )
     write(tmp_path, "train.py", silent)
-    done = python("-m", "gradguard", "fix", "--unsafe", "train.py", cwd=tmp_path)
+    done = python("-m", "gradguard", "fix", "train.py", cwd=tmp_path)
     assert done.status == 0 and done.out.count("stepped") == 8, done.err
     assert done.err.count("trying its fix") == 1 and done.err.count("verified over 8 steps") == 1
-    assert "+    optimizer.zero_grad()" in done.out
+    assert "+    optimizer.zero_grad()" in done.out and "# review first: it changes results; verified over 8 steps (" in done.out
+    assert done.err.endswith("gradguard fix: to make these changes: gradguard fix --apply --unsafe train.py\n")
 
 
 @pytest.fixture
@@ -117,7 +118,7 @@ def test_what_a_report_must_not_bring_about(report: Any, tmp_path: Path, capsys:
         ({"patch": patch.replace("x = 1", "x = 5")}, "is not as the patch has it"),
         ({"patch": patch.replace("x = 3", "x = (")}, "would not be Python"),
         ({"patch": "rm -rf /"}, "no line of a unified diff"),
-        ({"safety": "unsafe"}, "its fix is unsafe (r); --unsafe makes it"),
+        ({"safety": "unsafe"}, "its fix changes results (r)\ngradguard fix: to make it all the same: gradguard fix --apply --unsafe"),
         ({"verified": {"verdict": "failed", "why": "it ends with x"}}, "its fix was tried, and failed: it ends with x"),
         ({"patch": None, "files": []}, "its fix cannot be written as a patch"),
     ]
@@ -133,6 +134,22 @@ def test_what_a_report_must_not_bring_about(report: Any, tmp_path: Path, capsys:
     assert outside.read_bytes() == (tmp_path / "train.py").read_bytes() == b"x = 1\ny = 2\n"
     assert not list(tmp_path.glob("*.bak*"))
     outside.unlink()
+
+
+def test_what_is_recommended_is_shown_whatever_it_changes(report: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tried = {"verdict": "verified", "steps": 36, "why": "it ran 36 steps"}
+    for safety, words, option in (
+        ("safe", "safe", ""),
+        ("unsafe", "review first: it changes results", " --unsafe"),
+        ("manual", "decide yourself: it depends on what you mean", " --unsafe"),
+    ):
+        for verified, verdict in ((tried, "verified over 36 steps"), ({}, "not tried"), ({"why": "no time"}, "not verified: no time")):
+            path = report(safety=safety, verified=verified)
+            assert fix_report(path, apply=False, unsafe=False, ask=False, command=["-m", "a b"]) == 0
+            said = capsys.readouterr()
+            assert said.out.startswith(f"# GG101 a-rule at train.py:1: Make it 3\n# {words}; {verdict} (r)\n--- a/train.py\n")
+            assert said.err == f"gradguard fix: to make these changes: gradguard fix --apply{option} -m 'a b'\n"
+    assert (tmp_path / "train.py").read_bytes() == b"x = 1\ny = 2\n"
 
 
 def test_a_terminal_is_asked(report: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
