@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import typer
@@ -18,6 +19,7 @@ from gradguard.core.diagnosis import Diagnosis
 from gradguard.fixes.application import PatchError, Text
 from gradguard.fixes.choice import Choice, choose, texts_with
 from gradguard.fixes.rewriting import RewriteError, readable, rewrite
+from gradguard.reporting import wording
 from gradguard.reporting.source_blocks import shown_path
 from gradguard.reporting.terminal.layout import clean, one_line
 from gradguard.runtime.trials.mirror import project_of
@@ -27,22 +29,26 @@ class ReportError(Exception):
     """A file that is no report."""
 
 
-def fix_report(report: Path, apply: bool, unsafe: bool, ask: bool) -> int:
-    """Shows or makes the changes of a report; gives the exit status.
+def fix_report(report: Path, apply: bool, unsafe: bool, ask: bool, command: Sequence[str] = ()) -> int:
+    """Shows or makes the changes of a report; gives the exit status. What is recommended is shown whatever it changes.
 
     Args:
         report: what `gradguard run --report` wrote.
         apply: whether files are changed.
-        unsafe: whether fixes are taken that change what is computed.
+        unsafe: whether fixes are made that change what is computed.
         ask: whether to ask before, where somebody is there to answer.
+        command: what was named on the command line; the report where it is empty.
     """
+    target = shlex.join(command or [str(report)])
     try:
-        choice = choose(read_report(report), unsafe)
+        choice = choose(read_report(report), unsafe or not apply)
     except ReportError as error:
         print(f"gradguard fix: {error}", file=sys.stderr)
         return 2
     for diagnosis, reason in choice.left:
         print(f"gradguard fix: {_title(diagnosis)}: {one_line(reason)}", file=sys.stderr)
+    if choice.withheld:
+        print(f"gradguard fix: to make it all the same: gradguard fix --apply --unsafe {target}", file=sys.stderr)
     if not choice.chosen:
         print("gradguard fix: nothing to change", file=sys.stderr)
         return 1 if choice.left else 0
@@ -55,13 +61,18 @@ def fix_report(report: Path, apply: bool, unsafe: bool, ask: bool) -> int:
         print(f"gradguard fix: {error}", file=sys.stderr)
         return 2
     for diagnosis, fix in choice.chosen:
-        verdict = {"verified": f"verified: {fix.verified.why}", "not tried": "not tried", "failed": "failed"}[fix.verified.verdict]
-        print(clean(f"# {_title(diagnosis)}: {fix.title} ({fix.safety}: {fix.reason}; {verdict})"))
+        print(clean(f"# {_title(diagnosis)}: {wording.fix_title(fix)}"))
+        untried = "" if fix.verified.why else "; not tried"
+        print(clean(f"# {wording.standing(fix)}{untried} ({one_line(fix.reason or '')})"))
         for behind in fix.verified.behind:
             print(clean(f"# and behind it {behind}"))
     diff = _diff(texts, new)
     print(clean(diff) if sys.stdout.isatty() else diff, end="")
     if not apply:
+        safe = [(fix.verified.safety or fix.safety) == "safe" for _, fix in choice.chosen]
+        option, rest = ("", "") if all(safe) else (" --unsafe", "; without --unsafe, the safe ones" if any(safe) else "")
+        sys.stdout.flush()
+        print(f"gradguard fix: to make these changes: gradguard fix --apply{option} {target}{rest}", file=sys.stderr)
         return 0
     return _apply(choice, {path: (old[path], text.content) for path, text in new.items()}, ask)
 
@@ -128,9 +139,13 @@ def is_report(path: Path) -> bool:
 def report_of(target: str, arguments: list[str], module: bool, level: str | None, folder: Path) -> tuple[Path, int]:
     """Runs a program under `gradguard run --verify`; gives its report and its exit status."""
     report = folder / "report.jsonl"
-    options = [*(["--level", level] if level else []), *(["-m"] if module else [])]
-    command = [sys.executable, "-m", "gradguard", "run", "--verify", "--report", str(report), *options, target, *arguments]
+    options = ["--verify", "--report", str(report), *_options(module, level)]
+    command = [sys.executable, "-m", "gradguard", "run", *options, target, *arguments]
     return report, subprocess.run(command, stdin=None).returncode
+
+
+def _options(module: bool, level: str | None) -> list[str]:
+    return [*(["--level", level] if level else []), *(["-m"] if module else [])]
 
 
 def fix_program(target: str, arguments: list[str], module: bool, level: str | None, apply: bool, unsafe: bool, ask: bool) -> int:
@@ -140,4 +155,4 @@ def fix_program(target: str, arguments: list[str], module: bool, level: str | No
         if not report.exists():
             print(f"gradguard fix: nothing was found (the program's exit status is {status})", file=sys.stderr)
             return status
-        return fix_report(report, apply, unsafe, ask)
+        return fix_report(report, apply, unsafe, ask, [*_options(module, level), target, *arguments])

@@ -15,6 +15,7 @@ from gradguard.cli.config_command import app as config_commands
 from gradguard.core.errors import ConfigError, UnknownRuleError
 
 if TYPE_CHECKING:
+    from gradguard.cli.verified_run import VerifiedRun
     from gradguard.rules.base import Rule
     from gradguard.runtime.guard import Guard
 
@@ -103,15 +104,22 @@ def run(
     def start() -> None:
         from gradguard.cli.script import run_program
 
-        verified = None
-        if verify:
-            from gradguard.cli.verified_run import VerifiedRun
-            from gradguard.runtime.trials.trial import Launch
+        verified: list[VerifiedRun] = []
 
-            verified = VerifiedRun(Launch(target, tuple(arguments or ()), module))
-        guard = make_guard if verified is None else verified.around(make_guard)
-        finish = None if verified is None else verified.finish
-        run_program(target, arguments or [], guard, as_module=module, color=False if no_color else None, finish=finish)
+        def begin() -> Guard:
+            guard = make_guard()
+            if guard.settings.verify:
+                from gradguard.cli.verified_run import VerifiedRun
+                from gradguard.runtime.trials.trial import Launch
+
+                verified.append(VerifiedRun(Launch(target, tuple(arguments or ()), module), guard))
+            return guard
+
+        def finish(error: BaseException | None) -> None:
+            for each in verified:
+                each.finish(error)
+
+        run_program(target, arguments or [], begin, as_module=module, color=False if no_color else None, finish=finish)
 
     def make_guard() -> Guard:
         from gradguard.config.settings import load_settings
@@ -168,8 +176,8 @@ def fix(
     level: Annotated[
         Level | None, typer.Option(help="How closely to look at the program.", show_default="standard, or as configured")
     ] = None,
-    apply: Annotated[bool, typer.Option("--apply/--diff", help="Change the files, or show what would be changed.")] = False,
-    unsafe: Annotated[bool, typer.Option("--unsafe", help="Take fixes too that change what is computed.")] = False,
+    apply: Annotated[bool, typer.Option("--apply/--diff", help="Change the files, or show what is recommended.")] = False,
+    unsafe: Annotated[bool, typer.Option("--unsafe", help="With --apply, make fixes too that change what is computed.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask before files are changed.")] = False,
 ) -> None:
     """Show or make the changes that a report, or a run of a program, recommends.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from gradguard.core import ranks
 from gradguard.core.diagnosis import Diagnosis
@@ -14,7 +14,7 @@ from gradguard.fixes.verification import candidates
 from gradguard.reporting.jsonl import JsonlReport
 from gradguard.reporting.terminal.layout import clean
 from gradguard.reporting.terminal.render import render_fixes, render_for_error, terminal_width
-from gradguard.runtime.diagnoser import witnesses
+from gradguard.runtime.diagnoser import leave_verification, witnesses
 from gradguard.runtime.guard import Guard
 from gradguard.runtime.trials.trial import Launch
 from gradguard.runtime.trials.verify import Verifier, announce
@@ -25,36 +25,31 @@ class VerifiedRun:
 
     Args:
         launch: how the program was started.
+        guard: the one around the program.
     """
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Launch, guard: Guard) -> None:
         self._launch = launch
         self._said: list[Diagnosis] = []
-        self._guard: Guard | None = None
-
-    def around(self, make_guard: Callable[[], Guard]) -> Callable[[], Guard]:
-        """Makes the guard of the program, and listens."""
-
-        def made() -> Guard:
-            self._guard = make_guard()
-            witnesses.append(self._said.append)
-            return self._guard
-
-        return made
+        self._guard = guard
+        leave_verification()
+        witnesses.append(self._said.append)
 
     def finish(self, error: BaseException | None) -> None:
         """The program is over."""
-        if self._guard is None or isinstance(error, KeyboardInterrupt):
+        if isinstance(error, KeyboardInterrupt):
             return
+        if not isinstance(error, Exception):
+            self._guard.run.end()  # what only a whole run shows is verified as well
         witnesses.clear()
         verifier = Verifier(self._launch, self._guard.settings)
         raised = next((each for each in _chain(error) if isinstance(each, GradGuardError)), None)
         report = self._guard.diagnoser.report
         said = {diagnosis.key: diagnosis for diagnosis in self._said if diagnosis.severity in ("error", "warning")}
         for diagnosis in said.values():
+            announce(diagnosis)
             if not candidates(diagnosis):
                 continue
-            announce(diagnosis)
             others = [each for each in said.values() if each is not diagnosis]
             try:
                 verified = verifier.verified(diagnosis, others)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gradguard.core.diagnosis import Diagnosis, Fix, PatchedFile
+from gradguard.core.diagnosis import Diagnosis, Fix, PatchedFile, Safety
 from gradguard.fixes.application import Change, PatchError, Text, changes_of
 
 
@@ -18,12 +18,14 @@ class Choice:
         left: each with the reason why there is none.
         changes: by path.
         files: by path, as the report has them.
+        withheld: whether a fix was left because it is not safe.
     """
 
     chosen: list[tuple[Diagnosis, Fix]] = field(default_factory=list)
     left: list[tuple[Diagnosis, str]] = field(default_factory=list)
     changes: dict[str, list[Change]] = field(default_factory=dict)
     files: dict[str, PatchedFile] = field(default_factory=dict)
+    withheld: bool = False
 
 
 def choose(diagnoses: Sequence[Diagnosis], unsafe: bool) -> Choice:
@@ -38,10 +40,17 @@ def choose(diagnoses: Sequence[Diagnosis], unsafe: bool) -> Choice:
         if diagnosis.key in seen:
             continue
         seen.add(diagnosis.key)
-        fix, reason = _best(diagnosis, unsafe)
+        fix, reason = _best(diagnosis)
         if fix is None:
             choice.left.append((diagnosis, reason))
             continue
+        if not unsafe and _safety(fix) != "safe":
+            safe = next((each for each in _made(diagnosis) if _safety(each) == "safe"), None)
+            if safe is None:
+                choice.left.append((diagnosis, _withheld(fix)))
+                choice.withheld = True
+                continue
+            fix = safe
         try:
             _add(choice, fix)
         except PatchError as error:
@@ -51,20 +60,28 @@ def choose(diagnoses: Sequence[Diagnosis], unsafe: bool) -> Choice:
     return choice
 
 
-def _best(diagnosis: Diagnosis, unsafe: bool) -> tuple[Fix | None, str]:
-    patched = [fix for fix in diagnosis.fixes if fix.patch is not None and fix.files]
-    if not patched:
-        return None, "its fix cannot be written as a patch" if diagnosis.fixes else "it has no fix"
-    tried = [fix for fix in patched if fix.verified.verdict != "failed"]
-    if not tried:
-        return None, f"its fix was tried, and failed: {patched[0].verified.why}"
-    allowed = [fix for fix in tried if unsafe or (fix.verified.safety or fix.safety) == "safe"]
-    if not allowed:
-        why = f"is {tried[0].safety} ({tried[0].reason})"
-        if tried[0].safety == "safe":
-            why = "changes what is computed where it repairs what is behind"
-        return None, f"its fix {why}; --unsafe makes it all the same"
-    return allowed[0], ""
+def _made(diagnosis: Diagnosis) -> list[Fix]:
+    """The fixes that can be made, and have not failed."""
+    return [fix for fix in diagnosis.fixes if fix.patch is not None and fix.files and fix.verified.verdict != "failed"]
+
+
+def _best(diagnosis: Diagnosis) -> tuple[Fix | None, str]:
+    if made := _made(diagnosis):
+        return made[0], ""
+    failed = next((fix for fix in diagnosis.fixes if fix.verified.verdict == "failed"), None)
+    if failed is not None:
+        return None, f"its fix was tried, and failed: {failed.verified.why}"
+    return None, "its fix cannot be written as a patch" if diagnosis.fixes else "it has no fix"
+
+
+def _safety(fix: Fix) -> Safety:
+    return fix.verified.safety or fix.safety
+
+
+def _withheld(fix: Fix) -> str:
+    if fix.safety == "safe":
+        return "its fix changes results where it repairs what is behind"
+    return f"its fix {'changes results' if fix.safety == 'unsafe' else 'depends on what you mean'} ({fix.reason})"
 
 
 def _add(choice: Choice, fix: Fix) -> None:

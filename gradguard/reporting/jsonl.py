@@ -63,13 +63,14 @@ class JsonlReport:
     def revise(self, old: Diagnosis, new: Diagnosis, message: str) -> None:
         """Writes a diagnosis anew in the place of its line: more is known of it by now. Not while other processes write.
 
-        Where the file does not have that line, it is appended.
+        Where the file does not have that line, it is appended. How often the cause was met again is counted after its line was written.
         """
-        known = old.model_dump(mode="json")
+        known = old.model_dump(mode="json", exclude={"repeats"})
         lines = self.path.read_bytes().splitlines(keepends=True) if self.path.is_file() else []
         for i in reversed(range(len(lines))):
             record = json.loads(lines[i])
             record.pop("message", None)
+            record.pop("repeats", None)
             if record == known:
                 lines[i] = json.dumps(to_record(new, message), separators=(",", ":")).encode() + b"\n"
                 fresh = self.path.with_name(f".{self.path.name}.{os.getpid()}")

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from gradguard.reporting.terminal.layout import clean
 
-_HUNK = re.compile(r"@@ -(\d+)(?:,\d+)? \+(\d+)(?:,\d+)? @@")
+_HUNK = re.compile(r"@@ -(\d+)(?:,\d+)? \+\d+(?:,\d+)? @@")
 _FILE = re.compile(r"\+\+\+ (?:b/)?([^\t\n]+)")
 
 
 class PatchLine(NamedTuple):
-    """One line of a change. `sign` is "-", "+", " ", or "" for lines left out; `number` that of the old file ("-", " ") or the new one."""
+    """One line of a change. `sign` is "-", "+", " ", or "" for lines left out; `number` that of the file as it is, None for what is new."""
 
     sign: str
     number: int | None
@@ -29,7 +29,7 @@ class Patch(NamedTuple):
 def read_patch(text: str, context: int = 1) -> list[Patch]:
     """The changes of a unified diff, with at most `context` unchanged lines around each; empty when it is no unified diff."""
     patches: list[Patch] = []
-    old = new = 0
+    old = 0
     inside = False
     for line in clean(text).split("\n"):
         if hunk := _HUNK.match(line):
@@ -37,7 +37,7 @@ def read_patch(text: str, context: int = 1) -> list[Patch]:
                 patches.append(Patch("", []))
             if patches[-1].lines:
                 patches[-1].lines.append(PatchLine("", None, ""))
-            old, new, inside = int(hunk[1]), int(hunk[2]), True
+            old, inside = int(hunk[1]), True
         elif line.startswith("--- ") and not (inside and _removes_dashes(line, text)):
             inside = False
         elif not inside and (name := _FILE.match(line)):
@@ -46,11 +46,10 @@ def read_patch(text: str, context: int = 1) -> list[Patch]:
             patches[-1].lines.append(PatchLine("-", old, line[1:]))
             old += 1
         elif inside and line.startswith("+"):
-            patches[-1].lines.append(PatchLine("+", new, line[1:]))
-            new += 1
+            patches[-1].lines.append(PatchLine("+", None, line[1:]))
         elif inside and not line.startswith("\\"):
             patches[-1].lines.append(PatchLine(" ", old, line[1:]))
-            old, new = old + 1, new + 1
+            old += 1
     changed = [patch for patch in patches if any(line.sign in ("+", "-") for line in patch.lines)]
     return [Patch(patch.file, _trim(patch.lines, context)) for patch in changed]
 

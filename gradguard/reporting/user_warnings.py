@@ -109,9 +109,9 @@ class Speaker:
             one_line(
                 f"{diagnosis.title(*_place(diagnosis, None))}: "
                 + (
-                    "reported as likely; certain by now"
+                    "shown above as likely; later steps have confirmed it"
                     if diagnosis.key in self._confirmed
-                    else f"reported once; seen {diagnosis.repeats + 1} times in the steps checked"
+                    else f"found {diagnosis.repeats + 1} times, shown once"
                 )
             )
             for diagnosis in sorted(again, key=lambda diagnosis: -diagnosis.repeats)

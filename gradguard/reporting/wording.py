@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from gradguard.core.diagnosis import Confidence, Diagnosis, Fix, Safety, Severity, TensorFacts
+import re
+
+from gradguard.core.diagnosis import Confidence, Diagnosis, Fix, Safety, TensorFacts
 from gradguard.reporting.source_blocks import shown_path
 from gradguard.reporting.terminal.layout import one_line
 
-SAFETY: dict[Safety, str] = {"safe": "safe", "unsafe": "unsafe: changes what is computed", "manual": "needs your judgement"}
-_MEANT: dict[Severity, str] = {"error": "check that it is what you mean"}  # a recommended change of what is computed
+SAFETY: dict[Safety, str] = {
+    "safe": "safe",
+    "unsafe": "review first: it changes results",
+    "manual": "decide yourself: it depends on what you mean",
+}
 
 CULPRIT: dict[Confidence, str] = {"certain": "culprit", "likely": "likely culprit", "possible": "possible culprit"}
 CONFIDENCE: dict[Confidence, str] = {
@@ -16,18 +21,21 @@ CONFIDENCE: dict[Confidence, str] = {
     "possible": "possible, not certain: check it before you change the code",
 }
 NO_CULPRIT = "could not determine the exact line"
+_PLAIN_WORD = re.compile(r"[a-z]+[ ,:]")  # code stands as it is written
 
 
-def safety(diagnosis: Diagnosis, fix: Fix) -> str:
-    """What a change may do. The recommended one is to change the numbers of a program that runs, and trains wrongly."""
-    if fix.safety == "unsafe" and fix is diagnosis.fixes[0]:
-        return _MEANT.get(diagnosis.severity, "changes the numbers, as it should")
-    return SAFETY[fix.safety]
+def fix_title(fix: Fix) -> str:
+    """The change in one line, with a capital and without a full stop, however the rule writes it."""
+    text = one_line(fix.title).rstrip()
+    if text.endswith(".") and not text.endswith(".."):
+        text = text[:-1]
+    return text[:1].upper() + text[1:] if _PLAIN_WORD.match(text) else text
 
 
-def standing(diagnosis: Diagnosis, fix: Fix) -> str:
+def standing(fix: Fix) -> str:
     """What a change may do, and what came of trying it."""
-    words, verified = safety(diagnosis, fix), fix.verified
+    verified = fix.verified
+    words = SAFETY[verified.safety or fix.safety]
     if verified.verdict == "verified":
         return f"{words}; verified over {_count(verified.steps, 'step')}" if verified.steps else f"{words}; verified: {verified.why}"
     if verified.why is None:

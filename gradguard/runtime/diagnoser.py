@@ -30,6 +30,12 @@ from gradguard.torch_compat.private_api import OtherRanksNeeded, this_rank_only
 _LOGGER = logging.getLogger("gradguard")
 # called with every diagnosis that any guard of this process makes known, before it is
 witnesses: list[Callable[[Diagnosis], None]] = []
+_verified_in_the_end: list[bool] = []
+
+
+def leave_verification() -> None:
+    """From now on no guard of this process tries fixes: `gradguard run --verify` does, once the program is over."""
+    _verified_in_the_end.append(True)
 
 
 class FaultHandler(Protocol):
@@ -132,7 +138,7 @@ class Diagnoser:
 
     def verified(self, diagnosis: Diagnosis) -> Diagnosis:
         """The diagnosis, about to be raised, with its fixes tried, where the settings ask for it (`gradguard.runtime.trials`)."""
-        if not self.settings.verify or self.launched:  # `gradguard run` does that once the program is over
+        if not self.settings.verify or _verified_in_the_end:
             return diagnosis
         try:
             from gradguard.runtime.trials.verify import verified_here
@@ -144,7 +150,7 @@ class Diagnoser:
 
     def verify_said(self, run: Run) -> None:
         """At the end of a run: tries the fixes of what was only warned of, and logs which one repairs the program."""
-        if not self.settings.verify or self.launched:
+        if not self.settings.verify or _verified_in_the_end:
             return
         for diagnosis in run.speaker.said():
             verified = self.verified(diagnosis)

@@ -15,6 +15,7 @@ from gradguard.cli.fix_command import fix_report
 from gradguard.core.diagnosis import Diagnosis, SourceSpan
 from gradguard.fixes.patched_files import hash_of
 from gradguard.reporting.jsonl import JsonlReport, to_record
+from gradguard.runtime.trials.verify import announce
 
 PROGRAM = """
     import torch, torch.nn as nn
@@ -42,8 +43,8 @@ def test_from_the_failure_to_the_repaired_file(tmp_path: Path) -> None:
     before = script.read_bytes()
     failed = guarded("--verify", "--report", "r.jsonl", "code/train.py", cwd=tmp_path)
     assert failed.status == 1 and failed.out == ""
-    assert "its fix is tried; at most 120 s each" in failed.err and failed.err.count("error[GG101]") == 1
-    assert "make a new tensor instead: `y = y + 1` (safe; verified over 8 steps)" in failed.err
+    assert "trying its fix, which takes at most 2 minutes\n" in failed.err and failed.err.count("error[GG101]") == 1
+    assert "Make a new tensor instead: `y = y + 1` (safe; verified over 8 steps)" in failed.err
     (line,) = (tmp_path / "r.jsonl").read_text().splitlines()
     record = json.loads(line)
     (fix, *_) = record["fixes"]
@@ -69,10 +70,11 @@ def test_a_program_that_only_trains_wrongly(tmp_path: Path) -> None:
         "        optimizer.zero_grad()\n", ""
     )
     write(tmp_path, "train.py", silent)
-    done = python("-m", "gradguard", "fix", "--unsafe", "train.py", cwd=tmp_path)
+    done = python("-m", "gradguard", "fix", "train.py", cwd=tmp_path)
     assert done.status == 0 and done.out.count("stepped") == 8, done.err
-    assert "GG601" in done.err and "verified over 8 steps" in done.err
-    assert "+    optimizer.zero_grad()" in done.out
+    assert done.err.count("trying its fix") == 1 and done.err.count("verified over 8 steps") == 1
+    assert "+    optimizer.zero_grad()" in done.out and "# review first: it changes results; verified over 8 steps (" in done.out
+    assert done.err.endswith("gradguard fix: to make these changes: gradguard fix --apply --unsafe train.py\n")
 
 
 @pytest.fixture
@@ -116,7 +118,7 @@ def test_what_a_report_must_not_bring_about(report: Any, tmp_path: Path, capsys:
         ({"patch": patch.replace("x = 1", "x = 5")}, "is not as the patch has it"),
         ({"patch": patch.replace("x = 3", "x = (")}, "would not be Python"),
         ({"patch": "rm -rf /"}, "no line of a unified diff"),
-        ({"safety": "unsafe"}, "its fix is unsafe (r); --unsafe makes it"),
+        ({"safety": "unsafe"}, "its fix changes results (r)\ngradguard fix: to make it all the same: gradguard fix --apply --unsafe"),
         ({"verified": {"verdict": "failed", "why": "it ends with x"}}, "its fix was tried, and failed: it ends with x"),
         ({"patch": None, "files": []}, "its fix cannot be written as a patch"),
     ]
@@ -132,6 +134,22 @@ def test_what_a_report_must_not_bring_about(report: Any, tmp_path: Path, capsys:
     assert outside.read_bytes() == (tmp_path / "train.py").read_bytes() == b"x = 1\ny = 2\n"
     assert not list(tmp_path.glob("*.bak*"))
     outside.unlink()
+
+
+def test_what_is_recommended_is_shown_whatever_it_changes(report: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tried = {"verdict": "verified", "steps": 36, "why": "it ran 36 steps"}
+    for safety, words, option in (
+        ("safe", "safe", ""),
+        ("unsafe", "review first: it changes results", " --unsafe"),
+        ("manual", "decide yourself: it depends on what you mean", " --unsafe"),
+    ):
+        for verified, verdict in ((tried, "verified over 36 steps"), ({}, "not tried"), ({"why": "no time"}, "not verified: no time")):
+            path = report(safety=safety, verified=verified)
+            assert fix_report(path, apply=False, unsafe=False, ask=False, command=["-m", "a b"]) == 0
+            said = capsys.readouterr()
+            assert said.out.startswith(f"# GG101 a-rule at train.py:1: Make it 3\n# {words}; {verdict} (r)\n--- a/train.py\n")
+            assert said.err == f"gradguard fix: to make these changes: gradguard fix --apply{option} -m 'a b'\n"
+    assert (tmp_path / "train.py").read_bytes() == b"x = 1\ny = 2\n"
 
 
 def test_a_terminal_is_asked(report: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,6 +175,7 @@ def test_a_report_is_revised_in_its_line(tmp_path: Path) -> None:
     report = JsonlReport(tmp_path / "r.jsonl")
     report.write(one, "first")
     report.write(two, "second")
+    one.repeats = 3  # met again since
     report.revise(one, one.model_copy(update={"notes": ["more"]}), "third")
     report.revise(Diagnosis(code="GG103", name="a-rule", headline="h"), two, "fourth")
     records = [json.loads(line) for line in report.path.read_text().splitlines()]
@@ -166,3 +185,15 @@ def test_a_report_is_revised_in_its_line(tmp_path: Path) -> None:
         ("GG102", [], "fourth"),
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["r.jsonl"]
+
+
+def test_what_is_said_before_trials(capsys: pytest.CaptureFixture[str]) -> None:
+    patched = {"title": "a", "patch": "p", "files": [{"name": "a.py", "path": "/a.py", "sha256": "0"}]}
+    for fixes, said in (
+        ([], ""),
+        ([{"title": "a"}], "gradguard: GG101 a-rule: its fix is not tried: it is in words, not a patch\n"),
+        ([patched], "gradguard: GG101 a-rule: trying its fix, which takes at most 2 minutes\n"),
+        ([patched] * 2, "gradguard: GG101 a-rule: trying its 2 fixes until one repairs the program, which takes at most 2 minutes each\n"),
+    ):
+        announce(Diagnosis.model_validate({"code": "GG101", "name": "a-rule", "headline": "h", "fixes": fixes}))
+        assert capsys.readouterr().err == said

@@ -52,7 +52,7 @@ def test_each_cause_is_said_once_and_repeats_are_counted() -> None:
         said = [speaker.emit_warning(diagnosis(line=line), "text") for line in (1, 1, 2, 1, 1, 3)]
     assert said == [True, False, True, False, False, True]
     assert [warning.lineno for warning in caught] == [1, 2, 3]
-    assert speaker.summary_lines() == ["GG601 stale-gradients at train.py:1: reported once; seen 4 times in the steps checked"]
+    assert speaker.summary_lines() == ["GG601 stale-gradients at train.py:1: found 4 times, shown once"]
     assert [found.repeats for found in speaker.said()] == [3, 0, 0]
 
 
@@ -147,7 +147,7 @@ def test_in_a_plain_program_it_is_seen_once_and_a_log_line_is_seen_too(tmp_path:
     assert lines[0] == f"{tmp_path}/program.py:11: GradGuardWarning: error[GG601]: Old gradients."
     assert lines[-1] == f"GG601 stale-gradients at {tmp_path}/program.py:12: Old gradients."
     assert done.stderr.count("GG601]") == 1 and "speaker.emit_warning(found(11)" in done.stderr
-    assert done.stdout == f"GG601 stale-gradients at {tmp_path}/program.py:11: reported once; seen 3 times in the steps checked\n"
+    assert done.stdout == f"GG601 stale-gradients at {tmp_path}/program.py:11: found 3 times, shown once\n"
 
 
 @pytest.mark.parametrize("option", ["error::UserWarning", "error:::__main__:11"])

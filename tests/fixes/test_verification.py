@@ -90,7 +90,7 @@ def test_choice_among_fixes() -> None:
     ]
     assert [each.title for _, each in choose([first], unsafe=True).chosen] == ["b"]
     (_, reason), *_ = choose([diagnosis(fixes=[fix("b", safety="unsafe")])], unsafe=False).left
-    assert reason == "its fix is unsafe (r); --unsafe makes it all the same"
+    assert reason == "its fix changes results (r)"
 
 
 def test_the_combined_patch_is_the_one_that_is_made() -> None:
@@ -98,6 +98,6 @@ def test_the_combined_patch_is_the_one_that_is_made() -> None:
     both = fix("a", verdict="verified", patch=combined, files=[PatchedFile(name="train.py", path="/p/train.py", sha256="0")])
     unsafe = both.model_copy(update={"verified": both.verified.model_copy(update={"safety": "unsafe"})})
     ((_, reason),) = choose([diagnosis(fixes=[unsafe])], unsafe=False).left
-    assert reason.startswith("its fix changes what is computed where it repairs what is behind")
+    assert reason.startswith("its fix changes results where it repairs what is behind")
     (change,) = choose([diagnosis(fixes=[both])], unsafe=False).changes["/p/train.py"]
     assert (change.start, change.new) == (2, ("g",))

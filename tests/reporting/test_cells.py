@@ -45,7 +45,7 @@ def test_a_failing_cell_shows_the_diagnosis_and_no_frame_of_torchs(shell: Any, c
     assert "culprit: Cell In[2]:3:5 in forward" in said
     assert said.index('File "Cell In[3]", line 3') < said.index("error[GG101]")
     assert "autograd/__init__.py" not in said and "direct cause" not in said
-    assert "fix:    make a new tensor instead: `h = h + 1` (safe)" in said
+    assert "fix:    Make a new tensor instead: `h = h + 1` (safe)" in said
 
 
 def test_other_errors_are_shown_as_ipython_shows_them(shell: Any, capsys: pytest.CaptureFixture[str]) -> None:

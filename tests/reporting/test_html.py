@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 import pytest
 
 from gradguard.core.diagnosis import Diagnosis, Fix, TensorFacts
-from gradguard.reporting import notebook
+from gradguard.reporting import notebook, wording
 from gradguard.reporting.html.page import render_html
 
 HOSTILE = "<script>alert('x')</script>&\"'{{ 7 * 7 }}{% raw %}"
@@ -45,7 +45,7 @@ def test_page_says_everything(story):
     page = Page(render_html([story], "Report of run 7"))
     flat = " ".join(page.text.split())
     assert render_html([story], "t").startswith("<!DOCTYPE html>")
-    for said in (story.headline, story.explanation, *story.notes, *story.avoid, *(fix.title for fix in story.fixes)):
+    for said in (story.headline, story.explanation, *story.notes, *story.avoid, *(wording.fix_title(fix) for fix in story.fixes)):
         assert said.replace("`", "") in flat
     for said in (*story.breadcrumbs, story.torch_message, story.name, "train.py:19:12", "clip_share", "float32 [32, 8], version 0 → 1"):
         assert said in flat

@@ -19,14 +19,14 @@ def lines(text, **options):
 
 def test_a_changed_line_with_its_neighbours():
     new = [*OLD[:3], "b = 20", *OLD[4:]]
-    assert lines(diff(new)) == [(" ", 3, "a = 1"), ("-", 4, "b = 2"), ("+", 4, "b = 20"), (" ", 5, "c = 3")]
-    assert lines(diff(new), context=0) == [("-", 4, "b = 2"), ("+", 4, "b = 20")]
+    assert lines(diff(new)) == [(" ", 3, "a = 1"), ("-", 4, "b = 2"), ("+", None, "b = 20"), (" ", 5, "c = 3")]
+    assert lines(diff(new), context=0) == [("-", 4, "b = 2"), ("+", None, "b = 20")]
     assert read_patch(diff(new))[0].file == "train.py"
 
 
-def test_far_changes_have_a_gap_and_new_numbers():
+def test_far_changes_have_a_gap_and_the_old_numbers():
     new = ["import numpy", *OLD[:9], "h = 80", *OLD[10:]]
-    assert lines(diff(new), context=0) == [("+", 1, "import numpy"), ("", None, ""), ("-", 10, "h = 8"), ("+", 11, "h = 80")]
+    assert lines(diff(new), context=0) == [("+", None, "import numpy"), ("", None, ""), ("-", 10, "h = 8"), ("+", None, "h = 80")]
 
 
 def test_removed_line_that_looks_like_a_header():
@@ -36,7 +36,7 @@ def test_removed_line_that_looks_like_a_header():
 def test_two_files_and_no_newline_at_the_end():
     text = diff([*OLD[:11], "i = 90"]) + "\\ No newline at end of file\n" + diff(["x"], ["y"], "model.py")
     assert [patch.file for patch in read_patch(text)] == ["train.py", "model.py"]
-    assert read_patch(text)[1].lines == [PatchLine("-", 1, "y"), PatchLine("+", 1, "x")]
+    assert read_patch(text)[1].lines == [PatchLine("-", 1, "y"), PatchLine("+", None, "x")]
 
 
 def test_what_is_no_diff():

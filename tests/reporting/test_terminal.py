@@ -9,6 +9,8 @@ import pytest
 from rich.cells import cell_len
 
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
+from gradguard.reporting import wording
+from gradguard.reporting.terminal.layout import clean
 from gradguard.reporting.terminal.render import headline, print_diagnosis, render, render_for_error
 
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
@@ -61,7 +63,7 @@ def test_long_lists_are_cut(write, snapshot):
     verbose = render(many, width=80, unicode=False, verbose=True)
     for i in range(9):
         assert f"write {i}" in verbose and f"note number {i}" in verbose and f"step {i}" in verbose
-    assert "try 4" in verbose and "fourth" in verbose and "line 29" in verbose
+    assert "Try 4" in verbose and "fourth" in verbose and "line 29" in verbose
     assert "more:" in verbose and "and " not in verbose
 
 
@@ -89,6 +91,34 @@ def test_no_word_is_broken_and_prose_keeps_to_the_width(story, width):
 
 def test_pytorchs_words_stand_whole_at_the_end(story):
     assert render(story, width=60).endswith("    " + story.torch_message)
+
+
+def test_a_person_is_shown_pytorchs_first_sentence(story):
+    for words, shown in (
+        ("It is at version 1; expected version 0 instead. Hint: enable it.", "It is at version 1; expected version 0 instead."),
+        ("Error(s) in loading:\n\tMissing key(s): a.", "Error(s) in loading:\n\tMissing key(s): a."),
+        ("mat1 (2x3) and torch.float32, e.g. this", "mat1 (2x3) and torch.float32, e.g. this"),
+    ):
+        story.torch_message = words
+        said = render(story, brief=True).partition("PyTorch said:\n")[2]
+        more = "" if shown == words else "\n(and more, in the exception's text and in the report)"
+        assert re.sub("^    ", "", said, flags=re.M) == re.sub("^    ", "", clean(shown), flags=re.M) + more
+        assert render(story, brief=True, verbose=True) == render(story, verbose=True)
+    stream = io.StringIO()
+    story.torch_message = "One. Two."
+    print_diagnosis(story, stream)
+    assert "    One.\n" in stream.getvalue() and "Two." not in stream.getvalue() and "    One. Two." in render_for_error(story)
+
+
+def test_titles_of_fixes_have_one_form():
+    for written, shown in (
+        ("make it: `y = y + 1`", "Make it: `y = y + 1`"),
+        ("Call `x.step()` first.", "Call `x.step()` first"),
+        ("torch.no_grad() around it", "torch.no_grad() around it"),
+        ("`y` as it was", "`y` as it was"),
+        ("wait...", "wait..."),
+    ):
+        assert wording.fix_title(Fix(title=written)) == shown
 
 
 @pytest.mark.parametrize("unicode", [False, True])

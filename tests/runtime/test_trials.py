@@ -173,7 +173,7 @@ ITSELF = """
 def test_a_program_that_guards_itself(tmp_path: Path) -> None:
     program(tmp_path, train=ITSELF)
     done = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 1 and done.stderr.count("its fix is tried") == 1  # and none in the trial
+    assert done.returncode == 1 and done.stderr.count("trying its fix") == 1  # and none in the trial
     assert "`y = y + 1` (safe; verified over 7 steps)" in done.stderr
 
 

@@ -61,7 +61,7 @@ _MACROS = """
   {%- for change in read_patch(text) -%}
     <pre>{% if change.file %}<span class="number">{{ change.file }}</span>{{ newline }}{% endif -%}
     {%- for line in change.lines -%}
-      <span class="number">{{ '%5s' % (line.number or '…') }}</span>{{ ' ' -}}
+      <span class="number">{{ '%5s' % (line.number or ('' if line.sign else '…')) }}</span>{{ ' ' -}}
       <span class="{{ {'+': 'added', '-': 'removed'}.get(line.sign, 'same') }}">{{ line.sign }} {{ line.text }}</span>{{ newline -}}
     {%- endfor %}</pre>
   {%- else -%}
@@ -110,7 +110,7 @@ _MACROS = """
 {% endif %}
 {% for fix in d.fixes %}
 <dt>{{ 'fix' if loop.first else 'or' }}</dt>
-<dd>{{ prose(one_line(fix.title)) }} <span class="safety">({{ wording.standing(d, fix) }})</span>
+<dd>{{ prose(wording.fix_title(fix)) }} <span class="safety">({{ wording.standing(fix) }})</span>
 {% if fix.detail %}{{ long(fix.detail) }}{% endif %}
 {% for further in fix.verified.behind %}{{ long('and behind it, ' + further) }}{% endfor %}
 {% if fix.patch %}{{ patch(fix.verified.patch or fix.patch) }}{% endif %}

@@ -1,13 +1,14 @@
 """The diagnosis as text: what a `GradGuardError` says, what a warning says, what `gradguard run` prints.
 
 From top to bottom, in the order a tired reader needs it: the headline, the culprit's line, the other places of the story, why, what
-to do, what not to do, then the facts, and PyTorch's own words verbatim (code that searches the text of an exception for them goes
-on working).
+to do, what not to do, then the facts, and PyTorch's own words. The exception's text has them verbatim (code that searches it for them
+goes on working); what is printed for a person has their first sentence.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import TextIO
@@ -24,6 +25,7 @@ from gradguard.reporting.wording import headline
 __all__ = ["headline", "print_diagnosis", "render", "render_for_error"]
 
 MIN_WIDTH, DEFAULT_WIDTH, MAX_WIDTH = 60, 100, 120
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z(])")
 COLUMN = 10  # where the text of "why:", "fix:" and the like begins
 
 # What is shown of long lists unless verbose; the rest is counted.
@@ -31,7 +33,13 @@ PLACES, NOTES, TENSORS, FIXES, AVOID, CRUMBS, PATCH_LINES, TORCH_LINES = 5, 5, 6
 
 
 def render(
-    diagnosis: Diagnosis, *, width: int = DEFAULT_WIDTH, color: bool = False, verbose: bool = False, unicode: bool | None = None
+    diagnosis: Diagnosis,
+    *,
+    width: int = DEFAULT_WIDTH,
+    color: bool = False,
+    verbose: bool = False,
+    unicode: bool | None = None,
+    brief: bool = False,
 ) -> str:
     """The diagnosis as text without a final newline.
 
@@ -41,11 +49,12 @@ def render(
         color: with ANSI colour codes.
         verbose: nothing is cut.
         unicode: draw with box characters; None: where the encoding of stderr is a Unicode one.
+        brief: of PyTorch's words, the first sentence.
     """
     if unicode is None:
         unicode = _is_unicode(sys.stderr)
     writer = _Writer(diagnosis, max(width, 40), verbose, UNICODE if unicode else ASCII)
-    writer.write_all()
+    writer.write_all(brief and not verbose)
     return "\n".join(paint(row, color) for row in writer.rows)
 
 
@@ -65,13 +74,13 @@ class _Writer:
         self._title()
         self._fixes()
 
-    def write_all(self) -> None:
+    def write_all(self, brief: bool) -> None:
         self._title()
         self._places()
         self._why()
         self._fixes()
         self._facts()
-        self._torch()
+        self._torch(brief)
 
     def _limit(self, limit: int) -> int | None:
         return None if self.verbose else limit
@@ -141,7 +150,7 @@ class _Writer:
         if fixes:
             self._blank()
         for index, fix in enumerate(fixes):
-            self._field("or" if index else "fix", f"{one_line(fix.title)} ({wording.standing(diagnosis, fix)})", "fix")
+            self._field("or" if index else "fix", f"{wording.fix_title(fix)} ({wording.standing(fix)})", "fix")
             if fix.detail:
                 self._field_below(fix.detail)
             for further in fix.verified.behind:
@@ -183,7 +192,9 @@ class _Writer:
                 rows.append([Segment(" " * (COLUMN + 2) + self.glyphs.dots, "gutter")])
                 continue
             style = {"+": "added", "-": "removed"}.get(line.sign, "")
-            rows.append([Segment(f"{'':{COLUMN + 2}}{line.number:>{digits}} ", "gutter"), Segment(f"{line.sign} {text[indent:]}", style)])
+            rows.append(
+                [Segment(f"{'':{COLUMN + 2}}{line.number or '':>{digits}} ", "gutter"), Segment(f"{line.sign} {text[indent:]}", style)]
+            )
         return rows
 
     def _is_culprit_file(self, file: str) -> bool:
@@ -222,17 +233,21 @@ class _Writer:
             names = ", ".join(name for name, _ in wording.tensor_rows(rest))
             self._field_below(f"and {len(rest)} more: {names}")
 
-    def _torch(self) -> None:
+    def _torch(self, brief: bool) -> None:
         message = self.diagnosis.torch_message
         if not message or not message.strip():
             return
         self._blank()
         self.rows.append([Segment("  PyTorch said:", "dim")])
-        lines = clean(message).strip("\n").split("\n")
+        whole = clean(message).strip("\n")
+        text = _SENTENCE_END.split(whole, maxsplit=1)[0] if brief else whole
+        lines = text.split("\n")
         shown = lines[: self._limit(TORCH_LINES)]
         self.rows.extend([Segment("    " + line, "dim")] for line in shown)
         if hidden := len(lines) - len(shown):
             self.rows.append([Segment(f"    and {hidden} more lines", "dim")])
+        elif text != whole:
+            self.rows.append([Segment("    (and more, in the exception's text and in the report)", "dim")])
 
 
 def render_for_error(diagnosis: Diagnosis) -> str:
@@ -257,6 +272,7 @@ def print_diagnosis(diagnosis: Diagnosis, file: TextIO | None = None, *, color: 
         color=wants_color(stream) if color is None else color,
         verbose=verbose,
         unicode=_is_unicode(stream),
+        brief=True,
     )
     encoding = getattr(stream, "encoding", None)
     if encoding:  # a name or a source line in characters that this stream does not have must not raise a second error

@@ -150,12 +150,19 @@ def verified_here(diagnosis: Diagnosis, settings: Settings, known: Sequence[Diag
 
 
 def announce(diagnosis: Diagnosis) -> None:
-    """Says that it will take a while."""
+    """Says that it will take a while, or that there is nothing to try."""
     place = diagnosis.culprit or next(iter(diagnosis.related), None)
     title = diagnosis.title() if place is None else diagnosis.title(shown_path(place.file), place.line)
-    number = len(candidates(diagnosis))
-    what = "its fix is tried" if number == 1 else f"its {number} fixes are tried, until one repairs the program"
-    print(one_line(f"gradguard: {title}: {what}; at most {SECONDS:.0f} s each"), file=sys.stderr, flush=True)
+    number, minutes = len(candidates(diagnosis)), f"at most {SECONDS / 60:.0f} minutes"
+    if number > 1:
+        what = f"trying its {number} fixes until one repairs the program, which takes {minutes} each"
+    elif number:
+        what = f"trying its fix, which takes {minutes}"
+    elif diagnosis.fixes:
+        what = "its fix is not tried: it is in words, not a patch"
+    else:
+        return
+    print(one_line(f"gradguard: {title}: {what}"), file=sys.stderr, flush=True)
 
 
 def _why(ruling: Ruling, outcome: Outcome) -> str:
