@@ -13,11 +13,15 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from gradguard.core import ranks
 from gradguard.core.errors import GradGuardError, mark_seen
 from gradguard.probes.listeners import listener
 from gradguard.runtime.module_isolation import received_worker
+
+_folders: dict[str, int] = {}  # that are not removed yet, and the process that made each
+_launched: WeakKeyDictionary[Any, str | None] = WeakKeyDictionary()  # by the context that waits for the workers
 
 Divert = Callable[[Any, str, Callable[[Any], Any]], None]
 
@@ -89,26 +93,52 @@ def _start(original: Callable[..., Any]) -> Callable[..., Any]:
         session = listener()
         if session is None or isinstance(fn, GuardedWorker):
             return original(fn, *args, **kwargs)
-        worker = fn
+        worker, folder = fn, None
         with session.lookout:
             guard = session.guards[-1]
             folder = tempfile.mkdtemp(prefix="gradguard-")
-            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            _folders[folder] = os.getpid()
             report = None if guard.diagnoser.report is None else str(guard.diagnoser.report.path)
             worker = GuardedWorker(type(guard), fn, guard.settings.model_dump_json(), report, folder)
-        return original(worker, *args, **kwargs)
+        context = None
+        try:
+            context = original(worker, *args, **kwargs)
+        finally:
+            if context is None:  # the workers were waited for, or have not started
+                _remove(folder)
+        if context is not None:
+            with session.lookout:
+                _launched[context] = folder
+        return context
 
     return guarded
 
 
 def _join(original: Callable[..., Any]) -> Callable[..., Any]:
     def guarded(*args: Any, **kwargs: Any) -> Any:
+        ended = True
         try:
-            return original(*args, **kwargs)
+            ended = original(*args, **kwargs)
         except GradGuardError:
             raise
         except Exception as error:
             mark_seen(error)  # the worker's own guard has diagnosed it
             raise
+        finally:
+            if ended and args:
+                _remove(_launched.pop(args[0], None))
+        return ended
 
     return guarded
+
+
+def _remove(folder: str | None) -> None:
+    if folder is not None and _folders.pop(folder, None) == os.getpid():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@atexit.register
+def _remove_all() -> None:
+    """The process ends, and has not waited for its workers."""
+    for folder in list(_folders):
+        _remove(folder)

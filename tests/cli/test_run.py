@@ -355,6 +355,43 @@ def test_processes(tmp_path: Path, method: str) -> None:
     assert ended.status == 0 and ended.err == ""
 
 
+def test_what_workers_share_is_gone_with_them(tmp_path: Path) -> None:
+    program = """
+        import glob, os, signal, tempfile, time
+        import torch.multiprocessing as mp
+
+        def work(index, what):
+            if what == "raise":
+                raise ValueError(index)
+            if what == "interrupt":
+                os.kill(os.getppid(), signal.SIGINT)
+
+        def left():
+            return len(glob.glob(os.path.join(tempfile.gettempdir(), "gradguard-*")))
+
+        for what in ("return", "raise", "interrupt"):
+            try:
+                mp.start_processes(work, (what,), nprocs=1, start_method="fork")
+                time.sleep(what == "interrupt")
+            except (Exception, KeyboardInterrupt) as error:
+                print(type(error).__name__, left())
+            else:
+                print(left())
+        context = mp.start_processes(work, ("return",), nprocs=1, join=False, start_method="fork")
+        print(left())
+        while not context.join():
+            pass
+        print(left())
+        mp.start_processes(work, ("return",), nprocs=1, join=False, start_method="fork")
+    """
+    write(tmp_path, "workers.py", program)
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    ended = guarded("workers.py", cwd=tmp_path, TMPDIR=str(folder))
+    assert ended.out.split() == ["0", "ProcessRaisedException", "0", "KeyboardInterrupt", "0", "1", "0"], ended.err
+    assert not list(folder.glob("gradguard-*"))
+
+
 def test_spawn_from_a_module(tmp_path: Path) -> None:
     write(tmp_path, "pkg/__init__.py", "")
     write(tmp_path, "pkg/numbers.py", "def square(x):\n    return x * x")
