@@ -214,6 +214,19 @@ def out_of_the_loop(place: ResolvedSite | None) -> str | None:
     return moved_after(source, [statement], loop)
 
 
+def repeated_after(place: ResolvedSite | None, anchor: ResolvedSite | None) -> str | None:
+    """The diff that repeats an assignment right after the statement of another place in the same function."""
+    first, fixed = own_statement(place), own_statement(anchor)
+    if first is None or fixed is None or place is None or anchor is None or first[0] is not fixed[0] or first[1] is fixed[1]:
+        return None
+    if place.enclosing_function is not anchor.enclosing_function or not isinstance(first[1], ast.Assign):
+        return None
+    made = {name for target in getattr(fixed[1], "targets", ()) for name in _names(target, ast.Store) | _names(target, ast.Load)}
+    if not made & _names(first[1].value, ast.Load):  # by way of another variable, which still has the old values
+        return None
+    return moved_after(first[0], [first[1]], fixed[1], keep=True)
+
+
 def detached(source: Source, node: ast.expr) -> str | None:
     """The expression with `.detach()`, as text."""
     return applied_to(source, node, "{}.detach()")

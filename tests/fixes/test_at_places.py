@@ -90,6 +90,12 @@ LOOP = """
             "        scheduler.step()\n    print",
             "    scheduler.step()\n    print",
         ),
+        (
+            lambda at: at_places.repeated_after(at("make(model)"), at("= build")),
+            "= build()\n",
+            "= build()\noptimizer = make(model)\n",
+        ),
+        (lambda at: at_places.repeated_after(at("make(loader"), at("# kept")), None, None),  # what it makes has nothing to do with that
         (lambda at: at_places.brought_before(at("clip("), at("= build")), None, None),  # what it reads is not there yet
         (lambda at: at_places.kept_detached([at("# kept")]), "model(batch)", "model(batch).detach()"),
         (lambda at: at_places.put_before(at("backward"), "Adam.step()"), None, None),  # no variable of the program

@@ -132,7 +132,9 @@ def _for_the_rest(source: Source, statement: ast.stmt, block: str) -> str | None
         known is None
         or not any(True for each in rest for _ in inside(each, ast.Call))
         or any(
-            isinstance(node, odd) or (isinstance(node, ast.Call) and last_part(node) in _LEARNS) for each in rest for node in ast.walk(each)
+            isinstance(node, odd) or (isinstance(node, ast.Call) and last_part(node) in _LEARNS)
+            for each in rest
+            for node in inside(each, ast.AST)
         )
     ):
         return None

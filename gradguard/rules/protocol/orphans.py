@@ -14,7 +14,7 @@ from gradguard.analysis.places.source import ResolvedSite, assignments_to, at_li
 from gradguard.analysis.program.syntax import Source, load
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import is_quiet, modules_in, own_dict, peek
-from gradguard.fixes.at_places import without_keyword
+from gradguard.fixes.at_places import repeated_after, without_keyword
 from gradguard.instrumentation.tensor_refs import TensorRef
 from gradguard.monitors.optimizer_books import Book
 from gradguard.rules import wording
@@ -67,7 +67,10 @@ def told(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]],
             title += f": after line {after.statement.end_lineno}"
             if after.call is not None:
                 title += f", `{wording.short(after.call.statement_span().text)}`"
-        fix = Fix(title=title, safety="unsafe", patch=None if after is None else after.patch)
+        patch = after.patch if after is not None else None
+        if everything and whole and replaced is not None:
+            patch = repeated_after(resolve(book.made), at_line(replaced.file, replaced.line))
+        fix = Fix(title=title, safety="unsafe", patch=patch)
         if after is not None and after.call is not None:
             called = after.call.span(f"called after `{name}` was made", "context")
             if culprit is not None and _is_a_helpers(culprit):

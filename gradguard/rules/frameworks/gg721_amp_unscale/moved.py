@@ -49,7 +49,7 @@ def to_the_step(place: ResolvedSite, receiver: str) -> Move | None:
         return None
     between = block[first + 1 : last]
     test = next((above.test for above in source.ancestors(step[1]) if isinstance(above, ast.If) and above in block), None)
-    if test is None and not any(isinstance(each, (ast.Continue, ast.Return)) for other in between for each in ast.walk(other)):
+    if test is None and not any(True for other in between for _ in inside(other, ast.Continue, ast.Return)):
         return None
     moved = [own[1]]
     for each in between:

@@ -62,7 +62,7 @@ from gradguard.monitors.tensor_state import few_values, version_of
 from gradguard.monitors.train_modes import EvalOfOwnForward, ForwardsWithoutGrad, LeftInEval, OutOfReach
 from gradguard.rules import wording
 from gradguard.rules.base import Rule
-from gradguard.rules.protocol.gg609_train_eval_mode import initial_statistics, unconverged_norm
+from gradguard.rules.protocol.gg609_train_eval_mode import unconverged_norm, unfollowed_statistics
 from gradguard.rules.protocol.gg609_train_eval_mode.bare_flag import bare_flag
 from gradguard.rules.protocol.gg609_train_eval_mode.functional_dropout import functional_dropout
 from gradguard.rules.protocol.gg609_train_eval_mode.left_in_eval import left_in_eval
@@ -87,7 +87,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if isinstance(finding, OutOfReach):
         return out_of_reach(incident, finding, CODE, NAME)
     if isinstance(finding, InitialStatistics):
-        return initial_statistics.initial_statistics(incident, finding, CODE, NAME)
+        return unfollowed_statistics.unfollowed_statistics(incident, finding, CODE, NAME)
     return None
 
 
@@ -132,7 +132,7 @@ def _frozen(incident: Incident) -> Diagnosis | None:
     if not isinstance(book, Book) or book.steps not in (12, 24, 60, 150):
         return None
     roots = _roots(incident)
-    initial_statistics.survey(incident, roots)
+    unfollowed_statistics.survey(incident, roots)
     unconverged = unconverged_norm.find(book, roots)
     if unconverged is not None:
         return unconverged_norm.render(unconverged, incident, CODE, NAME)

@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.names import as_code
 from gradguard.analysis.places.source import ResolvedSite, dotted, resolve
+from gradguard.analysis.program.expressions import inside
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.core.safe_read import in_training, named_modules, parameters_in, store_of
 from gradguard.fixes.at_places import own_statement
@@ -30,7 +31,7 @@ def survey(incident: Incident, roots: list[tuple[str, nn.Module]]) -> None:
         ledger.census_until = ledger.steps + 5
 
 
-def initial_statistics(incident: Incident, finding: InitialStatistics, code: str, name: str) -> Diagnosis | None:
+def unfollowed_statistics(incident: Incident, finding: InitialStatistics, code: str, name: str) -> Diagnosis | None:
     """It has just run, and the network that it follows has moved its own statistics since."""
     root, norm = finding.root(), finding.module()
     place = resolve(finding.site)
@@ -127,7 +128,7 @@ def _patch(place: ResolvedSite | None) -> str | None:
     if len(owners) != 2 or len(names) != 2 or len(pair.args) != 2 or pair.keywords or receiver not in names or None in owners:
         return None
     source, mine = place.source, names.index(receiver)
-    if any(isinstance(each, (ast.Break, ast.Continue)) for each in ast.walk(loop)) or loop.body[0].lineno == loop.lineno:
+    if any(True for _ in inside(loop, ast.Break, ast.Continue)) or loop.body[0].lineno == loop.lineno:
         return None
     indent, end = indent_of(source, loop.lineno), loop.end_lineno or loop.lineno
     lines = (
