@@ -139,7 +139,7 @@ b.backward()
     assert diagnosis.code == "GG202"
     assert "`z`" in diagnosis.headline
     assert diagnosis.culprit is not None and diagnosis.culprit.text == "a.backward()"
-    assert "add the losses up" in text
+    assert "Add the losses up" in text
 
 
 def test_a_carried_state_is_found_behind_the_in_place_error() -> None:
