@@ -357,23 +357,20 @@ def test_processes(tmp_path: Path, method: str) -> None:
 
 def test_what_workers_share_is_gone_with_them(tmp_path: Path) -> None:
     program = """
-        import glob, os, signal, tempfile, time
+        import glob, os, tempfile
         import torch.multiprocessing as mp
 
         def work(index, what):
             if what == "raise":
                 raise ValueError(index)
-            if what == "interrupt":
-                os.kill(os.getppid(), signal.SIGINT)
 
         def left():
             return len(glob.glob(os.path.join(tempfile.gettempdir(), "gradguard-*")))
 
-        for what in ("return", "raise", "interrupt"):
+        for what in ("return", "raise"):
             try:
                 mp.start_processes(work, (what,), nprocs=1, start_method="fork")
-                time.sleep(what == "interrupt")
-            except (Exception, KeyboardInterrupt) as error:
+            except Exception as error:
                 print(type(error).__name__, left())
             else:
                 print(left())
@@ -388,7 +385,7 @@ def test_what_workers_share_is_gone_with_them(tmp_path: Path) -> None:
     folder = tmp_path / "temporary"
     folder.mkdir()
     ended = guarded("workers.py", cwd=tmp_path, TMPDIR=str(folder))
-    assert ended.out.split() == ["0", "ProcessRaisedException", "0", "KeyboardInterrupt", "0", "1", "0"], ended.err
+    assert ended.out.split() == ["0", "ProcessRaisedException", "0", "1", "0"], ended.err
     assert not list(folder.glob("gradguard-*"))
 
 
