@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from gradguard.core.diagnosis import Diagnosis
 from gradguard.fixes.application import PatchError, Text
 from gradguard.fixes.choice import Choice, choose, texts_with
+from gradguard.fixes.diff import heads
 from gradguard.fixes.rewriting import RewriteError, readable, rewrite
 from gradguard.reporting import wording
 from gradguard.reporting.source_blocks import shown_path
@@ -46,7 +47,7 @@ def fix_report(report: Path, apply: bool, unsafe: bool, ask: bool, command: Sequ
         print(f"gradguard fix: {error}", file=sys.stderr)
         return 2
     for diagnosis, reason in choice.left:
-        print(f"gradguard fix: {_title(diagnosis)}: {one_line(reason)}", file=sys.stderr)
+        print(f"gradguard fix: {wording.title_at(diagnosis)}: {one_line(reason)}", file=sys.stderr)
     if choice.withheld:
         print(f"gradguard fix: to make it all the same: gradguard fix --apply --unsafe {target}", file=sys.stderr)
     if not choice.chosen:
@@ -61,7 +62,7 @@ def fix_report(report: Path, apply: bool, unsafe: bool, ask: bool, command: Sequ
         print(f"gradguard fix: {error}", file=sys.stderr)
         return 2
     for diagnosis, fix in choice.chosen:
-        print(clean(f"# {_title(diagnosis)}: {wording.fix_title(fix)}"))
+        print(clean(f"# {wording.title_at(diagnosis)}: {wording.fix_title(fix)}"))
         untried = "" if fix.verified.why else "; not tried"
         print(clean(f"# {wording.standing(fix)}{untried} ({one_line(fix.reason or '')})"))
         for behind in fix.verified.behind:
@@ -92,17 +93,11 @@ def _apply(choice: Choice, contents: dict[str, tuple[bytes, bytes]], ask: bool) 
     return 0
 
 
-def _title(diagnosis: Diagnosis) -> str:
-    place = diagnosis.culprit or next(iter(diagnosis.related), None)
-    return diagnosis.title() if place is None else diagnosis.title(shown_path(place.file), place.line)
-
-
 def _diff(texts: dict[str, Text], new: dict[str, Text]) -> str:
     parts: list[str] = []
     for path, text in new.items():
         name = shown_path(path)
-        heads = (name, name) if os.path.isabs(name) else (f"a/{name}", f"b/{name}")
-        parts += difflib.unified_diff(texts[path].plain, text.plain, *heads)
+        parts += difflib.unified_diff(texts[path].plain, text.plain, *heads(name))
     return "".join(parts)
 
 

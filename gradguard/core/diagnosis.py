@@ -119,9 +119,14 @@ class Diagnosis(_Model):
     repeats: int = Field(default=0, description="how often the same cause was met again after it was first said")
 
     @property
+    def place(self) -> SourceSpan | None:
+        """Where to look: the culprit, else the first of the related places."""
+        return self.culprit or next(iter(self.related), None)
+
+    @property
     def key(self) -> tuple[str, str, int]:
         """Identifies the cause: the same rule at the same place is the same bug."""
-        place = self.culprit or (self.related[0] if self.related else None)
+        place = self.place
         return (self.code, place.file if place else "", place.line if place else 0)
 
     def title(self, file: str = "", line: int = 0) -> str:

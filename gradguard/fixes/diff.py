@@ -43,8 +43,12 @@ def header_names(filename: str) -> tuple[str, str] | None:
         return path, path
     if not path.startswith(folder):
         return path, path
-    name = path[len(folder) :].replace(os.sep, "/")
-    return f"a/{name}", f"b/{name}"
+    return heads(path[len(folder) :].replace(os.sep, "/"))
+
+
+def heads(name: str) -> tuple[str, str]:
+    """The names in the header of a diff: of a path below the working directory as `patch -p1` wants them, else as they are."""
+    return (name, name) if name.startswith("/") or ":" in name[:3] else (f"a/{name}", f"b/{name}")
 
 
 def _ended(lines: list[str]) -> list[str]:

@@ -127,14 +127,14 @@ def _same(found: Diagnosis, other: Diagnosis) -> bool:
     """Whether both are of one fault: the same rule at the same code. Line numbers move with a patch; text and function do not."""
     if found.code != other.code:
         return False
-    one, two = (each.culprit or next(iter(each.related), None) for each in (found, other))
+    one, two = (each.place for each in (found, other))
     if one is None or two is None:
         return one is two
     return os.path.realpath(one.file) == os.path.realpath(two.file) and (one.function, one.text) == (two.function, two.text)
 
 
 def _at(found: Diagnosis) -> str:
-    place = found.culprit or next(iter(found.related), None)
+    place = found.place
     return "" if place is None else f" at {os.path.basename(place.file)}:{place.line}"
 
 

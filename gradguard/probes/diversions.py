@@ -119,13 +119,6 @@ def prepare_for_dynamo() -> None:
         copy.__globals__[_COMPILING] = ask
 
 
-def original_code(function: FunctionType) -> CodeType:
-    """The code that a function has without gradguard."""
-    code = function.__code__
-    copy = originals.get(code)
-    return code if copy is None else copy.__code__
-
-
 def _detour(code: CodeType, target: Callable[..., Any], copy: str) -> CodeType:
     """Code of the same signature that calls `target`, or while something compiles the function called `copy`."""
     names = list(code.co_varnames)

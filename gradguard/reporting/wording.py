@@ -54,8 +54,14 @@ def title(diagnosis: Diagnosis) -> str:
 
 def headline(diagnosis: Diagnosis) -> str:
     """The diagnosis in one line, with the place."""
-    place = diagnosis.culprit or (diagnosis.related[0] if diagnosis.related else None)
+    place = diagnosis.place
     return title(diagnosis) + (f" ({shown_path(place.file)}:{place.line})" if place else "")
+
+
+def title_at(diagnosis: Diagnosis) -> str:
+    """Code, name and place, for one line of a command's output."""
+    place = diagnosis.place
+    return diagnosis.title() if place is None else diagnosis.title(shown_path(place.file), place.line)
 
 
 def when(diagnosis: Diagnosis) -> str:

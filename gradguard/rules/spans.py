@@ -109,7 +109,7 @@ def attribute_sets(kind: type, name: str) -> list[ResolvedSite]:
         write.node.lineno
         for write in writes
         if program is not None and tree is not None and write.owner is not None
-        and dotted(write.owner) == "self" and program.stands_in(write.node, tree)
+        and dotted(write.owner) == "self" and program.source.stands_in(write.node, tree)
     ]  # fmt: skip
     return [place for line in lines if source is not None and (place := at_line(source.filename, line)) is not None]
 

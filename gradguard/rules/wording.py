@@ -12,13 +12,12 @@ from torch import nn
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.names import Names
-from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.analysis.places.source import resolve
 from gradguard.analysis.program.index import programs_of
 from gradguard.core.callsite import CallSite
 from gradguard.core.diagnosis import Role, SourceSpan, TensorFacts
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.safe_read import attributes, parameters_in, store_of
-from gradguard.fixes.diff import unified
 from gradguard.monitors.optimizer_books import Book
 
 _LISTED = 4
@@ -186,19 +185,3 @@ def shape_of(tensor: Any) -> list[int] | None:
         return [int(n) for n in tensor.shape]
     except internal_error():
         return None
-
-
-def inserted_before(place: ResolvedSite | None, text: str) -> str | None:
-    """The diff that puts a statement before the one at a place; None where that cannot be done for certain."""
-    if place is None or place.statement is None or place.source is None or place.source.filename.startswith("<"):
-        return None
-    source = place.source
-    line = place.statement.lineno
-    if not 0 < line <= len(source.lines):
-        return None
-    old = source.lines[line - 1]
-    indent = old[: len(old) - len(old.lstrip())]
-    if old[: place.statement.col_offset].strip():  # not the first of its line
-        return None
-    new = [*source.lines[: line - 1], f"{indent}{text}\n", *source.lines[line - 1 :]]
-    return unified(source, new, context=2)

@@ -254,7 +254,7 @@ class Carriers:
         while pending and program is not None:
             for call in program.callers(pending.pop()):
                 around = program.function(call)
-                if any(program.stands_in(call, loop) for loop in loops):
+                if any(program.source.stands_in(call, loop) for loop in loops):
                     return True
                 if around is not None and around not in seen:
                     seen.add(around)

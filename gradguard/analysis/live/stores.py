@@ -19,7 +19,7 @@ from gradguard.analysis.places.instructions import scope_of
 from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.analysis.program.bindings import assignments_to, dotted, targets_of
 from gradguard.analysis.program.blocks import function_around
-from gradguard.analysis.program.defuse import contains, guards_a_cache, position_before, stores_into
+from gradguard.analysis.program.defuse import guards_a_cache, position_before, stores_into
 from gradguard.analysis.program.index import program_of
 from gradguard.analysis.program.stored_values import built_with, stores_through_names, without_graph
 from gradguard.analysis.program.syntax import FUNCTIONS, Source, header_range, load
@@ -92,14 +92,14 @@ def relation_in(source: Source, statement: ast.stmt, place: ResolvedSite) -> Rel
         # a function that is called in each turn: what stands behind the running statement was done in the turn before
         return "fresh" if statement is not at and position_before(statement, at) else "carried"
     loop = loops[0]
-    if not contains(loop, statement, source):
+    if not source.stands_in(statement, loop):
         return "outside"
     if statement is at or not position_before(statement, at):
         return "carried"
     for above in source.ancestors(statement):
         if above is loop:
             return "fresh"
-        if isinstance(above, (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.Match)) and not contains(above, at, source):
+        if isinstance(above, (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Try, ast.Match)) and not source.stands_in(at, above):
             return "carried"  # may not have run in this turn
     return "fresh"
 
@@ -202,7 +202,7 @@ def _growths(source: Source, definition: ast.ClassDef, name: str) -> Iterator[as
     program = program_of(source)
     for growth in () if program is None else program.grows(name):
         statement = source.statement(growth.node)
-        if statement is not None and contains(definition, statement, source):
+        if statement is not None and source.stands_in(statement, definition):
             yield statement
 
 

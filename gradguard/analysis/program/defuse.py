@@ -208,11 +208,6 @@ def position_before(one: ast.AST, other: ast.AST) -> bool:
     return end <= (getattr(other, "lineno", 0), getattr(other, "col_offset", 0))
 
 
-def contains(outer: ast.AST, inner: ast.AST, source: Source) -> bool:
-    """Whether `inner` is `outer` or stands inside it."""
-    return inner is outer or any(above is outer for above in source.ancestors(inner))
-
-
 def stores_into(tree: ast.AST, name: str) -> list[ast.stmt]:
     """Statements that put something into the container or object called `name`: `name.append(x)`, `name[k] = v`, in source order."""
     found: dict[ast.stmt, None] = {}

@@ -744,11 +744,7 @@ class Program:
         `xs[k] = v`, `xs += [...]`, `xs = xs + [...]`, `xs = [*xs, v]`, `heappush(xs, v)`; also what is put into a container
         in it (`xs[k].append(v)`). With a node, those alone that stand in it."""
         found = self._growths.get(name, [])
-        return found if within is None else [growth for growth in found if self.stands_in(growth.node, within)]
-
-    def stands_in(self, node: ast.AST, block: ast.AST) -> bool:
-        """Whether a node is another one, or is in it."""
-        return node is block or any(above is block for above in self.source.ancestors(node))
+        return found if within is None else [growth for growth in found if self.source.stands_in(growth.node, within)]
 
     def grows_in(self, attribute: str) -> list[Growth]:
         """The same for an attribute (`kept` of `self.kept` and `owner.kept`), or a variable of that name."""

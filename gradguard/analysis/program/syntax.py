@@ -101,6 +101,10 @@ class Source:
             yield current
             current = self.parents.get(current)
 
+    def stands_in(self, node: ast.AST, block: ast.AST) -> bool:
+        """Whether a node is another one, or is in it."""
+        return node is block or any(above is block for above in self.ancestors(node))
+
     def statement(self, node: ast.AST) -> ast.stmt | None:
         """The innermost statement the node is, or is in."""
         if isinstance(node, ast.stmt):

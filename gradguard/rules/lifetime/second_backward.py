@@ -23,7 +23,6 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.optimizer_contents import trained_by
 from gradguard.analysis.live.stores import Store
 from gradguard.analysis.places.source import function_def, resolve
-from gradguard.analysis.program.defuse import contains
 from gradguard.analysis.program.expressions import inside
 from gradguard.analysis.program.index import only, program_of
 from gradguard.core.callsite import CallSite
@@ -187,7 +186,7 @@ def _made_in_this_turn(result: Study, carrier: Carrier) -> bool:
     around = next((above for above in source.ancestors(statement) if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef))), None)
     # backward() may stand in a helper: the loops are then those around the call of it
     loops = [loop for site in result.call.stack for loop in _loops_at(site)] if result.call is not None else []
-    if any(contains(loop, statement, source) or (around is not None and around.name in called_in(loop)) for loop in loops[1:]):
+    if any(source.stands_in(statement, loop) or (around is not None and around.name in called_in(loop)) for loop in loops[1:]):
         return True
     return around is not None and result.call is not None and (_called_in_a_loop(around, result.call) or _iterated(around, result.call))
 

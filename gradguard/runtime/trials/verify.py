@@ -13,10 +13,11 @@ from gradguard.config.settings import Settings
 from gradguard.core.diagnosis import Diagnosis, Fix, PatchedFile, Verification
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.fixes.application import PatchError, Text, applied
+from gradguard.fixes.diff import heads
 from gradguard.fixes.patched_files import hash_of
 from gradguard.fixes.verification import BEHIND, Outcome, Ruling, candidates, judge, least_safe, reordered, steps_needed
-from gradguard.reporting.source_blocks import shown_path
 from gradguard.reporting.terminal.layout import one_line
+from gradguard.reporting.wording import title_at
 from gradguard.runtime.rerun.reachable_state import aloud
 from gradguard.runtime.trials.order import VARIABLE
 from gradguard.runtime.trials.trial import Launch, NoTrialError, run_trial
@@ -151,8 +152,6 @@ def verified_here(diagnosis: Diagnosis, settings: Settings, known: Sequence[Diag
 
 def announce(diagnosis: Diagnosis) -> None:
     """Says that it will take a while, or that there is nothing to try."""
-    place = diagnosis.culprit or next(iter(diagnosis.related), None)
-    title = diagnosis.title() if place is None else diagnosis.title(shown_path(place.file), place.line)
     number, minutes = len(candidates(diagnosis)), f"at most {SECONDS / 60:.0f} minutes"
     if number > 1:
         what = f"trying its {number} fixes until one repairs the program, which takes {minutes} each"
@@ -162,7 +161,7 @@ def announce(diagnosis: Diagnosis) -> None:
         what = "its fix is not tried: it is in words, not a patch"
     else:
         return
-    print(one_line(f"gradguard: {title}: {what}"), file=sys.stderr, flush=True)
+    print(one_line(f"gradguard: {title_at(diagnosis)}: {what}"), file=sys.stderr, flush=True)
 
 
 def _why(ruling: Ruling, outcome: Outcome) -> str:
@@ -200,8 +199,7 @@ def _combined(before: Mapping[str, Text], after: Mapping[str, Text], names: Mapp
     diffs, files = [], []
     for path, text in after.items():
         name, old = names[path], before[path]
-        heads = (name, name) if name.startswith("/") or ":" in name[:3] else (f"a/{name}", f"b/{name}")
-        diff = "".join(difflib.unified_diff(old.plain, text.plain, *heads, n=_CONTEXT))
+        diff = "".join(difflib.unified_diff(old.plain, text.plain, *heads(name), n=_CONTEXT))
         if diff:
             diffs.append(diff)
             files.append(PatchedFile(name=name, path=path, sha256=hash_of(old.content)))

@@ -48,7 +48,7 @@ def _made(scope: Scope, called: ast.expr) -> list[Spot]:
     made = program.values(called) if program is not None else ()
     around = Scope(scope.source, scope.source.tree or scope.tree, scope.globals, scope.globals)
     return [
-        Spot(scope if program is not None and program.stands_in(each, scope.tree) else around, each, dotted(called))
+        Spot(scope if program is not None and program.source.stands_in(each, scope.tree) else around, each, dotted(called))
         for each in made
         if isinstance(each, ast.expr)
     ]

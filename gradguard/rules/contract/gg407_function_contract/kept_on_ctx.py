@@ -192,7 +192,11 @@ def store_spot(view: FunctionView, name: str) -> Spot | None:
     """`ctx.name = expression` in forward (or setup_context)."""
     scope = view.forward
     program = None if scope is None else program_of(scope.source)
-    writes = [] if program is None or scope is None else [each for each in program.writes(name) if program.stands_in(each.node, scope.tree)]
+    writes = (
+        []
+        if program is None or scope is None
+        else [each for each in program.writes(name) if program.source.stands_in(each.node, scope.tree)]
+    )
     stored = next((each.value for each in writes if each.owner is not None and dotted(each.owner) == view.context), None)
     return None if scope is None or stored is None else Spot(scope, stored, name)
 

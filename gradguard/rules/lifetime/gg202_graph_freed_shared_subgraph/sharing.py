@@ -16,7 +16,7 @@ from gradguard.analysis.places.instructions import scope_of
 from gradguard.analysis.places.source import ResolvedSite, function_def, resolve
 from gradguard.analysis.program.bindings import dotted
 from gradguard.analysis.program.blocks import function_around
-from gradguard.analysis.program.defuse import contains, is_detached, reads_of
+from gradguard.analysis.program.defuse import is_detached, reads_of
 from gradguard.analysis.program.expressions import given, inside
 from gradguard.analysis.program.index import program_of
 from gradguard.analysis.program.syntax import FUNCTIONS, Function, Source
@@ -84,7 +84,7 @@ def _entry(study: Study, carrier: Carrier, call: BackwardFact, behind: BackwardF
                     or _own_function(source, read) is not _own_function(source, place.statement)
                 ):
                     continue
-                if passing and contains(place.statement, read, source) and _is_handed_on(place, read):
+                if passing and source.stands_in(read, place.statement) and _is_handed_on(place, read):
                     continue
                 entry = Entry(source, statement, read, name)
                 if (
