@@ -10,6 +10,7 @@ import pkgutil
 import re
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -140,46 +141,55 @@ def run(case: Case, folder: Path, level: str, timeout: int = 120) -> Outcome:
     are killed.
     """
     script, report, printed = case.write(folder), folder / "report.jsonl", folder / "printed.txt"
+    status = forked(lambda: _run_guarded(script, report, level), script.parent, timeout, printed)
+    diagnoses = [json.loads(line) for line in report.read_text().splitlines()] if report.exists() else []
+    return Outcome(status, printed.read_text(errors="replace"), diagnoses)
+
+
+def _run_guarded(script: Path, report: Path, level: str) -> None:
+    import warnings
+
+    warnings.resetwarnings()
+    warnings.simplefilter("default")
+
+    from gradguard.cli.script import run_program
+    from gradguard.runtime.guard import gradguard
+
+    run_program(str(script), [], lambda: gradguard(level=level, report=report))
+
+
+def forked(function: Callable[[], object], folder: Path, timeout: float, printed: Path | str = os.devnull) -> int:
+    """Calls a function in a fork of this process and in a folder, as if that were a program of its own; gives its exit status.
+
+    Args:
+        timeout: in seconds, after which it is killed, and with it all that it has started.
+        printed: where what is printed goes.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
     if child == 0:
         os.setsid()
-        signal.alarm(timeout)
-        _become(script, report, printed, level)
+        signal.alarm(int(timeout))
+        status = 1
+        try:
+            target = os.open(printed, os.O_CREAT | os.O_WRONLY)
+            os.dup2(target, 1)
+            os.dup2(target, 2)
+            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+            os.chdir(folder)
+            try:
+                function()
+                status = 0
+            except SystemExit as error:
+                status = error.code if isinstance(error.code, int) else int(error.code is not None)
+            except BaseException as error:
+                sys.excepthook(type(error), error, error.__traceback__)
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(status)
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # not reaped yet: the group's number is still its own
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    diagnoses = [json.loads(line) for line in report.read_text().splitlines()] if report.exists() else []
-    return Outcome(status, printed.read_text(errors="replace"), diagnoses)
-
-
-def _become(script: Path, report: Path, printed: Path, level: str) -> None:
-    """In the child: runs the program and never returns."""
-    import warnings
-
-    status = 1
-    try:
-        target = os.open(printed, os.O_CREAT | os.O_WRONLY)
-        os.dup2(target, 1)
-        os.dup2(target, 2)
-        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-        os.chdir(script.parent)
-        warnings.resetwarnings()
-        warnings.simplefilter("default")
-
-        from gradguard.runtime.guard import gradguard
-        from gradguard.cli.script import run_program
-
-        try:
-            run_program(str(script), [], lambda: gradguard(level=level, report=report))
-            status = 0
-        except SystemExit as error:
-            status = error.code if isinstance(error.code, int) else int(error.code is not None)
-        except BaseException as error:
-            sys.excepthook(type(error), error, error.__traceback__)
-        sys.stdout.flush()
-        sys.stderr.flush()
-    finally:
-        os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

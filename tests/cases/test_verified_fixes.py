@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -11,11 +9,10 @@ import verified_fixes
 from case import HERE, load
 
 from gradguard.config.settings import Settings
-from gradguard.core.diagnosis import Diagnosis, Fix
-from gradguard.fixes.patched_files import completed
 from gradguard.runtime.trials import trial
 from gradguard.runtime.trials.trial import Launch
 from gradguard.runtime.trials.verify import Verifier
+from tests.trial_programs import found, program
 
 
 @pytest.fixture(autouse=True)
@@ -81,20 +78,6 @@ PARTS = """
             y += 1
             return y
 """
-
-
-def program(folder: Path, **files: str) -> None:
-    for name, text in files.items():
-        (folder / f"{name}.py").write_text(textwrap.dedent(text))
-
-
-def found(title: str, file: Path, old: str, new: str, code: str = "GG101") -> Diagnosis:
-    """A diagnosis with one fix in one file."""
-    lines = file.read_text().splitlines(keepends=True)
-    changed = [line.replace(old, new) for line in lines]
-    patch = "".join(difflib.unified_diff(lines, changed, str(file), str(file), n=1))
-    (fix,) = completed([Fix(title=title, patch=patch, safety="safe")], "")
-    return Diagnosis(code=code, name="a-rule", headline="x", step=1, fixes=[fix])
 
 
 def test_fixes_are_tried_until_one_repairs(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Verifies the fixes of each case as `gradguard run --verify` does, and compares the repaired program with the case's twin.
 
-    python tests/cases/verified_fixes.py [CASES] [--outcome raises] [--families inplace,lifetime] [--only GLOB] [--jobs 1] [--verbose]
+    python tests/cases/verified_fixes.py [CASES] [--outcome raises] [--families inplace,lifetime] [--only GLOB] [--verbose]
 
 CASES is a folder of families of cases (default: tests/cases). Counted by rule: cases that were found, whose diagnosis has a patch, whose
 patch was verified, and whose repaired program does as the twin does: the losses that it calls backward on end within 5 % of the twin's,
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import os
-import signal
 import statistics
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from case import HERE, Case, load, load_everything, run
+from case import HERE, Case, forked, load, load_everything, run
 from first_fixes import _patched
 
 from gradguard.config.settings import Settings
@@ -112,7 +111,7 @@ def _losses(case: Case) -> list[float]:
         script = case.write(Path(folder))
         wrapper = Path(folder, "recorded.py")
         wrapper.write_text(f"{_RECORDER}\nimport runpy\nrunpy.run_path({str(script)!r}, run_name='__main__')\n")
-        _forked(lambda: _run_bare(wrapper), Path(folder), 120.0)
+        forked(lambda: _run_bare(wrapper), Path(folder), 120.0)
         try:
             return [float(line) for line in Path(folder, "losses.txt").read_text().splitlines()]
         except OSError:
@@ -125,38 +124,6 @@ def _run_bare(script: Path) -> None:
     sys.path.insert(0, str(script.parent))
     sys.argv = [str(script)]
     runpy.run_path(str(script), run_name="__main__")
-
-
-def _forked(function: Any, folder: Path, seconds: float, printed: str = os.devnull) -> int:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    child = os.fork()
-    if child == 0:
-        os.setsid()
-        signal.alarm(int(seconds) + 1)
-        status = 1
-        try:
-            target = os.open(printed, os.O_CREAT | os.O_WRONLY)
-            os.dup2(target, 1)
-            os.dup2(target, 2)
-            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-            os.chdir(folder)
-            try:
-                function()
-                status = 0
-            except SystemExit as error:
-                status = error.code if isinstance(error.code, int) else int(error.code is not None)
-            except BaseException as error:
-                sys.excepthook(type(error), error, error.__traceback__)
-            sys.stdout.flush()
-        finally:
-            os._exit(status)
-    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-    try:
-        os.killpg(child, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def _run_forked(launch: Launch, mirror: Any, folder: str, seconds: float) -> int:
@@ -175,7 +142,7 @@ def _run_forked(launch: Launch, mirror: Any, folder: str, seconds: float) -> int
         finally:
             atexit._run_exitfuncs()
 
-    return _forked(start, Path(mirror.place_of(launch.folder)), seconds, os.path.join(folder, "printed.txt"))
+    return forked(start, Path(mirror.place_of(launch.folder)), seconds + 1, os.path.join(folder, "printed.txt"))
 
 
 def use_forks() -> None:

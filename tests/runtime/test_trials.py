@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 
 from gradguard.config.settings import Settings
-from gradguard.core.diagnosis import Diagnosis, Fix
-from gradguard.fixes.patched_files import completed
 from gradguard.runtime.trials import trial
 from gradguard.runtime.trials.confinement import can_hold
 from gradguard.runtime.trials.mirror import Mirror, project_of, roots_of
 from gradguard.runtime.trials.trial import Launch, NoTrialError
 from gradguard.runtime.trials.verify import Verifier, verified_here
+from tests.trial_programs import found, program
 
 CONFINED = """
     import ctypes, os, pathlib, shutil, socket, subprocess, sys, tempfile
@@ -133,22 +132,6 @@ def test_which_folders_a_program_consists_of(tmp_path: Path, monkeypatch: pytest
     assert project_of(str(scripts)) == str(project)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert roots_of(str(elsewhere), str(tmp_path)) == [str(elsewhere)]  # a home is not copied
-
-
-def program(folder: Path, **files: str) -> None:
-    for name, text in files.items():
-        (folder / f"{name}.py").write_text(textwrap.dedent(text))
-
-
-def found(title: str, file: Path, old: str, new: str, code: str = "GG101") -> Diagnosis:
-    """A diagnosis with one fix in one file."""
-    import difflib
-
-    lines = file.read_text().splitlines(keepends=True)
-    changed = [line.replace(old, new) for line in lines]
-    patch = "".join(difflib.unified_diff(lines, changed, str(file), str(file), n=1))
-    (fix,) = completed([Fix(title=title, patch=patch, safety="safe")], "")
-    return Diagnosis(code=code, name="a-rule", headline="x", step=1, fixes=[fix])
 
 
 ITSELF = """
