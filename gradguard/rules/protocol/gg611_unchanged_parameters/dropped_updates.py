@@ -54,12 +54,16 @@ def dropped_update(incident: Incident, finding: UpdateDropped, code: str, name: 
     whose = f"`{shown}`" if shown else wording.listed(names, len(parameters))
     bound = at.targets[0] if at.targets and at.targets[0].isidentifier() else None
     kept = at.targets[0] if at.targets and not bound else None
+    several = len(parameters) > 1 and not _is_whole(getattr(at.statement, "value", None), program_of(at.source), computed)
+    new, them, dropped = (
+        ("new tensors", "them", "the new tensors are dropped") if several else ("a new tensor", "it", "the new tensor is dropped")
+    )
     if bound:
-        what, label = f"it binds `{bound}` to a new tensor", f"the new tensor is dropped: nothing reads `{bound}` after this"
+        what, label = f"it binds `{bound}` to {new}", f"{dropped}: nothing reads `{bound}` after this"
     elif kept:
-        what, label = f"it puts a new tensor into `{kept}`, which nothing reads", "the new tensor is dropped: nothing reads this item"
+        what, label = f"it puts {new} into `{kept}`, which nothing reads", f"{dropped}: nothing reads this item"
     else:
-        what, label = "it computes a new tensor and drops it", "the new tensor is dropped"
+        what, label = f"it computes {new} and drops {them}", dropped
     text = wording.short(at.text if at.source is None or at.statement is None else at.source.flat(at.statement), 60)
     have = "have" if len(parameters) > 1 else "has"
     stay = "stays as it is" if shown or len(parameters) == 1 else "stay as they are"
@@ -99,9 +103,9 @@ def _fix(at: ResolvedSite, computed: ResolvedSite, finding: UpdateDropped, shown
     return Fix(title=f"Write into the parameter: `{wording.short(written, 70)}`", safety="unsafe", patch=patch)
 
 
-def _is_whole(value: object, program: Program, computed: ResolvedSite) -> TypeGuard[ast.expr]:
+def _is_whole(value: object, program: Program | None, computed: ResolvedSite) -> TypeGuard[ast.expr]:
     """Whether a statement's value is what was computed, and no list or function of it."""
-    if not isinstance(value, ast.expr) or computed.node is None:
+    if not isinstance(value, ast.expr) or computed.node is None or program is None:
         return False
     around = list(takewhile(lambda each: each is not value, (computed.node, *program.source.ancestors(computed.node))))
     return not any(isinstance(each, _OTHERS) for each in [*around[1:], *([value] if around else [])])
