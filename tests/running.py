@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import itertools
 import linecache
@@ -36,7 +35,6 @@ def run_source(folder: Path, source: str, level: str = "standard") -> list[tuple
     sys.modules[name] = module
     texts: list[tuple[Diagnosis, str]] = []
     current_session()._runs.clear()  # guards made at one line share a run: each program is to have its own
-    forget_compiled()
     guard = gradguard(level=level)
     try:
         with guard:
@@ -47,13 +45,6 @@ def run_source(folder: Path, source: str, level: str = "standard") -> list[tuple
         sys.modules.pop(name, None)
         linecache.clearcache()
     return texts + [(diagnosis, "") for diagnosis in guard.diagnoses if not any(diagnosis is known for known, _ in texts)]
-
-
-def forget_compiled() -> None:
-    """What other tests have compiled would keep the guard from looking at module calls."""
-    if "torch._dynamo" in sys.modules:
-        sys.modules["torch._dynamo"].reset()
-        gc.collect()
 
 
 def applied(source: str, patch: str) -> str:

@@ -19,12 +19,6 @@ from torch import nn
 from gradguard.core.errors import GradGuardError, GradGuardWarning
 from gradguard.probes.listeners import idle_listener
 from tests.integrations.lit import PACKAGES, lightning, loader, regressor, trainer, weights
-from tests.running import forget_compiled
-
-
-@pytest.fixture(autouse=True)
-def _nothing_compiled() -> None:
-    forget_compiled()
 
 
 pytestmark = pytest.mark.filterwarnings("ignore:(?s)(?!.*GG).*")

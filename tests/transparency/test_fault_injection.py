@@ -78,8 +78,7 @@ class _Halves(torch.autograd.Function):
         return grad * 0.5
 
 
-@torch.compile(backend="eager")
-def _compiled(x: torch.Tensor) -> torch.Tensor:
+def _sine(x: torch.Tensor) -> torch.Tensor:
     return x.sin() * 2
 
 
@@ -103,7 +102,7 @@ def _train(steps: int = 6) -> list[Any]:
             seen.append(isinstance(info.value, RuntimeError))
         if i == 2:
             seen.append(torch.autograd.grad(model(x).sum(), model[0].weight)[0].clone())
-            seen.append(_compiled(model(x)).detach())
+            seen.append(torch.compile(_sine, backend="eager")(model(x)).detach())
             seen.append(torch.jit.trace(torch.cos, x, check_trace=False)(x))
             with torch.no_grad():
                 model.eval()
