@@ -29,7 +29,7 @@ from __future__ import annotations
 import ast
 import gc
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,7 +78,7 @@ class Keeper:
 def recognise(incident: Incident) -> Diagnosis | None:
     """What holds the old graphs, and the line that puts it there."""
     finding: GraphsRetained = incident.finding
-    keepers = _keepers(incident, finding.step)
+    keepers = _keepers(incident, finding.tags)
     if not keepers:
         return None
     most = max(len(each.tags) for each in keepers)
@@ -138,11 +138,10 @@ def _inner(keeper: Keeper, place: ResolvedSite | None) -> tuple[str, ...]:
     return keeper.holding.through if whole else keeper.holding.through[1:]
 
 
-def _keepers(incident: Incident, step: int) -> list[Keeper]:
+def _keepers(incident: Incident, old: Collection[Tag]) -> list[Keeper]:
     reached: list[tuple[torch.Tensor, set[int]]] = []
-    oldest = step - incident.options(RULE).age
     for tensor in _live_tensors():
-        tags = _old_tags(tensor, oldest)
+        tags = _old_tags(tensor, old)
         if tags:
             reached.append((tensor, tags))
         if len(reached) >= _TENSORS:
@@ -150,8 +149,10 @@ def _keepers(incident: Incident, step: int) -> list[Keeper]:
     found: OrderedDict[tuple[Any, ...], Keeper] = OrderedDict()
     ignore = {id(reached), *(id(item) for item in reached)}
     reached.sort(key=lambda item: -len(item[1]))
-    for tensor, tags in reached[:40]:
-        for holding in holdings(tensor, incident.user_frames, ignore)[:2]:
+    del reached[40:]
+    tensors = [tensor for tensor, _ in reached]
+    for (_, tags), held in zip(reached, holdings(tensors, incident.user_frames, ignore), strict=True):
+        for holding in held[:2]:
             key = (
                 holding.attribute,
                 id(type(holding.owner)) if holding.owner is not None else None,
@@ -175,8 +176,8 @@ def _live_tensors() -> list[torch.Tensor]:
     return found
 
 
-def _old_tags(tensor: torch.Tensor, until: int) -> set[int]:
-    """Backward counts of the graphs made up to a step that a tensor reaches."""
+def _old_tags(tensor: torch.Tensor, old: Collection[Tag]) -> set[int]:
+    """Backward counts of the old graphs that a tensor reaches."""
     node = tensor.grad_fn
     seen = {node}
     stack: list[Any] = [node]
@@ -184,7 +185,7 @@ def _old_tags(tensor: torch.Tensor, until: int) -> set[int]:
     while stack and len(seen) < _NODES:
         node = stack.pop()
         tag = node.metadata.get(KEY) if node.next_functions else None
-        if isinstance(tag, Tag) and tag.step <= until:
+        if isinstance(tag, Tag) and tag in old:
             tags.add(tag.backward)
         for each, _ in node.next_functions:
             if each is not None and each not in seen:
