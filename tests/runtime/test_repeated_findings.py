@@ -79,7 +79,7 @@ def test_a_known_cause_is_counted_and_seldom_looked_into(found: Counter[str], lo
 def test_a_finding_about_another_optimizer_is_seldom_looked_into(found: Counter[str]) -> None:
     actor, critic = (torch.ones(4, requires_grad=True) for _ in range(2))
     first, second = (torch.optim.SGD([weight], lr=0.01) for weight in (actor, critic))
-    with guarding("strict") as guard:
+    with guarding("standard") as guard:
         for _ in range(STEPS):
             first.zero_grad()
             (actor * 2).sum().backward()
