@@ -230,6 +230,7 @@ class Ledger(View):
             self.report(monitor.before_use(book, self))
         written = self.scaling.used and touched(book)
         event = Step(book, optimizer, *book.use(), written, self.survey_due(book))
+        book.habit.learn()
         for monitor in self._on_step:
             self.report(monitor.on_step(event, self))
         book.same_line = 0
