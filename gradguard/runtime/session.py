@@ -38,7 +38,7 @@ from gradguard.probes.call_arguments import any_requires_grad
 from gradguard.probes.listeners import local, set_coast, set_listener
 from gradguard.probes.operators import OpProbe
 from gradguard.probes.saved_tensor_hooks import SavedTensors
-from gradguard.probes.step_protocol import forget_forwards
+from gradguard.probes.step_protocol import watch_forwards
 from gradguard.rules.base import SKIP, Rule
 from gradguard.runtime import fast_path
 from gradguard.runtime.backward_calls import backward_fact, inputs_of, is_same_call, roots_of
@@ -363,8 +363,9 @@ class Session:
         with self.lookout:
             self.ops.compiled_begins(nested=self.depth > 0)
             self.saving.pause()
-            forget_forwards()
             self.hooks.pause()
+            if self.guards:
+                self.run.ledger.runs_compiled()
 
     def compiled_ends(self) -> None:
         """It has returned, or calls something that is not to be compiled."""
@@ -372,6 +373,8 @@ class Session:
             if self.guards:
                 self.ops.compiled_ends(nested=self.depth > 0)
                 self.saving.resume()
+                self.hooks.resume(self.run.ledger, self.run.depth)
+                watch_forwards()
 
     def _off(self) -> None:
         """`trace(False)`, whatever happens."""
