@@ -31,7 +31,7 @@ from __future__ import annotations
 import ast
 import gc
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple
@@ -118,7 +118,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
         keepers = [] if grown is None else _held(incident, [(tensor, set()) for tensor in grown.tensors])
         history = "" if grown is None else f"Their graph has grown from {grown.before} to {grown.now} nodes in {grown.steps} steps. "
     else:
-        keepers = _keepers(incident, finding.step)
+        keepers = _keepers(incident, finding.tags)
         history = (
             f"Graphs of steps back to step {finding.since} are still alive at step {finding.step}, {finding.count} of those that "
             "were marked, and more at every look. "
@@ -181,11 +181,10 @@ def _inner(keeper: Keeper, place: ResolvedSite | None) -> tuple[str, ...]:
     return keeper.holding.through if whole else keeper.holding.through[1:]
 
 
-def _keepers(incident: Incident, step: int) -> list[Keeper]:
+def _keepers(incident: Incident, old: Collection[Tag]) -> list[Keeper]:
     reached: list[tuple[torch.Tensor, set[int]]] = []
-    oldest = step - incident.options(RULE).age
     for tensor in _live_tensors():
-        tags = _old_tags(tensor, oldest)
+        tags = _old_tags(tensor, old)
         if tags:
             reached.append((tensor, tags))
         if len(reached) >= _TENSORS:
@@ -198,8 +197,10 @@ def _held(incident: Incident, reached: list[tuple[torch.Tensor, set[int]]]) -> l
     found: OrderedDict[tuple[Any, ...], Keeper] = OrderedDict()
     ignore = {id(reached), *(id(item) for item in reached)}
     reached.sort(key=lambda item: -len(item[1]))
-    for tensor, tags in reached[:40]:
-        for holding in holdings(tensor, incident.user_frames, ignore)[:2]:
+    del reached[40:]
+    tensors = [tensor for tensor, _ in reached]
+    for (_, tags), held in zip(reached, holdings(tensors, incident.user_frames, ignore), strict=True):
+        for holding in held[:2]:
             key = (
                 holding.attribute,
                 id(type(holding.owner)) if holding.owner is not None else None,
@@ -222,7 +223,7 @@ def _grown(incident: Incident) -> Grown | None:
     found: dict[str, torch.Tensor] = {}
     for name, tensor in islice(incident.names.tensor_bindings(), _NAMES):
         nodes = _nodes(tensor)
-        if not nodes or _old_tags(tensor, sequence):
+        if not nodes or any(KEY in node.metadata for node in nodes):
             continue
         before = sizes.get(name)
         oldest = min(node_sequence(node) for node in nodes)
@@ -266,8 +267,8 @@ def _live_tensors() -> list[torch.Tensor]:
     return found
 
 
-def _old_tags(tensor: torch.Tensor, until: int) -> set[int]:
-    """Backward counts of the graphs made up to a step that a tensor reaches."""
+def _old_tags(tensor: torch.Tensor, old: Collection[Tag]) -> set[int]:
+    """Backward counts of the old graphs that a tensor reaches."""
     node = tensor.grad_fn
     seen = {node}
     stack: list[Any] = [node]
@@ -275,7 +276,7 @@ def _old_tags(tensor: torch.Tensor, until: int) -> set[int]:
     while stack and len(seen) < _NODES:
         node = stack.pop()
         tag = node.metadata.get(KEY) if node.next_functions else None
-        if isinstance(tag, Tag) and tag.step <= until:
+        if isinstance(tag, Tag) and tag in old:
             tags.add(tag.backward)
         for each, _ in node.next_functions:
             if each is not None and each not in seen:
