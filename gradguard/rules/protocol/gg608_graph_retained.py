@@ -21,7 +21,9 @@ Safe where the value is only looked at (logging, running statistics): values sta
 
 ## When it speaks, what silences it
 When five or more graphs that are at least 16 steps old live, over a span of 48 steps or more, and their number grows between
-two looks (every eighth to 64th backward). Graphs kept within a step or for a window of steps are silent.
+two looks (every eighth to 64th backward). And where a variable that is part of no loss, such as a running average of parameters, has
+a graph that has grown by a node or more in each step at two surveys in a row (steps 3, 12, 24, 60, 150 ...), and reaches back behind
+the survey before. Graphs kept within a step or for a window of steps are silent.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ import gc
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -45,9 +48,11 @@ from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.fixes.at_places import kept_detached
 from gradguard.monitors.retained_graphs import KEY, GraphsRetained, Tag
+from gradguard.monitors.surveys import KeptGraphsDue
 from gradguard.rules import wording
 from gradguard.rules.base import Rule
 from gradguard.rules.spans import class_node
+from gradguard.torch_compat.private_api import node_sequence, sequence_number
 
 CODE, NAME = "GG608", "graph-retained"
 
@@ -62,6 +67,8 @@ class Options(BaseModel):
 
 
 _NODES = 30_000
+_NAMES, _LOOKS = 512, 2
+_SIZES = "GG608 graphs"  # of the variables at the survey before
 _TENSORS = 200
 _PLAIN = {"list", "deque"}
 
@@ -75,10 +82,47 @@ class Keeper:
     tensors: int = 0
 
 
+class _Size(NamedTuple):
+    """The graph of a variable at a survey.
+
+    Attributes:
+        sequence: the number that the next node would have had.
+        grown: at how many surveys in a row it had grown with each step.
+    """
+
+    steps: int
+    nodes: int
+    sequence: int
+    grown: int
+
+
+class Grown(NamedTuple):
+    """Tensors whose graphs grow with each step.
+
+    Attributes:
+        before, now: nodes of the first one's at the survey before, and now.
+        steps: between the two.
+    """
+
+    tensors: list[torch.Tensor]
+    before: int
+    now: int
+    steps: int
+
+
 def recognise(incident: Incident) -> Diagnosis | None:
     """What holds the old graphs, and the line that puts it there."""
-    finding: GraphsRetained = incident.finding
-    keepers = _keepers(incident, finding.tags)
+    finding: GraphsRetained | KeptGraphsDue = incident.finding
+    if isinstance(finding, KeptGraphsDue):
+        grown = _grown(incident)
+        keepers = [] if grown is None else _held(incident, [(tensor, set()) for tensor in grown.tensors])
+        history = "" if grown is None else f"Their graph has grown from {grown.before} to {grown.now} nodes in {grown.steps} steps. "
+    else:
+        keepers = _keepers(incident, finding.tags)
+        history = (
+            f"Graphs of steps back to step {finding.since} are still alive at step {finding.step}, {finding.count} of those that "
+            "were marked, and more at every look. "
+        )
     if not keepers:
         return None
     most = max(len(each.tags) for each in keepers)
@@ -103,9 +147,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
         culprit=culprit,
         related=wording.spans(*related),
         explanation=(
-            f"Graphs of steps back to step {finding.since} are still alive at step {finding.step}, {finding.count} of those that "
-            "were marked, and more at every look. "
-            f"They hang on {subject}: a tensor with a grad_fn holds everything it was computed from."
+            f"{history}{'They hang' if isinstance(finding, GraphsRetained) else 'It hangs'} on {subject}: a tensor with a grad_fn holds "
+            "everything it was computed from."
         ),
         fixes=[
             Fix(
@@ -146,6 +189,11 @@ def _keepers(incident: Incident, old: Collection[Tag]) -> list[Keeper]:
             reached.append((tensor, tags))
         if len(reached) >= _TENSORS:
             break
+    return _held(incident, reached)
+
+
+def _held(incident: Incident, reached: list[tuple[torch.Tensor, set[int]]]) -> list[Keeper]:
+    """What holds these tensors."""
     found: OrderedDict[tuple[Any, ...], Keeper] = OrderedDict()
     ignore = {id(reached), *(id(item) for item in reached)}
     reached.sort(key=lambda item: -len(item[1]))
@@ -162,6 +210,49 @@ def _keepers(incident: Incident, old: Collection[Tag]) -> list[Keeper]:
             keeper.tags |= tags
             keeper.tensors += 1
     return sorted(found.values(), key=lambda each: -len(each.tags))
+
+
+def _grown(incident: Incident) -> Grown | None:
+    """The variables that are part of no loss and whose graphs have grown with each step, at two surveys in a row.
+
+    A graph that grows within a step, such as a longer and longer rollout, has none of the nodes of the survey before.
+    """
+    sizes: dict[str, _Size] = incident.memory.get(_SIZES, {})
+    now: dict[str, _Size] = {}
+    steps, sequence = incident.finding.book.steps, sequence_number()
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in islice(incident.names.tensor_bindings(), _NAMES):
+        nodes = _nodes(tensor)
+        if not nodes or any(KEY in node.metadata for node in nodes):
+            continue
+        before = sizes.get(name)
+        oldest = min(node_sequence(node) for node in nodes)
+        grows = before is not None and oldest < before.sequence and len(nodes) - before.nodes >= steps - before.steps > 0
+        now[name] = _Size(steps, len(nodes), sequence, 1 + (before.grown if grows and before is not None else 0) if grows else 0)
+        if now[name].grown == _LOOKS:
+            found[name] = tensor
+    incident.memory[_SIZES] = now
+    if not found:
+        return None
+    name = next(iter(found))
+    return Grown(list(found.values()), sizes[name].nodes, now[name].nodes, steps - sizes[name].steps)
+
+
+def _nodes(tensor: torch.Tensor) -> set[Any]:
+    """The nodes of a tensor's graph, without the leaves'; none of a graph that is too large."""
+    try:
+        stack = [tensor.grad_fn]
+    except internal_error():  # of torch.func
+        return set()
+    found = set[Any]()
+    while stack:
+        node = stack.pop()
+        if node is not None and node not in found and node.next_functions:
+            found.add(node)
+            stack += [each for each, _ in node.next_functions]
+        if len(found) > _NODES:
+            return set()
+    return found
 
 
 def _live_tensors() -> list[torch.Tensor]:
