@@ -29,6 +29,7 @@ from gradguard.reporting.user_warnings import Speaker
 from gradguard.rules.base import Rule, Screen
 from gradguard.rules.registry import get_rule, rules_for
 from gradguard.runtime.calm_steps import Calm
+from gradguard.runtime.memory_watch import MemoryWatch
 from gradguard.runtime.repeated_findings import Repeats
 from gradguard.runtime.trace_schedule import Depth
 
@@ -58,6 +59,7 @@ class Run:
         self.speaker = Speaker(wanted_color(settings))
         self.suppressions = Suppressions()
         self.repeats = Repeats()
+        self.watch = MemoryWatch()
         policy = self.policy
         self.ledger = Ledger(cache(lambda code: policy.options(get_rule(code))), settings.summary)
         self.memory: dict[str, Any] = {"ledger": self.ledger, "options": self.policy.options}
