@@ -30,6 +30,7 @@ from gradguard.reporting.tracebacks import take_back_hook
 from gradguard.runtime import workers
 from gradguard.runtime.decorator import decorated
 from gradguard.runtime.diagnoser import Diagnoser
+from gradguard.runtime.memory_watch import present_memory
 from gradguard.runtime.rerun.guarded_step import run_step
 from gradguard.runtime.run import Run
 from gradguard.runtime.session import Session, current_session
@@ -145,7 +146,7 @@ class Guard:
         session = current_session()
         session.catch_up()
         with quiet():
-            return self.run.watch.report(session.saving, session.journal, sys._getframe(1), self.models)
+            return self.run.watch.report() or present_memory(session.journal, sys._getframe(1), self.models)
 
     def watch(self, *objects: Any) -> Guard:
         """Names models and optimizers (schedulers and scalers are welcome too); returns the guard.

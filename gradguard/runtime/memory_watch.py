@@ -33,6 +33,7 @@ class MemoryWatch:
         self.account: Account | None = None  # at the fullest moment
         self.step = 0
         self.moment = ""
+        self.evaluation = 0
         self._saved = -1  # bytes that the probe knew of then
         self._seen = 0
         self._process: int | None = None
@@ -56,6 +57,7 @@ class MemoryWatch:
 
     def step_ends(self, saving: SavedTensors, journal: Journal) -> None:
         """A step is over: whether there was a fuller moment than that at which its backward began."""
+        self.evaluation = saving.evaluation
         if saving.peak > self._saved:
             self._look(saving.peak, journal, (), "in forward", saving.at_peak())
 
@@ -76,11 +78,24 @@ class MemoryWatch:
         optimizers = [optimizer for ref in self._optimizers if (optimizer := ref()) is not None]
         return account(roots, modules, optimizers, journal, facts)
 
-    def report(self, saving: SavedTensors, journal: Journal, frame: FrameType, models: Sequence[nn.Module]) -> MemoryReport:
-        """The fullest moment; where none was seen, this one."""
-        found, step, moment, process, devices = self.account, self.step, self.moment, self._process, self._devices
-        if found is None:
-            names = Names(live_frames(frame), models)
-            found = account([tensor for _, tensor in names.tensor_bindings()], names.modules, names.optimizers(), journal)
-            step, moment, process, devices = journal.step, "now", process_memory(), device_memory()
-        return report_of(found, step, moment, gradients=self._gradients, evaluation=saving.evaluation, process=process, devices=devices)
+    def report(self) -> MemoryReport | None:
+        """The fullest moment; None where none was seen."""
+        if self.account is None:
+            return None
+        return report_of(
+            self.account,
+            self.step,
+            self.moment,
+            gradients=self._gradients,
+            evaluation=self.evaluation,
+            process=self._process,
+            devices=self._devices,
+        )
+
+
+def present_memory(journal: Journal, frame: FrameType, models: Sequence[nn.Module]) -> MemoryReport:
+    """What holds memory now, as far as variables around `frame` lead to it."""
+    names = Names(live_frames(frame), models)
+    roots = [tensor for _, tensor in names.tensor_bindings()]
+    found = account(roots, names.modules, names.optimizers(), journal)
+    return report_of(found, journal.step, "now", process=process_memory(), devices=device_memory())

@@ -123,9 +123,11 @@ class Packed:
     def verdict(self) -> str | None:
         """PyTorch's words where it would refuse the value."""
         try:
-            return None if self.tensor is None else _check(self, self.tensor)
+            if self.tensor is not None:
+                _check(self, self.tensor)
         except RuntimeError as error:
             return str(error)
+        return None
 
     def __del__(self) -> None:
         if self.gone is not None and self.fact is not None:
@@ -246,7 +248,7 @@ def _register_hooks(original: Callable[..., None]) -> Callable[..., None]:
     @wraps(original)
     def register_hooks(self: Any, pack_hook: Callable[[torch.Tensor], Any], unpack_hook: Callable[[Any], Any]) -> None:
         """As PyTorch's, which refuses a value that a hook holds; one that gradguard's own holds is handed on."""
-        packed = self.data if SHOWN and self.unpack_hook is unpack else None
+        packed: Any = self.data if SHOWN and self.unpack_hook is unpack else None
         tensor = packed.tensor if type(packed) is Packed else None
         if tensor is None or not callable(pack_hook) or not callable(unpack_hook):
             return original(self, pack_hook, unpack_hook)

@@ -34,12 +34,12 @@ def report_of(
         evaluation: see `savings`.
         process, devices: of that moment; see `process_memory` and `device_memory`.
     """
-    kinds = {kind: account.total(kind) for kind in KINDS}
+    kinds: dict[str, int] = {kind: account.total(kind) for kind in KINDS}
     held = sum(each.allocated for each in devices) if devices else process
     return MemoryReport(
         step=step,
         moment=moment,
-        kinds=dict(kinds),
+        kinds=kinds,
         gradients=max(gradients, kinds["gradients"]),
         process=process,
         devices=list(devices),
@@ -55,7 +55,7 @@ def report_of(
 def _line(group: Group[Line]) -> HeldByLine:
     where = group.key
     if where is None:
-        return HeldByLine(file=None, nbytes=group.nbytes, tensors=len(group.rows), largest=_largest(group))
+        return HeldByLine(file=None, line=0, function="", text="", nbytes=group.nbytes, tensors=len(group.rows), largest=_largest(group))
     text = getline(where.file, where.line).strip()
     return HeldByLine(
         file=where.file,
@@ -95,7 +95,7 @@ def process_memory() -> int | None:
 
 def device_memory() -> list[DeviceMemory]:
     """What PyTorch's allocator has of each CUDA device that is in use."""
-    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return []
     found = []
     for i in range(torch.cuda.device_count()):

@@ -18,7 +18,9 @@ _WIDTH, _ROW, _LEAST = 1180, 26, 2.0
 _CHARACTER = 6.9  # pixels a character takes
 _STYLE = """
 :root { color-scheme: light dark; --fg: #1b1f24; --bg: #fff; --soft: rgba(128,128,128,.12); --line: rgba(128,128,128,.35); }
-body { margin: 2em auto; max-width: 1180px; padding: 0 1.2em; font: 14px/1.5 system-ui, sans-serif; background: var(--bg); color: var(--fg); }
+body {
+  margin: 2em auto; max-width: 1180px; padding: 0 1.2em; font: 14px/1.5 system-ui, sans-serif; background: var(--bg); color: var(--fg);
+}
 h1 { font-size: 1.4em; } h2 { font-size: 1.1em; margin: 1.8em 0 .4em; }
 table { border-collapse: collapse; width: 100%; } td, th { padding: .2em .8em .2em 0; text-align: left; vertical-align: top; }
 td.bytes, th.bytes { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; width: 7em; }
@@ -86,9 +88,8 @@ def _kinds(report: MemoryReport) -> str:
     if report.gradients > report.kinds.get("gradients", 0):
         rows.append((report.gradients, "gradients, once backward has made them", ""))
     for device in report.devices:
-        rows.append(
-            (device.allocated, _text(f"allocated on {device.device}"), f"at most {size(device.peak)}, {size(device.reserved)} reserved")
-        )
+        more = f"at most {size(device.peak)}, {size(device.reserved)} reserved"
+        rows.append((device.allocated, _text(f"allocated on {device.device}"), more))
     if report.rest:
         rows.append((report.rest, "the rest", "" if report.devices else "Python, libraries, data, memory not given back"))
     return _table(rows)

@@ -43,10 +43,8 @@ def _kinds(report: MemoryReport) -> Iterable[Row]:
     if report.hidden:
         yield [Segment(f"  {'?':>10}  {report.hidden} saved values that hooks of the program hold", "dim")]
     for device in report.devices:
-        unused = size(device.reserved - device.allocated)
-        text = (
-            f"  {size(device.allocated):>10}  allocated on {device.device}, at most {size(device.peak)}; {unused} more reserved and unused"
-        )
+        unused = f"{size(device.reserved - device.allocated)} more reserved and unused"
+        text = f"  {size(device.allocated):>10}  allocated on {device.device}, at most {size(device.peak)}; {unused}"
         yield [Segment(text, "strong")]
     if report.rest:
         where = "of the devices" if report.devices else "of the process: Python, libraries, data, memory not given back"
