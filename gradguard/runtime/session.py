@@ -313,6 +313,8 @@ class Session:
         if wanted != saving.on:
             saving.switch(wanted and not local.compiled)
         if wanted:
+            if settings.memory:
+                self.run.watch.step_ends(saving, self.journal)
             saving.begin_step()
         return wanted
 
@@ -587,6 +589,9 @@ class Session:
                 ledger = self.run.ledger
                 if not ledger.asleep or ledger.ended:
                     self._tell("before_backward", frame)
+            if self.saving.on and self.run.settings.memory:
+                with self.lookout:
+                    self.run.watch.before_backward(self.saving, self.journal, roots, frame, self.guard.models)
         self.moment("before_backward", call.kind, frame, roots=roots, call=call)
 
     def _end(self, call: BackwardFact | None, frame: FrameType, roots: tuple[Any, ...], outermost: bool, result: Any) -> None:
@@ -608,6 +613,7 @@ class Session:
             if self.saving.on:
                 with self.lookout:
                     self.saving.backward_ended()
+                    self.run.watch.after_backward()
             with self.shield:
                 self._backwards += 1
                 if self._backwards > _BACKWARDS_PER_STEP:  # a loop without optimizers still has steps
