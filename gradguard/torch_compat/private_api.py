@@ -372,6 +372,28 @@ def storage_key(tensor: torch.Tensor) -> int | None:
         return None
 
 
+def memory_of(tensor: torch.Tensor) -> list[tuple[int, int]]:
+    """The storages behind a tensor, as pairs of `storage_key` and bytes: one of an ordinary tensor, several of a sparse one."""
+    if tensor.layout == torch.strided:
+        try:
+            storage = own_part(tensor).untyped_storage()
+            return [(int(storage._cdata), storage.nbytes())] if storage.device.type != "meta" else []
+        except internal_error():  # functorch-wrapped tensors, subclasses without storage
+            return []
+    parts = _SPARSE_PARTS.get(tensor.layout, ())
+    return [found for name in parts for found in memory_of(getattr(torch.Tensor, name)(tensor))]
+
+
+_COMPRESSED = {False: ("crow_indices", "col_indices", "values"), True: ("ccol_indices", "row_indices", "values")}
+_SPARSE_PARTS: dict[torch.layout, tuple[str, ...]] = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: _COMPRESSED[False],
+    torch.sparse_bsr: _COMPRESSED[False],
+    torch.sparse_csc: _COMPRESSED[True],
+    torch.sparse_bsc: _COMPRESSED[True],
+}
+
+
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
     """What this rank holds of a DTensor; any other tensor itself.
 
@@ -467,6 +489,24 @@ def saved_data(slot: Any) -> torch.Tensor | None:
     return data if isinstance(data, torch.Tensor) and has_memory(data) else None
 
 
+def kept_by_hook(slot: Any) -> list[torch.Tensor]:
+    """The tensors that a hook keeps in place of a saved one, where they can be read without running it: those of torch's own
+    `save_on_cpu`, and the inputs from which non-reentrant checkpointing will compute again."""
+    hook = getattr(slot, "unpack_hook", None)
+    if hook is None:
+        return []
+    try:
+        kept = slot.data
+        found = list(kept) if type(kept) in (tuple, list) else [kept]
+        frame = _closed_over(hook, "frame")
+        found += [saved_data(each) for each in getattr(frame, "saved_args", ()) if type(each) is torch._C._autograd.SavedTensor]
+        saver = getattr(frame, "input_saver", None)  # until 2.12
+        found += [saved_data(each) for _, each in saved_slots(saver)] if saver is not None else []
+    except internal_error():
+        return []
+    return [each for each in found if is_a(each, torch.Tensor) and has_memory(each)]
+
+
 def _short_name(raw_name: str) -> str:
     return raw_name.removeprefix("_raw_saved_")
 
@@ -553,11 +593,16 @@ def has_own_dispatch(tensor: torch.Tensor) -> bool:
 
 def checkpointed_function(frame: Any) -> Any:
     """The function of a non-reentrant checkpoint, by torch's record of its forward (`_CheckpointFrame`); None where that is another's."""
-    recompute: Any = getattr(frame, "recompute_fn", None)
-    names = getattr(getattr(recompute, "__code__", None), "co_freevars", ())
+    return _closed_over(getattr(frame, "recompute_fn", None), "fn")
+
+
+def _closed_over(function: Any, name: str) -> Any:
+    """A variable of an outer function that a function of torch's uses; None where there is none."""
+    if type(function) is not FunctionType or not str(function.__module__).startswith("torch."):
+        return None
     try:
-        return recompute.__closure__[names.index("fn")].cell_contents
-    except (AttributeError, IndexError, TypeError, ValueError):
+        return cast(Any, function).__closure__[function.__code__.co_freevars.index(name)].cell_contents
+    except (IndexError, TypeError, ValueError):
         return None
 
 

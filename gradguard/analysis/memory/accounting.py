@@ -1,0 +1,200 @@
+"""Makes an account of memory from the live graph and the live objects, at any moment; nothing is unpacked, run or kept alive."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from gradguard.analysis.graph.walk import is_accumulate, op_name, root_nodes, walk
+from gradguard.analysis.live.optimizer_contents import parameters_of
+from gradguard.core.account import Account, Held, Kind, Saved
+from gradguard.core.callsite import CallSite
+from gradguard.core.foreign_exceptions import internal_error
+from gradguard.core.safe_read import attributes, is_quiet, named_modules, pairs, store_of
+from gradguard.instrumentation.facts import StepFact
+from gradguard.instrumentation.journal import Journal
+from gradguard.torch_compat.private_api import (
+    has_memory,
+    is_a,
+    kept_by_hook,
+    memory_of,
+    node_sequence,
+    quiet,
+    saved_data,
+    saved_slots,
+)
+
+_DEEPEST = 4  # an optimizer's state: dictionaries and lists in each other
+_NEAR = 3  # nodes between an operation and its parameter: `F.linear` transposes its weight
+
+
+def account(
+    roots: Iterable[Any],
+    modules: Iterable[tuple[str | None, nn.Module]] = (),
+    optimizers: Iterable[Any] = (),
+    journal: Journal | None = None,
+) -> Account:
+    """What memory is held, every storage counted once.
+
+    Args:
+        roots: tensors, or graph nodes, under which graphs are read.
+        modules: root modules with the variable that holds each, as `Names.modules` has them.
+        optimizers: whose state counts, and whose parameters that are in no module.
+        journal: tells where the nodes were made and which of them are of older steps.
+    """
+    with quiet():
+        found = _Accounting(Journal() if journal is None else journal)
+        found.modules(list(modules))
+        found.optimizers(list(optimizers))
+        found.graphs(roots)
+        return found.account()
+
+
+class _Accounting:
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._rows: dict[int, Held] = {}
+        self._owners: dict[int, str] = {}  # path of the module that has a parameter, by the parameter's id
+        self._paths: dict[int, str] = {}  # of parameters, by id
+        self._hidden = 0
+
+    def account(self) -> Account:
+        return Account(tuple(sorted(self._rows.values(), key=lambda row: -row.nbytes)), self._hidden)
+
+    def _add(self, kind: Kind, tensor: Any, name: str | None = None, saved: Saved | None = None) -> None:
+        if not is_a(tensor, torch.Tensor) or not has_memory(tensor):
+            return
+        for storage, nbytes in memory_of(tensor):
+            known = self._rows.get(storage)
+            if known is None:
+                shape = tuple(tensor.shape) if not tensor.is_nested else ()
+                self._rows[storage] = Held(kind, storage, nbytes, tensor.dtype, shape, str(tensor.device), name, saved)
+            elif saved is not None:
+                before = known.saved
+                # nodes come newest first: the last that is met has saved it first, and the first says which step's graph holds it
+                both = saved if before is None else replace(saved, nodes=before.nodes + 1, module=saved.module or before.module)
+                self._rows[storage] = replace(known, saved=both)
+
+    # -- what the program holds ---------------------------------------------------------------------------------------
+
+    def modules(self, roots: Sequence[tuple[str | None, nn.Module]]) -> None:
+        gradients: list[tuple[Any, str]] = []
+        buffers: list[tuple[Any, str]] = []
+        for variable, root in roots:
+            for path, module in named_modules(root):
+                owner = ".".join(part for part in (variable, path) if part)
+                for name, tensor in store_of(module, "_parameters").items():
+                    full = f"{owner}.{name}" if owner else name
+                    self._owners.setdefault(id(tensor), owner or type(module).__name__)
+                    self._paths.setdefault(id(tensor), full)
+                    self._add("parameters", tensor, full)
+                    gradients.append((tensor, full))
+                buffers += [(tensor, f"{owner}.{name}" if owner else name) for name, tensor in store_of(module, "_buffers").items()]
+        for tensor, name in buffers:
+            self._add("buffers", tensor, name)
+        for tensor, name in gradients:
+            self._add("gradients", _gradient(tensor), name)
+
+    def optimizers(self, optimizers: Sequence[Any]) -> None:
+        states: list[tuple[Any, str | None]] = []
+        for optimizer in optimizers:
+            for parameter in parameters_of(optimizer):
+                name = self._paths.get(id(parameter))
+                self._add("parameters", parameter, name)
+                self._add("gradients", _gradient(parameter), name)
+            state = attributes(optimizer).get("state")
+            for parameter, held in pairs(state):
+                states += [(tensor, self._paths.get(id(parameter))) for tensor in _tensors(held)]
+        for tensor, name in states:
+            self._add("optimizer state", tensor, name)
+
+    # -- what graphs hold ---------------------------------------------------------------------------------------------
+
+    def graphs(self, roots: Iterable[Any]) -> None:
+        given = list(roots)
+        nodes = root_nodes(given) + [each for each in given if isinstance(each, torch.autograd.graph.Node)]
+        sites, begin = _Sites(self._journal), step_began(self._journal)
+        for node, _ in walk(nodes):
+            tensors: list[torch.Tensor] = []
+            for _, slot in saved_slots(node):
+                value = saved_data(slot)
+                kept = [value] if value is not None else kept_by_hook(slot)
+                self._hidden += not kept and getattr(slot, "unpack_hook", None) is not None
+                tensors += kept
+            if not tensors:
+                continue
+            seq = node_sequence(node)
+            saved = Saved(seq, op_name(node), sites.of(seq), self._module(node))
+            kind: Kind = "older graphs" if 0 <= seq < begin else "saved"
+            for tensor in tensors:
+                self._add(kind, tensor, saved=saved)
+
+    def _module(self, node: Any) -> str | None:
+        """The module whose parameter an operation takes, directly or through views of it."""
+        for source, _ in node.next_functions:
+            for _ in range(_NEAR):
+                if source is None:
+                    break
+                if is_accumulate(source):
+                    owner = self._owners.get(id(source.variable))
+                    if owner is not None:
+                        return owner
+                    break
+                following = source.next_functions
+                source = following[0][0] if len(following) == 1 else None
+        return None
+
+
+class _Sites:
+    """Where nodes were made: `Journal.op_at` for many of them."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._ops = list(journal.ops)
+        self._starts = [op[0] for op in self._ops]
+
+    def of(self, seq: int) -> CallSite | None:
+        last = bisect_right(self._starts, seq) - 1
+        for i in range(last, max(-1, last - 64), -1):
+            op = self._ops[i]
+            if op[0] <= seq < op[1]:
+                return CallSite(op[2], op[3])
+        return None
+
+
+def step_began(journal: Journal) -> int:
+    """The sequence number before which every node is of an older step; 0 where that is not known.
+
+    Where several optimizers take turns (a GAN's), what was made since the last step of each that still steps is of this one.
+    """
+    steps = list(journal.steps)
+    if not steps:
+        return 0
+    last = steps[-1].optimizer()
+    before = next((i for i in range(len(steps) - 2, -1, -1) if last is not None and steps[i].optimizer() is last), None)
+    if before is None:
+        return 0
+    newest: dict[int, StepFact] = {id(step.optimizer()): step for step in steps[before:]}
+    return min(step.seq for step in newest.values())
+
+
+def _gradient(parameter: Any) -> Any:
+    try:
+        return parameter.grad if is_a(parameter, torch.Tensor) and parameter.is_leaf else None
+    except internal_error():
+        return None
+
+
+def _tensors(held: Any, depth: int = 0) -> Iterator[Any]:
+    """The tensors in the state of a parameter, which may be in lists and dictionaries (L-BFGS, Shampoo)."""
+    if not is_quiet(held):
+        return
+    if is_a(held, torch.Tensor):
+        yield held
+    elif depth < _DEEPEST and type(held) in (list, tuple, dict):
+        for each in held.values() if type(held) is dict else held:
+            yield from _tensors(each, depth + 1)
