@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.live.holders import Holding, holdings
+from gradguard.analysis.live.holders import Holding, held_by_objects, holdings
 from gradguard.analysis.places.source import ResolvedSite, at_line, function_def
+from gradguard.analysis.program.differentiated import is_differentiated
 from gradguard.analysis.program.index import GROWING_METHODS, Program, program_of
 from gradguard.core.diagnosis import Fix, SourceSpan
 from gradguard.fixes.at_places import kept_detached
@@ -54,9 +55,11 @@ class Kept:
 
     Args:
         keepers: the largest first; at least one.
+        each: what the graphs are of.
     """
 
-    def __init__(self, incident: Incident, keepers: Sequence[Keeper]) -> None:
+    def __init__(self, incident: Incident, keepers: Sequence[Keeper], each: str = "step") -> None:
+        self.each = each
         most = max(len(each.tags) for each in keepers)
         self.main = [each for each in keepers if 2 * len(each.tags) >= most]
         self.places = [_place(incident, each) for each in self.main]
@@ -68,9 +71,9 @@ class Kept:
         """The line that keeps them."""
         first = self.main[0]
         label = (
-            f"`{first.holding.attribute}` is computed from its own last value, with the graphs of all steps before"
+            f"`{first.holding.attribute}` is computed from its own last value, with the graphs of all {self.each}s before"
             if first.is_chain
-            else f"keeps tensors of every step in `{first.name}` with their graphs"
+            else f"keeps tensors of every {self.each} in `{first.name}` with their graphs"
         )
         return None if self.place is None else self.place.statement_span(label, "culprit")
 
@@ -79,7 +82,12 @@ class Kept:
         return wording.spans(*(place.statement_span("and so does this", "context") for place in self.places[1:3] if place is not None))
 
     def fix(self) -> Fix:
-        """Lets the graphs go, and keeps the values."""
+        """Lets the graphs go, and keeps the values; where a backward call needs the graphs, those of earlier steps alone."""
+        if any(map(_is_needed, self.places)):
+            return Fix(
+                title=f"Begin anew in every {self.each} what {self.subject} has: nothing runs backward through the rest",
+                reason=f"the graph of the {self.each} itself is needed",
+            )
         inner = any(_inner(each, place) for each, place in zip(self.main, self.places, strict=True))
         value = None if self.place is None else _value(self.place)
         return Fix(
@@ -94,12 +102,24 @@ class Kept:
         )
 
 
-def keepers(incident: Incident, tensors: Iterable[tuple[torch.Tensor, set[int]]]) -> list[Keeper]:
-    """Who keeps these tensors, those first that keep the most of what the tensors reach (the sets of tags)."""
+def keepers(
+    incident: Incident, tensors: Iterable[tuple[torch.Tensor, set[int]]], own: Iterable[int] = (), most: int = _LOOKED_AT
+) -> list[Keeper]:
+    """Who keeps these tensors, those first that keep the most of what the tensors reach (the sets of tags).
+
+    Args:
+        own: ids of containers of gradguard's that hold them.
+        most: how many tensors' holders are searched for.
+    """
     reached = sorted(tensors, key=lambda item: -len(item[1]))
+    alone = [tensor for tensor, _ in reached]
+    ignore = {*own, id(tensors), id(reached), *(id(item) for item in reached)}
+    held = {id(tensor) for tensor in held_by_objects(alone, ignore)}
+    del alone
+    reached = [item for item in reached if id(item[0]) in held]
+    ignore.add(id(reached))
     found: OrderedDict[tuple[Any, ...], Keeper] = OrderedDict()
-    ignore = {id(tensors), id(reached), *(id(item) for item in reached)}
-    for tensor, tags in reached[:_LOOKED_AT]:
+    for tensor, tags in reached[:most]:
         for holding in holdings(tensor, incident.user_frames, ignore)[:2]:
             key = (
                 holding.attribute,
@@ -110,6 +130,15 @@ def keepers(incident: Incident, tensors: Iterable[tuple[torch.Tensor, set[int]]]
             keeper.tags |= tags
             keeper.tensors += 1
     return sorted(found.values(), key=lambda each: -len(each.tags))
+
+
+def _is_needed(place: ResolvedSite | None) -> bool:
+    """Whether a backward call begins at what a statement keeps."""
+    program = None if place is None else program_of(place.source)
+    value = None if place is None else getattr(place.statement, "value", None)
+    if isinstance(value, ast.Call) and value.args and isinstance(value.func, ast.Attribute) and value.func.attr in GROWING_METHODS:
+        value = value.args[-1]
+    return program is not None and isinstance(value, ast.expr) and is_differentiated(program, value)
 
 
 def _patch(main: Sequence[Keeper], places: Sequence[ResolvedSite | None]) -> str | None:
