@@ -95,6 +95,22 @@ class Allocation:
         return Device(*(_bytes(pattern, self.text) for pattern in (_CAPACITY, _FREE, _OURS, _USED, _UNUSED)))
 
     @property
+    def is_elsewhere(self) -> bool:
+        """Whether an accelerator has memory enough, which others have, or the allocator's own pieces."""
+        return self.is_fragmented or self.is_others
+
+    @property
+    def is_fragmented(self) -> bool:
+        """Whether PyTorch's allocator has as much unused as was asked for."""
+        return self.device.unused is not None and 0 < self.asked <= self.device.unused
+
+    @property
+    def is_others(self) -> bool:
+        """Whether other processes have more of the device than this one, and much of it."""
+        others, capacity = self.device.others, self.device.capacity
+        return others is not None and capacity is not None and others > max(self.device.ours or 0, capacity // 3)
+
+    @property
     def on_cpu(self) -> bool:
         """Whether it was this machine's own memory."""
         return not isinstance(self.error, torch.OutOfMemoryError) and "MPS backend" not in self.text

@@ -46,9 +46,9 @@ _LEAST = 16 << 20
 def recognise(incident: Incident) -> Diagnosis | None:
     """The tensor and its line."""
     failed = incident.allocation
-    if failed is None or incident.where != "escape" or failed.stepping is not None or not failed.is_torchs:
+    if failed is None or incident.where != "escape" or failed.stepping is not None or not failed.is_torchs or failed.is_elsewhere:
         return None
-    if failed.asked < max(failed.held, _LEAST) or incident.place is None:
+    if failed.asked < max(failed.held, failed.device.allocated or 0, _LEAST) or incident.place is None:
         return None
     found = result_of(incident, failed)
     if found is None:

@@ -42,7 +42,7 @@ CODE, NAME = "GG805", "oom-optimizer-state"
 def recognise(incident: Incident) -> Diagnosis | None:
     """What the optimizer was about to make."""
     failed = incident.allocation
-    if failed is None or incident.where != "escape" or failed.stepping is None:
+    if failed is None or incident.where != "escape" or failed.stepping is None or failed.is_elsewhere:
         return None
     optimizer, _ = failed.stepping
     parameters = [each for each in parameters_of(optimizer) if each.grad is not None]

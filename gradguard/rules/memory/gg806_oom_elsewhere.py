@@ -65,7 +65,7 @@ def _of_worker(failed: Allocation) -> tuple[str, list[Fix]] | None:
 def _of_device(failed: Allocation) -> tuple[str, list[Fix]] | None:
     """What PyTorch says of the accelerator."""
     device = failed.device
-    if device.unused is not None and failed.asked and device.unused >= failed.asked:
+    if failed.is_fragmented and device.unused is not None:
         return (
             f"PyTorch's allocator has {size(device.unused)} reserved and unused, in pieces that are too small",
             [
@@ -75,10 +75,9 @@ def _of_device(failed: Allocation) -> tuple[str, list[Fix]] | None:
                 )
             ],
         )
-    others = device.others
-    if others is not None and device.capacity is not None and device.ours is not None and others > max(device.ours, device.capacity // 3):
+    if failed.is_others and device.others is not None and device.capacity is not None:
         return (
-            f"other processes have {size(others)} of the device's {size(device.capacity)}, this one {size(device.ours)}",
+            f"other processes have {size(device.others)} of the device's {size(device.capacity)}, this one {size(device.ours or 0)}",
             [Fix(title="End what else runs on the device (`nvidia-smi` lists it), or choose another one")],
         )
     return None

@@ -6,12 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
+
 from tests.cases.case import load_everything
 from tests.rules.memory import programs
 from tests.rules.memory.limited import limited
 from tests.rules.memory.programs import Program
-from tests.running import applied, said
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits the address space")
 CODES = {
