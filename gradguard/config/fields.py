@@ -65,6 +65,9 @@ class Trace(_Section):
         description="whose contents are compared between forward and backward: none, what NumPy can write behind PyTorch's back, "
         "or all saved tensors",
     )
+    saved_tensors: bool = Field(
+        default=False, description="put hooks on what is saved for backward, which also see what the graph does not show (C++ Functions)"
+    )
     locate_nonfinite: bool = Field(default=False, description="check every operation's result for NaN and infinity as it is made")
     node_hooks: bool = Field(
         default=False, description="put a hook on every node of the backward graph that computes, to see which makes a gradient non-finite"
@@ -126,6 +129,9 @@ class Settings(_Section):
         description="frames shown of an error that was diagnosed; user: those of the program, full: those of PyTorch and gradguard too",
     )
     summary: bool = Field(default=False, description="print a closing summary")
+    memory: bool = Field(
+        default=False, description="account for what is held for backward, and print it by line, module and operation in the end"
+    )
     verify: bool = Field(
         default=False,
         description="run the program again with each fix of a diagnosis, on a copy of its files, and say which one repairs it",

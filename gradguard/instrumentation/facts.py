@@ -278,6 +278,54 @@ class Prints:
     sampled: bool = False  # of a large tensor only some pieces were read
 
 
+class Saver(NamedTuple):
+    """The call that made a graph node which saved something."""
+
+    seq: int  # the node's; -1 of what is no node of this thread
+    code: CodeType | None  # the user's innermost frame: its code and the instruction in it
+    lasti: int
+    module: weakref.ref[Any] | None  # the innermost nn.Module that was being called
+    step: int
+    training: bool  # whether that module was in training mode
+
+    @property
+    def site(self) -> CallSite | None:
+        return None if self.code is None else CallSite(self.code, self.lasti)
+
+
+class SavedFact:
+    """A tensor that a graph node has saved for backward."""
+
+    __slots__ = ("born", "device", "died", "dtype", "is_output", "leaf", "nbytes", "packed", "saver", "shape", "storage", "used", "version")
+
+    def __init__(
+        self,
+        saver: Saver,
+        storage: int,
+        nbytes: int,
+        dtype: torch.dtype,
+        shape: tuple[int, ...],
+        device: torch.device,
+        version: int,
+        is_output: bool,
+        leaf: bool,
+        born: int,
+    ) -> None:
+        self.saver = saver
+        self.storage = storage
+        self.nbytes = nbytes  # of the whole storage
+        self.dtype = dtype
+        self.shape = shape
+        self.device = device
+        self.version = version
+        self.is_output = is_output  # whether the node itself had made it
+        self.leaf = leaf  # a parameter, say, which is held without any graph
+        self.born = born  # clock readings
+        self.died = 0  # 0 as long as the graph holds it
+        self.packed: weakref.ref[Any] | None = None  # what the graph holds in its place
+        self.used = False  # whether backward has asked for it
+
+
 class NonfiniteFact(NamedTuple):
     """A torch call that made a non-finite value of finite operands (level forensic)."""
 

@@ -37,6 +37,7 @@ from gradguard.instrumentation.facts import (
     NonfiniteFact,
     OpFact,
     Prints,
+    SavedFact,
     Spread,
     StepFact,
     Stretch,
@@ -94,6 +95,7 @@ class Journal:
         self.wanted: dict[int, weakref.ref[Any]] = {}
         self.severed: list[tuple[Cut, frozenset[int], tuple[Cut, ...]]] = []
         self.unused_results: Callable[[], list[Any]] = list  # what was computed and freed unread since it was called last
+        self.saved_facts: Callable[[], list[SavedFact]] = list  # what graphs hold now, as far as the saved-tensor probe saw it saved
         self.data_writes = 0  # writes through `.data` so far
         self.broken: BrokenFact | None = None
         self.step = 0

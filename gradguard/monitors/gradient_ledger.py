@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from gradguard.core.callsite import CallSite, user_frame
+from gradguard.core.safe_read import in_class
 from gradguard.instrumentation.facts import BackwardFact, CallableRef
 from gradguard.instrumentation.fault_barrier import mute
 from gradguard.instrumentation.journal import current_journal
@@ -180,6 +181,8 @@ class Ledger(View):
     def zeroed(self, owner: Any, site: CallSite | None) -> None:
         """zero_grad() of an optimizer or a module has returned."""
         book = self.books.get(id(owner))
+        if book is None and issubclass(type(owner), torch.optim.Optimizer) and hasattr(in_class(type(owner), "step"), "hooked"):
+            book = self.book_of(owner)  # made before the guard was entered; its steps, if there are any, will be reported
         books = (book,) if book is not None else self.books.values()
         cleared = False
         for each in books:
@@ -229,6 +232,7 @@ class Ledger(View):
             self.report(monitor.before_use(book, self))
         written = self.scaling.used and touched(book)
         event = Step(book, optimizer, *book.use(), written, self.survey_due(book))
+        book.habit.learn()
         for monitor in self._on_step:
             self.report(monitor.on_step(event, self))
         book.same_line = 0

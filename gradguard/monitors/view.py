@@ -77,6 +77,7 @@ class View:
             for book in self.books.values():
                 book.backwards_at_step = self.backwards
                 book.filled_since_step = book.same_line = 0
+                book.followed_from = book.steps
                 for slot in book.slots:
                     slot.forget()
         self.turn_at = max(self.turn_at, self.steps + steps)

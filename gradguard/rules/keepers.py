@@ -113,14 +113,14 @@ def keepers(
     """
     reached = sorted(tensors, key=lambda item: -len(item[1]))
     alone = [tensor for tensor, _ in reached]
-    ignore = {*own, id(tensors), id(reached), *(id(item) for item in reached)}
-    held = {id(tensor) for tensor in held_by_objects(alone, ignore)}
-    del alone
-    reached = [item for item in reached if id(item[0]) in held]
-    ignore.add(id(reached))
+    ignore = {*own, id(tensors), id(alone), id(reached), *(id(item) for item in reached)}
+    named = {id(tensor) for tensor in held_by_objects(alone, ignore)}
+    reached = [item for item in reached if id(item[0]) in named][:most]
+    ignore |= {id(reached)}
+    alone = [tensor for tensor, _ in reached]
     found: OrderedDict[tuple[Any, ...], Keeper] = OrderedDict()
-    for tensor, tags in reached[:most]:
-        for holding in holdings(tensor, incident.user_frames, ignore)[:2]:
+    for (_, tags), held in zip(reached, holdings(alone, incident.user_frames, ignore), strict=True):
+        for holding in held[:2]:
             key = (
                 holding.attribute,
                 id(type(holding.owner)) if holding.owner is not None else None,

@@ -19,7 +19,7 @@ from gradguard.core.safe_read import attributes
 from gradguard.fixes.patched_files import completed
 from gradguard.instrumentation.fault_barrier import say
 from gradguard.reporting.jsonl import JsonlReport
-from gradguard.reporting.terminal.render import render_fixes, render_for_error
+from gradguard.reporting.terminal.render import render_for_error, render_verified
 from gradguard.reporting.tracebacks import shorten, show_if_uncaught, take_back_hook
 from gradguard.rules.base import Rule
 from gradguard.rules.registry import rules_for
@@ -158,7 +158,7 @@ class Diagnoser:
                 continue
             self._found = deque((verified if each is diagnosis else each for each in self._found), maxlen=self._found.maxlen)
             try:
-                _LOGGER.warning("%s", render_fixes(verified, unicode=False))
+                _LOGGER.warning("%s", render_verified(diagnosis, verified, unicode=False))
                 if self.report is not None and ranks.rank() is None:
                     self.report.revise(diagnosis, verified, render_for_error(verified))
             except internal_error() as fault:
@@ -191,13 +191,16 @@ class Diagnoser:
                 faults.fault(fault, (rule,))
                 continue
             if found is not None:
-                updates: dict[str, Any] = {"step": incident.step, "rank": ranks.rank()}
+                updates: dict[str, Any] = {"step": incident.step, "rank": ranks.rank(), "traced": incident.traced}
                 if incident.error is not None and found.torch_message is None:
                     updates["torch_message"] = incident.message
                 if self.aside is not None:
                     updates["notes"] = [*found.notes, self.aside]
                 try:
                     updates["fixes"] = completed(found.fixes, rule.docs)
+                    updates["alternatives"] = [
+                        each.model_copy(update={"fixes": completed(each.fixes, rule.docs)}) for each in found.alternatives
+                    ]
                 except internal_error() as fault:
                     say("the patches of a diagnosis", "the report does not say which files they are for", fault)
                 return found.model_copy(update=updates)

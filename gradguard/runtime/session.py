@@ -39,6 +39,7 @@ from gradguard.probes.backward_nodes import NodeWatch
 from gradguard.probes.call_arguments import any_requires_grad
 from gradguard.probes.listeners import local, set_coast, set_listener
 from gradguard.probes.operators import OpProbe
+from gradguard.probes.saved_tensor_hooks import SavedTensors
 from gradguard.probes.step_protocol import forget_forwards
 from gradguard.rules.base import SKIP, Rule
 from gradguard.runtime import fast_path
@@ -49,6 +50,7 @@ from gradguard.runtime.op_tracing import OpTracing
 from gradguard.runtime.run import Run
 from gradguard.runtime.step_skipping import Withheld, give_back_gradients, withhold_gradients
 from gradguard.torch_compat.private_api import can_trace_ops, in_backward, quiet, sequence_number
+from gradguard.torch_compat.saved_tensors import SHOWN
 
 if TYPE_CHECKING:
     from gradguard.config.settings import Settings
@@ -120,6 +122,8 @@ class Session:
         self.run_python = self.ops.run_python
         self.unwatched = self.ops.unwatched
         self.hooks = ModuleHooks(self.shield)
+        self.saving = SavedTensors(self.journal, fault)
+        self._memory_steps = 0  # how many more steps are accounted for, though no setting asks for it
         self._under_way: BackwardFact | None = None  # the newest backward call that was not made by another
         self._backwards = 0  # since the step began
         self._opened: Run | None = None  # the run that was under way last
@@ -195,6 +199,8 @@ class Session:
             with self.shield:
                 run.depth.resume()
                 self.begin_step(entered=True)
+            with self.lookout:
+                self._switch_saving()
 
     def close(self, guard: OpenGuard) -> None:
         """A guard is left."""
@@ -225,6 +231,9 @@ class Session:
                 # a guard around a single step is left a thousand times, mostly by the same files
                 if (run.entries < 8 or not run.entries % 64) and run.settings.actions.unused_ignores != "off":
                     run.note_lines(self.journal)
+        if len(self.guards) == 1:
+            with self.lookout:
+                self.saving.switch(False)
         if self.guards == [guard]:  # before it is taken from the list: an exception from outside may come anywhere, and one closes again
             self._off()
             set_listener(None)
@@ -244,6 +253,7 @@ class Session:
             self.guards.remove(guard)
         if not self.guards:
             self.ops.abandon()
+            self.saving.on = False
 
     def abandon(self, guard: OpenGuard) -> None:
         """A guard is left, though closing it has failed."""
@@ -269,9 +279,10 @@ class Session:
         run = self.run
         on = self._traces = not run.blind and run.depth.next_step()
         self._calm = False
+        self._memory_steps -= self._memory_steps > 0
         if not self.ops.is_set(on, nested=self.depth > 0):
             self.trace(on)
-        if on or run.blind or not run.ledger.asleep:
+        if self._switch_saving() or on or run.blind or not run.ledger.asleep:
             return
         try:
             self._calm = run.calm.begins(run.memory)
@@ -285,6 +296,27 @@ class Session:
         """A backward call has ended before any optimizer has stepped: what follows may be traced, where nothing else ends a step."""
         if not self._traces and self.depth <= 1 and (on := self.run.depth.next_part()) != self.tracing:
             self.trace(on)
+
+    def watch_memory(self, steps: int = 2) -> None:
+        """Has what is saved for backward noted from here on and in so many steps more: a monitor has seen memory grow."""
+        self.catch_up()
+        self._memory_steps = max(self._memory_steps, steps + 1)
+        self._switch_saving()
+
+    def _switch_saving(self) -> bool:
+        """Puts the saved-tensor probe in place where it is wanted, or takes it away; returns whether it is there."""
+        saving = self.saving
+        settings = self.run.settings
+        trace = settings.trace
+        wanted = (
+            bool(self._memory_steps or settings.memory)
+            or (self.tracing and (trace.saved_tensors or (not SHOWN and trace.mode == "always")))
+        ) and not self.run.blind
+        if wanted != saving.on:
+            saving.switch(wanted and not local.compiled)
+        if wanted:
+            saving.begin_step()
+        return wanted
 
     def catch_up(self) -> None:
         """What was only written down in calm steps is told."""
@@ -332,6 +364,7 @@ class Session:
         """A function compiled by Dynamo is called: no mode of ours, and no hook on modules, may be in its sight."""
         with self.lookout:
             self.ops.compiled_begins(nested=self.depth > 0)
+            self.saving.pause()
             forget_forwards()
             self.hooks.pause()
 
@@ -340,6 +373,7 @@ class Session:
         with self.lookout:
             if self.guards:
                 self.ops.compiled_ends(nested=self.depth > 0)
+                self.saving.resume()
 
     def _off(self) -> None:
         """`trace(False)`, whatever happens."""
@@ -572,6 +606,9 @@ class Session:
                     self._tell("after_backward", frame, call, roots)
                 if not ledger.steps:
                     self._between_backwards()
+            if self.saving.on:
+                with self.lookout:
+                    self.saving.backward_ended()
             with self.shield:
                 self._backwards += 1
                 if self._backwards > _BACKWARDS_PER_STEP:  # a loop without optimizers still has steps

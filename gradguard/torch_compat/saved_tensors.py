@@ -1,13 +1,22 @@
-"""Saved values in releases whose `SavedTensor` does not show the tensor it holds (2.10 and older; seen in 2.4, 2.8 and their stubs).
+"""Saved values: what stands for them under gradguard's hooks, and how they are read in older releases.
 
-There a value can be had by unpacking only. That compares versions, as backward does, and runs the hook that holds the value, if one
+**Hooks.** While any saved-tensor hook is on, PyTorch checks no versions (TORCH_FACTS 1). So what gradguard's pack hook returns, a
+`Packed`, remembers the version, and its unpack hook repeats PyTorch's checks in PyTorch's words: those of the release at hand, read from
+errors that it has raised (`Words`). The hooks stand at the bottom of the thread's stack, so that those of the program win wherever it has
+any, and a `with` of the program's that ends pops its own.
+
+**Older releases** (2.10 and older; seen in 2.4, 2.8 and their stubs) have a `SavedTensor` that does not show the tensor it
+holds. There a value can be had by unpacking only. That compares versions, as backward does, and runs the hook that holds the value, if one
 does; nothing tells whether one does. So values are unpacked only where no `saved_tensors_hooks` was entered since the guard began:
 checkpointing, which would compute its block again, and offloading both do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -33,9 +42,9 @@ def _enter(original: Callable[..., Any]) -> Callable[..., Any]:
     return guarded
 
 
-def may_unpack() -> bool:
-    """Whether unpacking runs no code but PyTorch's own."""
-    return not SHOWN and not _hooks_entered
+def may_unpack(node: Any) -> bool:
+    """Whether unpacking a node's values runs no code but PyTorch's own and gradguard's."""
+    return not SHOWN and (not _hooks_entered or bool(packed_of(node)))
 
 
 class Unpacked:
@@ -61,7 +70,252 @@ class Unpacked:
         Raises:
             RuntimeError: it was modified or freed, as PyTorch tells it.
         """
-        value = getattr(self._node, self._name)
+        with _peeking():
+            value = getattr(self._node, self._name)
         if self._index is not None:
             value = value[self._index]
         return value if isinstance(value, torch.Tensor) else None
+
+
+# -- gradguard's own hooks ------------------------------------------------------------------------------------------------
+
+_autograd: Any = torch._C._autograd
+_top: Callable[[bool], Any] | None = getattr(_autograd, "_top_saved_tensors_default_hooks", None)  # since 2.8
+_BACKWARD = re.compile(r"Backward\d*$")
+
+
+class Packed:
+    """Stands for a saved tensor under gradguard's hooks; dies when the graph lets the saved value go.
+
+    Attributes:
+        tensor: the saved tensor, as PyTorch keeps it: an input is the object itself, an output is without its graph, which would keep
+            itself alive (TORCH_FACTS 2, 23).
+        version: when it was saved.
+        name, output: of an output, the name of its node and which output of it. Of an input `name` is None.
+        had_node: whether it is an input that had a graph node.
+        in_place: of a view that was written in place, whether the node named `name` is still there, and else the name of its operation.
+        fact: what the probe has noted.
+        gone: told of the fact when this dies.
+        hook: the unpack hook of the program's that holds the value, and what its pack hook returned, after `register_hooks`.
+    """
+
+    __slots__ = ("__weakref__", "fact", "gone", "had_node", "hook", "in_place", "name", "output", "tensor", "version")
+
+    def __init__(self, tensor: torch.Tensor, version: int, name: str | None, output: int, had_node: bool) -> None:
+        self.tensor: torch.Tensor | None = tensor
+        self.version = version
+        self.name = name
+        self.output = output
+        self.had_node = had_node
+        self.in_place: Callable[[], str | None] | None = None
+        self.fact: Any = None
+        self.gone: Callable[[Any], None] | None = None
+        self.hook: tuple[Callable[[Any], Any], Any] | None = None
+
+    @property
+    def data(self) -> torch.Tensor | None:
+        """The tensor, as `SavedTensor.data` is."""
+        return self.tensor
+
+    def verdict(self) -> str | None:
+        """PyTorch's words where it would refuse the value."""
+        try:
+            return None if self.tensor is None else _check(self, self.tensor)
+        except RuntimeError as error:
+            return str(error)
+
+    def __del__(self) -> None:
+        if self.gone is not None and self.fact is not None:
+            self.gone(self.fact)
+
+
+def unpack(packed: Any) -> Any:
+    """The unpack hook.
+
+    Raises:
+        RuntimeError: what PyTorch raises of a saved tensor that was modified or detached in place.
+    """
+    if type(packed) is not Packed:
+        return packed
+    if packed.fact is not None:
+        packed.fact.used = True
+    if packed.hook is not None:
+        return packed.hook[0](packed.hook[1])
+    tensor = packed.tensor
+    if _thread.peeking:
+        return tensor
+    if type(tensor) not in _PLAIN or _function_modes():
+        with _no_torch_function():
+            _check(packed, tensor)
+    else:
+        _check(packed, tensor)
+    return tensor
+
+
+class _Thread(threading.local):
+    peeking = False
+    packed: Callable[[Any], list[Packed]] | None = None
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def _peeking() -> Iterator[None]:
+    """A block in which gradguard's unpack hook gives what it holds, unchecked."""
+    before, _thread.peeking = _thread.peeking, True
+    try:
+        yield
+    finally:
+        _thread.peeking = before
+
+
+def look_up_with(packed_of: Callable[[Any], list[Packed]]) -> None:
+    """Has `packed_of` asked, in this thread, for what a node has saved and does not show."""
+    _thread.packed = packed_of
+
+
+def packed_of(node: Any) -> list[Packed]:
+    """What a node of this thread has saved, as far as gradguard's hooks have seen it and the node still holds it."""
+    return [] if _thread.packed is None else _thread.packed(node)
+
+
+def _check(packed: Packed, tensor: Any) -> None:
+    if packed.had_node and tensor.grad_fn is None:
+        raise RuntimeError(_DETACHED)
+    if tensor._version != packed.version:
+        raise RuntimeError(_words.modified(packed, tensor))
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_function_modes: Callable[[], int] = getattr(torch._C, "_len_torch_function_stack", lambda: 0)
+_no_torch_function: Any = torch._C.DisableTorchFunction
+
+
+class Words:
+    """What PyTorch says of a saved tensor that was modified, as it says it of one that was made for that."""
+
+    def __init__(self) -> None:
+        self._specimen: Any = None
+
+    def learn(self) -> None:
+        """Makes that tensor; once, where no hook is on and no mode hears of it."""
+        if self._specimen is None:
+            with torch.inference_mode(False), torch.enable_grad():
+                result = torch.ones(1, device="cpu", dtype=torch.float32, requires_grad=True).exp()
+                self._specimen = result.grad_fn
+                result.add_(1)
+
+    def modified(self, packed: Packed, tensor: torch.Tensor) -> str:
+        """The text for a saved tensor that is at another version now; it depends on anomaly mode, so PyTorch is asked anew."""
+        text = _WORDS
+        try:
+            self._specimen._saved_result  # noqa: B018
+        except (RuntimeError, AttributeError) as error:
+            if all(part in str(error) for part in _PARTS):
+                text = str(error)
+        name = packed.name if packed.in_place is None else packed.in_place()
+        if packed.had_node and tensor.grad_fn is not None:
+            name = tensor.grad_fn.name()
+        if name is not None and "ExpBackward0" not in text:  # since 2.13 the operation is named, before the node was
+            name = _BACKWARD.sub("", name)
+        of, _, versions = _PARTS
+        of_which = "" if name is None else f", which is output {packed.output} of {name},"
+        before, after = text.split(of, 1)[0], text.split(versions, 1)[1]
+        sizes = tensor._nested_tensor_size() if tensor.is_nested else list(tensor.shape)
+        return f"{before}[{tensor.type()} {sizes}]{of_which} is at version {tensor._version}; expected version {packed.version}{after}"
+
+
+_PARTS = ("[torch.FloatTensor [1]]", ", which is output 0 of Exp", " is at version 1; expected version 0")
+_WORDS = (
+    f"one of the variables needed for gradient computation has been modified by an inplace operation: {_PARTS[0]}{_PARTS[1]},{_PARTS[2]}"
+    " instead. Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
+    "torch.autograd.set_detect_anomaly(True)."
+)
+_words = Words()
+_DETACHED = (
+    "Trying to use a saved tensor that has been detached in-place, i.e. with .detach_()."
+    "This is not supported, please use out-of-place `.detach()` instead"
+)
+
+
+def can_hook() -> bool:
+    """Whether this torch shows which hooks are on, without which those of the program's could not be kept above gradguard's."""
+    return _top is not None
+
+
+def _hooks() -> list[tuple[Any, Any]]:
+    """Takes all hooks of this thread off and returns them, the innermost first."""
+    assert _top is not None
+    found: list[tuple[Any, Any]] = []
+    while (pair := _top(False)) is not None:
+        found.append(pair)
+        _autograd._pop_saved_tensors_default_hooks()
+    return found
+
+
+def _put_back(pairs: list[tuple[Any, Any]]) -> None:
+    for pair in reversed(pairs):
+        _autograd._push_saved_tensors_default_hooks(*pair)
+
+
+def hooks_allowed() -> bool:
+    """Whether torch takes hooks in this thread now: not while `torch.func` differentiates."""
+    return bool(_autograd._saved_tensors_hooks_is_enabled())
+
+
+def hook_below(pack: Callable[[torch.Tensor], Any]) -> None:
+    """Puts `pack` and `unpack` on this thread's stack of hooks, below all that are there."""
+    others = _hooks()
+    try:
+        with _no_torch_function():
+            _words.learn()
+        _autograd._push_saved_tensors_default_hooks(pack, unpack)
+    finally:
+        _put_back(others)
+
+
+def unhook() -> None:
+    """Takes gradguard's hooks off this thread's stack, wherever they stand."""
+    if not is_hooked():
+        return
+    others = _hooks()
+    _put_back([pair for pair in others if pair[1] is not unpack])
+
+
+def is_hooked() -> bool:
+    """Whether gradguard's hooks are on this thread's stack."""
+    if _top is None or not hooks_allowed():
+        return False
+    innermost = _top(False)
+    if innermost is None or innermost[1] is unpack:
+        return innermost is not None
+    others = _hooks()
+    _put_back(others)
+    return any(pair[1] is unpack for pair in others)
+
+
+def acts() -> bool:
+    """Whether gradguard's hooks are the innermost, so that they see what is saved."""
+    innermost = None if _top is None else _top(False)
+    return innermost is not None and innermost[1] is unpack
+
+
+def within(context: AbstractContextManager[Any], inner: Iterator[Any]) -> Iterator[Any]:
+    """A generator that runs inside a context."""
+    with context:
+        yield from inner
+
+
+@contextmanager
+def unhooked() -> Iterator[None]:
+    """A block in which gradguard's hooks are off where they would act; those of the program's stay."""
+    if not acts():
+        yield
+        return
+    pack = _top(False)[0]  # type: ignore[misc]
+    _autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        hook_below(pack)

@@ -27,6 +27,7 @@ from gradguard.torch_compat.private_api import (
     quiet,
     saved_data,
     saved_slots,
+    unpacking_hook,
 )
 
 _DEEPEST = 4  # an optimizer's state: dictionaries and lists in each other
@@ -124,7 +125,7 @@ class _Accounting:
             for _, slot in saved_slots(node):
                 value = saved_data(slot)
                 kept = [value] if value is not None else kept_by_hook(slot)
-                self._hidden += not kept and getattr(slot, "unpack_hook", None) is not None
+                self._hidden += not kept and unpacking_hook(slot) is not None
                 tensors += kept
             if not tensors:
                 continue

@@ -73,7 +73,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
 def _judged(incident: Incident, grown: Grown) -> Diagnosis | None:
     if grown.graphed:
         return None  # GG608 follows graphs
-    held = holdings(grown.container, incident.user_frames, {id(grown), *map(id, (grown.newest, grown.keys))})
+    (held,) = holdings([grown.container], incident.user_frames, {id(grown), *map(id, (grown.newest, grown.keys))})
     if not held or any(view.frame.f_code.co_filename.startswith("<") for view in incident.user_frames):
         return None
     name = held[0].attribute

@@ -27,6 +27,7 @@ two looks (every eighth to 64th backward). Graphs kept within a step or for a wi
 from __future__ import annotations
 
 import gc
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ _TENSORS = 200
 def recognise(incident: Incident) -> Diagnosis | None:
     """What holds the old graphs, and the line that puts it there."""
     finding: GraphsRetained = incident.finding
-    found = keepers(incident, _reaching_back(finding.step - incident.options(RULE).age))
+    found = keepers(incident, _reaching_back(finding.tags))
     if not found:
         return None
     kept = Kept(incident, found)
@@ -79,11 +80,11 @@ def recognise(incident: Incident) -> Diagnosis | None:
     )
 
 
-def _reaching_back(until: int) -> list[tuple[torch.Tensor, set[int]]]:
-    """Tensors that reach graphs made up to a step, and the backward counts of those."""
+def _reaching_back(old: Collection[Tag]) -> list[tuple[torch.Tensor, set[int]]]:
+    """Tensors that reach old graphs, and the backward counts of those."""
     reached: list[tuple[torch.Tensor, set[int]]] = []
     for tensor in _live_tensors():
-        tags = _old_tags(tensor, until)
+        tags = _old_tags(tensor, old)
         if tags:
             reached.append((tensor, tags))
         if len(reached) >= _TENSORS:
@@ -103,8 +104,8 @@ def _live_tensors() -> list[torch.Tensor]:
     return found
 
 
-def _old_tags(tensor: torch.Tensor, until: int) -> set[int]:
-    """Backward counts of the graphs made up to a step that a tensor reaches."""
+def _old_tags(tensor: torch.Tensor, old: Collection[Tag]) -> set[int]:
+    """Backward counts of the old graphs that a tensor reaches."""
     node = tensor.grad_fn
     seen = {node}
     stack: list[Any] = [node]
@@ -112,7 +113,7 @@ def _old_tags(tensor: torch.Tensor, until: int) -> set[int]:
     while stack and len(seen) < _NODES:
         node = stack.pop()
         tag = node.metadata.get(KEY) if node.next_functions else None
-        if isinstance(tag, Tag) and tag.step <= until:
+        if isinstance(tag, Tag) and tag in old:
             tags.add(tag.backward)
         for each, _ in node.next_functions:
             if each is not None and each not in seen:

@@ -24,9 +24,10 @@ ever changed and no backward filled, while the others were; at its 16th step, as
 no condition, and nothing else calls them. Only if the module was called (at steps 13 and 14 calls are
 looked at), or nothing in its class's source ever reads the attribute it is kept in. Heads that this run does not use and
 that the source does use are silent, and so is what drops out of a loss made of derivatives (`autograd.grad(...,
-create_graph=True)`). Parameters that are frozen count where one statement freezes them and others in each turn of the loop,
-and only the others are switched on again; and where a statement that freezes many has met matrices that are still all zeros, as adapters
-begin: their layer gives 0 for as long as they are frozen.
+create_graph=True)`). Parameters that are frozen count where one statement freezes them and others in each iteration of the loop,
+and only the others are switched on again; where all of an optimizer's parameters were switched off and on in turns and are only
+switched off now, at its tenth step without any gradient; and where a statement that freezes many has met matrices that are still all
+zeros, as adapters begin: their layer gives 0 for as long as they are frozen.
 """
 
 from __future__ import annotations
