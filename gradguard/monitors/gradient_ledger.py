@@ -31,6 +31,7 @@ from gradguard.monitors.cut_paths import Severed
 from gradguard.monitors.grad_scaler import Scaling, touched
 from gradguard.monitors.learning_rates import Schedules
 from gradguard.monitors.ledger_verdicts import Contributions, Sharing
+from gradguard.monitors.memory_growth import Growth
 from gradguard.monitors.monitor import Backward, Clipping, Monitor, Step, Zeroing, listeners
 from gradguard.monitors.moving_frozen import FrozenMoves
 from gradguard.monitors.optimizer_books import Book, Part, rate_of, unchanged
@@ -76,6 +77,7 @@ class Ledger(View):
         self.severed = Severed(self.journal)
         self.modes = Modes()
         self.retained = Retained()
+        self.growth = Growth()
         self.schedules = Schedules()
         self.scaling = Scaling()
         self.own_states = OwnStates()
@@ -86,7 +88,7 @@ class Ledger(View):
         monitors: tuple[Monitor, ...] = (
             self.frozen_moves,  # looks at what the survey of the step before has noted
             self.survey, self.retained, self.severed, self.scaling, Crossing(), self.contributions, Sharing(), Accumulation(),
-            UnusedUpdates(), *([] if self.recorder is None else [self.recorder]), self.schedules, self.modes,
+            UnusedUpdates(), self.growth, *([] if self.recorder is None else [self.recorder]), self.schedules, self.modes,
         )  # fmt: skip
         on_backward = listeners(monitors, "on_backward")
         self._on_backward_first = tuple(each for each in on_backward if each.ASLEEP)

@@ -24,6 +24,7 @@ from gradguard.core.memory_report import MemoryReport
 from gradguard.core.safe_read import UNKNOWN, in_class
 from gradguard.instrumentation import tensor_refs
 from gradguard.instrumentation.fault_barrier import say
+from gradguard.instrumentation.refusals import reserve
 from gradguard.probes import replicas, torch_functions
 from gradguard.reporting.jsonl import JsonlReport
 from gradguard.reporting.tracebacks import take_back_hook
@@ -181,6 +182,7 @@ class Guard:
         entered = len(self._open)
         try:
             torch_functions.install(workers.install, replicas.install, saved_tensors.install, tensor_refs.install)
+            reserve.fill()
             session = current_session()
             last = self._last
             if last is None or last[0] is not session:
