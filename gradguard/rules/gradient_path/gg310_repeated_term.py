@@ -60,15 +60,17 @@ class Way(NamedTuple):
 
     Attributes:
         node: the node.
+        output: which of its results.
         scale: the last node on the way that scales what is behind it; None for none. Ways with the same one have the same weight.
     """
 
     node: Any
+    output: int
     scale: Any
 
 
 class Term(NamedTuple):
-    """A node that sums add more than once.
+    """A node's result that sums add more than once.
 
     Attributes:
         times: how often it is in the loss.
@@ -76,6 +78,7 @@ class Term(NamedTuple):
     """
 
     node: Any
+    output: int
     times: int
     sums: tuple[Any, ...]
 
@@ -115,15 +118,15 @@ def find(incident: Incident) -> Repeated | None:
 
 def repeated(root: Any) -> list[Term]:
     """The single numbers that a root adds up more than once, with one weight; the sums that contain one are not listed again."""
-    counts: Counter[Way] = Counter({Way(root, None): 1})
+    counts: Counter[Way] = Counter({Way(root, 0, None): 1})
     sums: dict[Way, list[Any]] = {}
-    ends: set[Any] = set()
-    heap = [(-node_sequence(root), 0, Way(root, None))]
+    ends: set[tuple[Any, int]] = set()
+    heap = [(-node_sequence(root), 0, Way(root, 0, None))]
     while heap:
         _, _, way = heapq.heappop(heap)
         below = _below(way)
         if not below:
-            ends.add(way.node)
+            ends.add((way.node, way.output))
         for each in below:
             if each not in counts:
                 heapq.heappush(heap, (-node_sequence(each.node), len(counts), each))
@@ -133,26 +136,32 @@ def repeated(root: Any) -> list[Term]:
             return []
     if len(ends) < 2:
         return []
-    terms = [Term(way.node, counts[way], tuple(sorted(adding, key=node_sequence))) for way, adding in sums.items() if len(adding) > 1]
+    terms = [
+        Term(way.node, way.output, counts[way], tuple(sorted(adding, key=node_sequence))) for way, adding in sums.items() if len(adding) > 1
+    ]
     return sorted(terms, key=lambda term: node_sequence(term.node))
 
 
 def _below(way: Way) -> list[Way]:
     """The summands behind a node, or the one number that it scales; nothing for what is a term itself."""
-    node, scale = way
+    node, _, scale = way
     name = node.name()
-    sources = [source for source, _ in node.next_functions]
-    given = [source for source in sources if source is not None]
+    edges = [edge for edge in node.next_functions if edge[0] is not None]
+    given = [source for source, _ in edges]
     if name in ("AddBackward0", "SubBackward0") and additive.scalar(node):
         second = scale if name == "AddBackward0" and getattr(node, "_saved_alpha", None) == 1 else node
-        return [Way(source, second if i else scale) for i, source in enumerate(sources) if source is not None and additive.scalar(source)]
+        return [
+            Way(source, output, second if i else scale)
+            for i, (source, output) in enumerate(node.next_functions)
+            if source is not None and additive.scalar(source)
+        ]
     if name == "StackBackward0":
-        return [Way(source, scale) for source in given] if all(map(additive.scalar, given)) else []
+        return [Way(*edge, scale) for edge in edges] if all(map(additive.scalar, given)) else []
     if name in ("SumBackward0", "MeanBackward0") and given and given[0].name() == "StackBackward0":
-        return [Way(given[0], node if name == "MeanBackward0" else scale)]
+        return [Way(*edges[0], node if name == "MeanBackward0" else scale)]
     if len(given) != 1 or not additive.scalar(given[0]) or not additive.scalar(node):
         return []
-    return [Way(given[0], node)] if name in _SCALINGS else [Way(given[0], scale)] if name in _SAME else []
+    return [Way(*edges[0], node)] if name in _SCALINGS else [Way(*edges[0], scale)] if name in _SAME else []
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
@@ -168,9 +177,10 @@ def render(found: Repeated, incident: Incident) -> Diagnosis | None:
     term, made, sites = (running or found.terms)[-1]
     for each, site, _ in running or found.terms:
         place = incident.place_of_node(node_sequence(each.node))
-        name = incident.names.of_node(each.node) or (place.targets[0] if place is not None and place.targets else None)
+        name = incident.names.of_node(each.node, each.output)
         if name is None and place is not None:
-            name = short(place.text, 40)
+            whole = place.node is not None and getattr(place.statement, "value", None) is place.node
+            name = place.targets[0] if whole and len(place.targets) == 1 else short(place.text, 40)
         if name is not None and name not in names:
             names.append(name)
             if place is not None and site not in sites:

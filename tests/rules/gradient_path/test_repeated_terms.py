@@ -78,6 +78,8 @@ ONCE = {
         "total = out.pow(2).mean()\nfor head in net.heads:\n    part = 0.0\n    for row in head(h):\n        part += row.pow(2).sum()\n"
         "    total = total + part / 8\ntotal.backward()"
     ),
+    "items of one tensor": "total = rest\nfor item in h.mean(0)[:3]:\n    total = total + 0.5 * item.exp() + item\ntotal.backward()",
+    "parts of one call": "low, high = torch.aminmax(h)\nloss = low + high\n(loss + out.pow(2).mean() + rest).backward()",
     "two calls of one function": "(spread(h) + spread(h) + out.pow(2).mean() + rest).backward()",
     "a state that goes on": (
         "loss, z = rest, h\nfor _ in range(3):\n    z = z + torch.tanh(z)\n    loss = loss + net.head(z).pow(2).mean()\nloss.backward()"
