@@ -20,7 +20,6 @@ from gradguard.core.errors import GradGuardError, GradGuardWarning
 from gradguard.probes.listeners import idle_listener
 from tests.integrations.lit import PACKAGES, lightning, loader, regressor, trainer, weights
 
-
 pytestmark = pytest.mark.filterwarnings("ignore:(?s)(?!.*GG).*")
 
 
