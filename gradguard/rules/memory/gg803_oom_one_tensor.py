@@ -40,6 +40,7 @@ from gradguard.rules.memory.wording import breakdown, ran_out, shape, size
 
 CODE, NAME = "GG803", "oom-one-tensor"
 _LEAST = 16 << 20
+_PIECES = Fix(title="Check that this size is meant; if it is, compute it in pieces: a slice at a time, reduced before the next is made")
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
@@ -52,7 +53,13 @@ def recognise(incident: Incident) -> Diagnosis | None:
     found = result_of(incident, failed)
     if found is None:
         return _told(
-            incident, failed, f"one tensor of {size(failed.asked)} is asked for", f"asks for {size(failed.asked)} at once", "", [], []
+            incident,
+            failed,
+            f"one tensor of {size(failed.asked)} is asked for",
+            f"asks for {size(failed.asked)} at once",
+            "",
+            [],
+            [_PIECES],
         )
     if found.column_and_row is not None:
         return _table(incident, failed, found)
@@ -60,7 +67,9 @@ def recognise(incident: Incident) -> Diagnosis | None:
         return _pairs(incident, failed, found)
     names = " and ".join(f"`{each.text}` {shape(each.shape)}" for each in found.operands if each.text is not None)
     made = f"makes {shape(found.shape)}, {size(failed.asked)}" + (f", of {names}" if names else "")
-    return _told(incident, failed, f"this makes one tensor of {shape(found.shape)}, {size(failed.asked)}", made, "", _tensors(found), [])
+    return _told(
+        incident, failed, f"this makes one tensor of {shape(found.shape)}, {size(failed.asked)}", made, "", _tensors(found), [_PIECES]
+    )
 
 
 def _told(
