@@ -296,7 +296,7 @@ class Saver(NamedTuple):
 class SavedFact:
     """A tensor that a graph node has saved for backward."""
 
-    __slots__ = ("born", "device", "died", "dtype", "is_output", "leaf", "nbytes", "packed", "saver", "shape", "storage", "used", "version")
+    __slots__ = ("born", "device", "died", "dtype", "leaf", "made", "nbytes", "packed", "saver", "shape", "storage", "used", "version")
 
     def __init__(
         self,
@@ -307,7 +307,7 @@ class SavedFact:
         shape: tuple[int, ...],
         device: torch.device,
         version: int,
-        is_output: bool,
+        made: int,
         leaf: bool,
         born: int,
     ) -> None:
@@ -318,7 +318,7 @@ class SavedFact:
         self.shape = shape
         self.device = device
         self.version = version
-        self.is_output = is_output  # whether the node itself had made it
+        self.made = made  # the number of the node that had made it; -1 of what has none
         self.leaf = leaf  # a parameter, say, which is held without any graph
         self.born = born  # clock readings
         self.died = 0  # 0 as long as the graph holds it

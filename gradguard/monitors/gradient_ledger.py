@@ -71,6 +71,7 @@ class Ledger(View):
         self.loaded: list[weakref.ref[Any]] = []
         self.called: dict[int, tuple[weakref.ref[Any], CallSite | None, bool]] = {}  # modules seen running, in a census
         self.counted: dict[int, Counter[CallSite | None]] = {}  # and how often, by the calling line
+        self._hidden_calls = False  # whether modules may have run unseen since the census began
         self.casts: list[tuple[weakref.ref[Any], CallSite | None]] = []
         self.survey = Survey()
         self.severed = Severed(self.journal)
@@ -151,6 +152,7 @@ class Ledger(View):
 
     def seek_cuts(self, parameters: list[weakref.ref[Any]]) -> None:
         self.census_until = self.steps + 3
+        self._hidden_calls = False
         self.severed.arm(parameters)
 
     # -- moments ------------------------------------------------------------------------------------------------------
@@ -298,6 +300,8 @@ class Ledger(View):
     def census(self, module: Any, frame: Any) -> None:
         """A module is called, in the steps in which that is looked at: where, and with grad mode on or off."""
         self.report(self.modes.called(module, frame, self))
+        if self._hidden_calls:
+            return
         known = self.called.get(id(module))
         grad_on = torch.is_grad_enabled()
         caller = user_frame(frame)
@@ -307,6 +311,13 @@ class Ledger(View):
         self.counted[id(module)][place] += 1
         if known is None or known[0]() is not module or (grad_on and not known[2]):
             self.called[id(module)] = (UncountedRef(module), place, grad_on)
+
+    def runs_compiled(self) -> None:
+        """A compiled function is called: if a census is under way, which modules run where is not known any more."""
+        if self.census_until and torch.is_grad_enabled():
+            self._hidden_calls = True
+            self.called.clear()
+            self.counted.clear()
 
     def calls_of(self, module: Any) -> int:
         """How often a module was called while calls were looked at."""

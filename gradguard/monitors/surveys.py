@@ -112,6 +112,13 @@ class SharedMemoryDue(Finding):
     ROUTINE = True
 
 
+class KeptGraphsDue(Finding):
+    """The variables around a step are to be looked at: does the graph of one grow with each step?"""
+
+    CODE = "GG608"
+    ROUTINE = True
+
+
 class CopiesDue(Finding):
     """Copies of what an optimizer trains are to be looked for, which an average may be meant to move."""
 
@@ -234,7 +241,7 @@ class Survey(Monitor):
         return list(self._survey(book, view))
 
     def _survey(self, book: Book, view: View) -> Iterator[Finding]:
-        yield from (FrozenModesDue(book), FreezesDue(book), SharedMemoryDue(book))
+        yield from (FrozenModesDue(book), FreezesDue(book), SharedMemoryDue(book), KeptGraphsDue(book))
         book.frozen = [(TensorRef(p), few_values(p)) for p in book.parameters() if not p.requires_grad and p.grad is not None]
         if book.frozen:
             book.frozen_at = book.steps

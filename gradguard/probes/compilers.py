@@ -19,7 +19,8 @@ import torch
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.instrumentation.fault_barrier import Compiler, say
 from gradguard.probes.diversions import prepare_for_dynamo
-from gradguard.probes.listeners import local
+from gradguard.probes.listeners import compiling, local
+from gradguard.probes.step_protocol import lift_module_hooks
 from gradguard.torch_compat.private_api import eval_frame, never_compile, register_builtin, users_mode, users_modes
 
 _state: dict[str, Any] = {"original": None, "wrapper": None, "known": None}
@@ -90,6 +91,8 @@ def _exchange(old: Any, new: Any) -> None:
 def _enter() -> None:
     local.compiled += 1
     if local.compiled == 1:
+        compiling.add(threading.get_ident())
+        lift_module_hooks()
         rules = sys.modules.get("torch._dynamo.trace_rules")
         if rules is not None and rules is not _state["known"]:
             _state["known"] = rules
@@ -107,6 +110,7 @@ def _enter() -> None:
 def _leave() -> None:
     local.compiled -= 1
     if not local.compiled:
+        compiling.discard(threading.get_ident())
         session = local.listener
         if session is not None:
             session.compiled_ends()
@@ -125,6 +129,8 @@ class Aside:
         self._before = session, _, compiled = local.listener, local.coast, local.compiled
         if session is not None:
             local.compiled = compiled + 1
+            compiling.add(threading.get_ident())
+            lift_module_hooks()
             session.compiled_begins()
             local.listener = local.coast = None
 
@@ -133,6 +139,7 @@ class Aside:
         if session is not None:
             local.listener, local.coast, local.compiled = session, coast, compiled
             if not compiled:
+                compiling.discard(threading.get_ident())
                 session.compiled_ends()
 
 

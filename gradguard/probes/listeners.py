@@ -70,6 +70,9 @@ class _Local(threading.local):
 
 local = _Local()
 
+compiling: set[int] = set()
+"""The threads in which a compiled function is under way."""
+
 
 def listener() -> Listener | None:
     """This thread's session, None outside any guard. It has caught up with what was only written down: it is told something."""

@@ -84,11 +84,11 @@ Failure = Callable[[BaseException, Any, tuple[Any, ...], dict[str, Any]], None]
 
 
 def _reads_parameter(args: tuple[Any, ...]) -> bool:
-    """Whether a call's first or last argument is a Parameter, or its first a list of them."""
+    """Whether a call's first, second or last argument is a Parameter, or its first a list of them."""
     first = args[0]
     if type(first) is list and first:
         first = first[0]
-    return type(first) is _Parameter or type(args[-1]) is _Parameter
+    return type(first) is _Parameter or type(args[-1]) is _Parameter or (len(args) > 2 and type(args[1]) is _Parameter)
 
 
 class OpProbe(TorchFunctionMode):
@@ -203,6 +203,8 @@ class OpProbe(TorchFunctionMode):
             self.lost.gathered(func, args, kwargs or _NO_KWARGS)
         if self.results.read or (args and _reads_parameter(args)):
             self.results.note(kind, func, args, kwargs, result, sys._getframe(2))
+        elif after == before:
+            self.results.made(func, args, result)
         if after != before:
             frame: FrameType | None = sys._getframe(2)
             files = USER_FILES

@@ -20,6 +20,7 @@ from gradguard.core.callsite import CallSite, user_frame
 from gradguard.core.diagnosis import Diagnosis
 from gradguard.core.errors import GradGuardError
 from gradguard.core.foreign_exceptions import internal_error, is_internal
+from gradguard.core.memory_report import MemoryReport
 from gradguard.core.safe_read import UNKNOWN, in_class
 from gradguard.instrumentation import tensor_refs
 from gradguard.instrumentation.fault_barrier import say
@@ -30,11 +31,13 @@ from gradguard.reporting.tracebacks import take_back_hook
 from gradguard.runtime import workers
 from gradguard.runtime.decorator import decorated
 from gradguard.runtime.diagnoser import Diagnoser
+from gradguard.runtime.memory_watch import present_memory
 from gradguard.runtime.rerun.guarded_step import run_step
 from gradguard.runtime.run import Run
 from gradguard.runtime.session import Session, current_session
 from gradguard.runtime.summary import RunSummary
 from gradguard.torch_compat import saved_tensors
+from gradguard.torch_compat.private_api import quiet
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -135,6 +138,16 @@ class Guard:
         """
         current_session().catch_up()
         return self.run.summary()
+
+    def memory(self) -> MemoryReport:
+        """What held memory at the fullest moment so far: what was saved for backward by line, module and operation, and what else.
+
+        Steps are accounted for where `memory=True` was set when the guard was made; without, this is of the present moment.
+        """
+        session = current_session()
+        session.catch_up()
+        with quiet():
+            return self.run.watch.report() or present_memory(session.journal, sys._getframe(1), self.models)
 
     def watch(self, *objects: Any) -> Guard:
         """Names models and optimizers (schedulers and scalers are welcome too); returns the guard.

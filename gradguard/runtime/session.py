@@ -40,7 +40,7 @@ from gradguard.probes.call_arguments import any_requires_grad
 from gradguard.probes.listeners import local, set_coast, set_listener
 from gradguard.probes.operators import OpProbe
 from gradguard.probes.saved_tensor_hooks import SavedTensors
-from gradguard.probes.step_protocol import forget_forwards
+from gradguard.probes.step_protocol import watch_forwards
 from gradguard.rules.base import SKIP, Rule
 from gradguard.runtime import fast_path
 from gradguard.runtime.backward_calls import backward_fact, inputs_of, is_same_call, roots_of
@@ -315,6 +315,8 @@ class Session:
         if wanted != saving.on:
             saving.switch(wanted and not local.compiled)
         if wanted:
+            if settings.memory:
+                self.run.watch.step_ends(saving, self.journal)
             saving.begin_step()
         return wanted
 
@@ -365,8 +367,9 @@ class Session:
         with self.lookout:
             self.ops.compiled_begins(nested=self.depth > 0)
             self.saving.pause()
-            forget_forwards()
             self.hooks.pause()
+            if self.guards:
+                self.run.ledger.runs_compiled()
 
     def compiled_ends(self) -> None:
         """It has returned, or calls something that is not to be compiled."""
@@ -374,6 +377,8 @@ class Session:
             if self.guards:
                 self.ops.compiled_ends(nested=self.depth > 0)
                 self.saving.resume()
+                self.hooks.resume(self.run.ledger, self.run.depth)
+                watch_forwards()
 
     def _off(self) -> None:
         """`trace(False)`, whatever happens."""
@@ -588,6 +593,9 @@ class Session:
                 ledger = self.run.ledger
                 if not ledger.asleep or ledger.ended:
                     self._tell("before_backward", frame)
+            if self.saving.on and self.run.settings.memory:
+                with self.lookout:
+                    self.run.watch.before_backward(self.saving, self.journal, roots, frame, self.guard.models)
         self.moment("before_backward", call.kind, frame, roots=roots, call=call)
 
     def _end(self, call: BackwardFact | None, frame: FrameType, roots: tuple[Any, ...], outermost: bool, result: Any) -> None:
@@ -609,6 +617,7 @@ class Session:
             if self.saving.on:
                 with self.lookout:
                     self.saving.backward_ended()
+                    self.run.watch.after_backward()
             with self.shield:
                 self._backwards += 1
                 if self._backwards > _BACKWARDS_PER_STEP:  # a loop without optimizers still has steps

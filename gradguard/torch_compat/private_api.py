@@ -120,12 +120,6 @@ def register_builtin(function: Any, operator: str) -> None:
         pass
 
 
-def dynamo_in_use() -> bool:
-    """Whether anything was compiled in this process: compiled modules complain about global module hooks."""
-    backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", None)
-    return backends is not None and any(backend is not None for backend in backends.values())
-
-
 def can_trace_ops() -> bool:
     """Whether a function mode can be slipped under the user's own ones."""
     return None not in (_len_stack, _push, _pop, _stack_at)

@@ -17,6 +17,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
@@ -92,6 +93,7 @@ class Packed:
             itself alive (TORCH_FACTS 2, 23).
         version: when it was saved.
         name, output: of an output, the name of its node and which output of it. Of an input `name` is None.
+        made: the number of the node that had made it; -1 where there is none.
         had_node: whether it is an input that had a graph node.
         in_place: of a view that was written in place, whether the node named `name` is still there, and else the name of its operation.
         fact: what the probe has noted.
@@ -99,14 +101,15 @@ class Packed:
         hook: the unpack hook of the program's that holds the value, and what its pack hook returned, after `register_hooks`.
     """
 
-    __slots__ = ("__weakref__", "fact", "gone", "had_node", "hook", "in_place", "name", "output", "tensor", "version")
+    __slots__ = ("__weakref__", "fact", "gone", "had_node", "hook", "in_place", "made", "name", "output", "tensor", "version")
 
-    def __init__(self, tensor: torch.Tensor, version: int, name: str | None, output: int, had_node: bool) -> None:
+    def __init__(self, tensor: torch.Tensor, version: int, name: str | None, output: int, made: int) -> None:
         self.tensor: torch.Tensor | None = tensor
         self.version = version
         self.name = name
         self.output = output
-        self.had_node = had_node
+        self.made = made
+        self.had_node = made >= 0 and name is None
         self.in_place: Callable[[], str | None] | None = None
         self.fact: Any = None
         self.gone: Callable[[Any], None] | None = None
@@ -120,9 +123,11 @@ class Packed:
     def verdict(self) -> str | None:
         """PyTorch's words where it would refuse the value."""
         try:
-            return None if self.tensor is None else _check(self, self.tensor)
+            if self.tensor is not None:
+                _check(self, self.tensor)
         except RuntimeError as error:
             return str(error)
+        return None
 
     def __del__(self) -> None:
         if self.gone is not None and self.fact is not None:
@@ -239,6 +244,33 @@ _DETACHED = (
 )
 
 
+def _register_hooks(original: Callable[..., None]) -> Callable[..., None]:
+    @wraps(original)
+    def register_hooks(self: Any, pack_hook: Callable[[torch.Tensor], Any], unpack_hook: Callable[[Any], Any]) -> None:
+        """As PyTorch's, which refuses a value that a hook holds; one that gradguard's own holds is handed on."""
+        packed: Any = self.data if SHOWN and self.unpack_hook is unpack else None
+        tensor = packed.tensor if type(packed) is Packed else None
+        if tensor is None or not callable(pack_hook) or not callable(unpack_hook):
+            return original(self, pack_hook, unpack_hook)
+        version = tensor._version
+        with torch.no_grad():
+            packed.hook = (unpack_hook, pack_hook(tensor.detach()))
+        packed.tensor = None
+        if tensor._version != version:
+            raise RuntimeError(_WRITING)
+        return None
+
+    return register_hooks
+
+
+_ORIGINAL = _autograd.SavedTensor.register_hooks
+_WRITING = (
+    "A saved tensor pack hook is modifying its input in place. Tensors provided as input to pack hook can not be modified by in-place "
+    "operations as this can lead to unexpected side-effects. Please open an issue if you need to perform in-place operations on the input "
+    "to a pack hook."
+)
+
+
 def can_hook() -> bool:
     """Whether this torch shows which hooks are on, without which those of the program's could not be kept above gradguard's."""
     return _top is not None
@@ -270,6 +302,8 @@ def hook_below(pack: Callable[[torch.Tensor], Any]) -> None:
     try:
         with _no_torch_function():
             _words.learn()
+        if _autograd.SavedTensor.register_hooks is _ORIGINAL:
+            _autograd.SavedTensor.register_hooks = _register_hooks(_ORIGINAL)
         _autograd._push_saved_tensors_default_hooks(pack, unpack)
     finally:
         _put_back(others)

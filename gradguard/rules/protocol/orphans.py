@@ -42,7 +42,7 @@ def told(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]],
     name = wording.optimizer_name(book, incident)
     owner = left[0][1]
     still = alive_owner(gone[0])
-    if still is not None:
+    if still is not None and _has_name(incident, still):
         return _another(incident, book, left, still)
     paths = [each.path for _, each in left]
     everything = len(gone) == len(book.parameters())
@@ -116,6 +116,11 @@ def told(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]],
         ),
         fixes=[fix],
     )
+
+
+def _has_name(incident: Incident, module: nn.Module) -> bool:
+    """Whether a variable leads to a module: a method that was kept for its call (`go = net.train`) keeps alive what was replaced."""
+    return any(each is module for name, root in incident.names.modules if name is not None for each in modules_in(root))
 
 
 def _is_a_helpers(replacing: SourceSpan) -> bool:
