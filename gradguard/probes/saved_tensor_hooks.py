@@ -290,6 +290,7 @@ class SavedTensors:
 
     def facts(self) -> list[SavedFact]:
         """What is saved now."""
+        self._settle()
         return [fact for fact in self._facts if not fact.died]
 
     def _packed_of(self, node: Any) -> list[Packed]:
@@ -343,4 +344,4 @@ def _packed(tensor: torch.Tensor, seq: int) -> Packed:
     made = node_sequence(node)
     if made >= seq or waits_for_its_result(node):
         return Packed(tensor.detach(), tensor._version, node.name(), tensor.output_nr, made)
-    return Packed(tensor, tensor._version, None, tensor.output_nr, made)
+    return Packed(tensor, tensor._version, None, 0, made)  # PyTorch's words call every input the output 0 of its operation
