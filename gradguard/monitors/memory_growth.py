@@ -82,7 +82,7 @@ class Growth(Monitor):
 
 def _reading() -> tuple[int, int]:
     """The memory that this process has by now, and what tensors hold on the accelerator."""
-    return _resident(), torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
+    return _resident(), torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
 
 
 def _resident() -> int:

@@ -31,7 +31,7 @@ from gradguard.analysis.memory.allocations import Allocation
 from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import attributes, elements, pairs
-from gradguard.fixes.edits import with_argument
+from gradguard.fixes.edits import replaced, with_argument
 from gradguard.rules.base import Rule
 from gradguard.rules.memory.wording import asked, breakdown, ran_out, size
 from gradguard.torch_compat.private_api import memory_of
@@ -100,9 +100,10 @@ def _temporary(incident: Incident, failed: Allocation, optimizer: Any, whole: in
     place, made = incident.place, _maker(incident, optimizer)
     related: list[SourceSpan] = [] if made is None else [made.span("works on all parameters at once", "declared")]
     patch = None
-    call = None if made is None else made.call
-    if made is not None and made.source is not None and call is not None and not any(w.arg in ("foreach", None) for w in call.keywords):
-        patch = with_argument(made.source, call, "foreach=False")
+    call, source = (None, None) if made is None else (made.call, made.source)
+    if source is not None and call is not None and all(word.arg is not None for word in call.keywords):
+        given = next((word.value for word in call.keywords if word.arg == "foreach"), None)
+        patch = with_argument(source, call, "foreach=False") if given is None else replaced(source, [(given, "False")])
     return Diagnosis(
         code=CODE,
         name=NAME,
