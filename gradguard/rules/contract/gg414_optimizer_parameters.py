@@ -25,8 +25,6 @@ objects that the call names.
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
 from types import GeneratorType
 from typing import Any
 
@@ -34,10 +32,9 @@ import torch
 from torch import nn
 
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.live.frames import FrameView
+from gradguard.analysis.live.given_parameters import Given, given_to
 from gradguard.analysis.places.source import ResolvedSite
-from gradguard.analysis.program.expressions import inside
-from gradguard.analysis.program.index import Definition, Program, program_of
+from gradguard.analysis.program.index import program_of
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import attributes, elements, named_parameters, parameters_in, peek
 from gradguard.fixes.at_places import made_with
@@ -113,20 +110,17 @@ def _ordinal(index: int) -> str:
 
 
 def _empty(incident: Incident, place: ResolvedSite) -> Diagnosis | None:
-    view = next(iter(incident.user_frames), None)
-    argument = _argument(place)
     program = None if place.source is None else program_of(place.source)
-    if view is None or argument is None or program is None:
+    given = None if program is None else given_to(place, incident.user_frames[0], program)
+    if given is None:
         return None
-    definition = _only_definition(program, argument)
-    if isinstance(argument, ast.Name) and isinstance(view.locals.get(argument.id), _ITERATORS) and definition is not None:
-        walked = _walked_before(program, definition, argument)
-        if walked is not None:
-            return _used_up(place, argument.id, definition, walked)
-    made_of = definition.value if definition is not None and isinstance(definition.value, ast.expr) else argument
-    for shown, module in _modules(view, made_of):
+    if isinstance(given.value, _ITERATORS):
+        told = _used_up(place, given)
+        if told is not None:
+            return told
+    for shown, module in given.modules():
         found = [*parameters_in(module)]
-        if found and all(not p.requires_grad for p in found) and any(inside(made_of, ast.comprehension, ast.Lambda)):
+        if found and given.is_filtered and all(not p.requires_grad for p in found):
             return _told(
                 place,
                 f"the optimizer gets no parameters: all {len(found)} of `{shown}` are frozen where it is made",
@@ -149,42 +143,6 @@ def _empty(incident: Incident, place: ResolvedSite) -> Diagnosis | None:
     return None
 
 
-def _argument(place: ResolvedSite) -> ast.expr | None:
-    """What a call gives the optimizer as parameters."""
-    if place.call is None:
-        return None
-    named = next((word.value for word in place.call.keywords if word.arg in ("params", "param_group")), None)
-    return named or next((arg for arg in place.call.args if not isinstance(arg, ast.Starred)), None)
-
-
-def _only_definition(program: Program, argument: ast.expr) -> Definition | None:
-    found = program.reaching(argument) if isinstance(argument, ast.Name) else ()
-    return next(iter(found)) if len(found) == 1 else None
-
-
-def _walked_before(program: Program, definition: Definition, argument: ast.expr) -> ast.expr | None:
-    """The first of the other places that read the variable, before the optimizer's."""
-    before = [use for use in program.uses(definition) if use is not argument and use.lineno <= argument.lineno]
-    return min(before, key=lambda use: (use.lineno, use.col_offset), default=None)
-
-
-def _modules(view: FrameView, expr: ast.expr) -> Iterator[tuple[str, nn.Module]]:
-    """The modules that an expression names, with how it names them."""
-    for node in inside(expr, ast.Attribute, ast.Name):
-        parts: list[str] = []
-        inner: ast.expr = node
-        while isinstance(inner, ast.Attribute):
-            parts.append(inner.attr)
-            inner = inner.value
-        if not isinstance(inner, ast.Name):
-            continue
-        value: Any = view.locals.get(inner.id, view.globals.get(inner.id))
-        for part in reversed(parts):
-            value = peek(value, part, None)
-        if isinstance(value, nn.Module):
-            yield ".".join([inner.id, *reversed(parts)]), value
-
-
 def _has_modules(held: Any) -> bool:
     return isinstance(held, (list, tuple, dict)) and any(
         isinstance(item, nn.Module) and next(parameters_in(item), None) is not None for item in elements(held, 64)
@@ -195,7 +153,7 @@ def _hidden(place: ResolvedSite, shown: str, module: nn.Module, attribute: str, 
     container = "ModuleDict" if isinstance(held, dict) else "ModuleList"
     put = attribute_set(type(module), attribute)
     kind = type(held).__name__
-    patch = None if put is None else made_with([put], f"torch.nn.{container}", (ast.List, ast.ListComp, ast.Dict, ast.DictComp))
+    patch = None if put is None else made_with([put], f"torch.nn.{container}")
     return _told(
         place,
         f"the optimizer gets no parameters: `{shown}` keeps its layers in a plain {kind}, `self.{attribute}`, which `parameters()` does "
@@ -208,13 +166,13 @@ def _hidden(place: ResolvedSite, shown: str, module: nn.Module, attribute: str, 
     )
 
 
-def _used_up(place: ResolvedSite, name: str, definition: Definition, walked: ast.expr) -> Diagnosis | None:
-    source = place.source
-    if source is None:
+def _used_up(place: ResolvedSite, given: Given) -> Diagnosis | None:
+    """An iterator that another line has walked."""
+    source, name, definition, walked = place.source, given.name, given.definition, given.read_before()
+    if source is None or definition is None or definition.value is None or walked is None:
         return None
-    value = definition.value if isinstance(definition.value, ast.expr) else None
-    text = None if value is None else source.segment(value)
-    patch = None if value is None or text is None else replaced(source, [(value, f"list({text})")])
+    text = source.segment(definition.value)
+    patch = None if text is None else replaced(source, [(definition.value, f"list({text})")])
     made = source.span_of(definition.node, f"`{name}` is an iterator: it can be walked once", "declared")
     used = source.span_of(walked, f"walks `{name}` to its end", "culprit")
     return _told(

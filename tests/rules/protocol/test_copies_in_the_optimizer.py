@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradguard.analysis.live.copies import is_copied
+from gradguard.analysis.live.copied_weights import is_copied
 from tests.running import run_source
 
 AGENT = """

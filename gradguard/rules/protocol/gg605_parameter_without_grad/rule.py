@@ -42,7 +42,7 @@ from torch import nn
 
 from gradguard.analysis.history import cut_origins
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.live.copies import is_copied
+from gradguard.analysis.live.copied_weights import is_copied
 from gradguard.analysis.places.source import ResolvedSite, at_line, resolve
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import parameters_in, peek
