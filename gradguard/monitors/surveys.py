@@ -75,7 +75,7 @@ class NeverFilled(Finding):
 
 @dataclass(frozen=True, eq=False)
 class SwitchedOff(Finding):
-    """Parameters that required grad when first seen, and do no more."""
+    """Parameters that required grad when first seen, and do no more: some of the optimizer's, or all of them while it goes on stepping."""
 
     CODE = "GG605"
 
@@ -109,6 +109,13 @@ class SharedMemoryDue(Finding):
     """An optimizer's parameters are to be looked at: do two share their memory?"""
 
     CODE = "GG615"
+    ROUTINE = True
+
+
+class KeptGraphsDue(Finding):
+    """The variables around a step are to be looked at: does the graph of one grow with each step?"""
+
+    CODE = "GG608"
     ROUTINE = True
 
 
@@ -234,7 +241,7 @@ class Survey(Monitor):
         return list(self._survey(book, view))
 
     def _survey(self, book: Book, view: View) -> Iterator[Finding]:
-        yield from (FrozenModesDue(book), FreezesDue(book), SharedMemoryDue(book))
+        yield from (FrozenModesDue(book), FreezesDue(book), SharedMemoryDue(book), KeptGraphsDue(book))
         book.frozen = [(TensorRef(p), few_values(p)) for p in book.parameters() if not p.requires_grad and p.grad is not None]
         if book.frozen:
             book.frozen_at = book.steps
@@ -244,8 +251,7 @@ class Survey(Monitor):
             return
         yield CopiesDue(book)
         again, view.survey_again = view.survey_again == view.steps, 0 if view.survey_again == view.steps else view.survey_again
-        if book.steps in (12, 24, 60, 400):
-            yield from self._idle(book, view)
+        yield from self._idle(book, view)
         if again or book.steps in (12, 24, 60, 400):
             known = view.trained_ids()
             left_out = [s for key, s in view.strangers.items() if key not in known and s.seen >= 3 and s.same()]
@@ -265,7 +271,7 @@ class Survey(Monitor):
             view.seek_cuts([*(idle if partly else ()), *zeros])
             book.idle_at = book.steps + 4
             return
-        if partly:
+        if partly and book.steps in (12, book.idle_at, 24, 60, 400):
             yield NeverFilled(book, idle)
         elif book.steps != book.idle_at and (off := book.switched_off()):
             yield SwitchedOff(book, off)

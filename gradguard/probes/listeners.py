@@ -9,10 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gradguard.instrumentation.event_buffer import Coast
 from gradguard.instrumentation.fault_barrier import Shield
+
+if TYPE_CHECKING:
+    from gradguard.probes.saved_tensor_hooks import SavedTensors
 
 
 class Listener(Protocol):
@@ -55,11 +58,13 @@ class _Local(threading.local):
     Attributes:
         listener: see `listener()`.
         coast: where this thread's events are written down in calm steps; None in all others.
+        saving: the saved-tensor probe, while its hooks are on.
         compiled: how many compiled functions are under way, one within another (`gradguard.probes.compilers`).
     """
 
     listener: Listener | None = None
     coast: Coast | None = None
+    saving: SavedTensors | None = None
     compiled: int = 0
 
 
