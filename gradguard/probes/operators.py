@@ -135,6 +135,8 @@ class OpProbe(TorchFunctionMode):
             kind = SKIP
         if _is_compiling() or not self.live:
             return func(*args, **(kwargs or _NO_KWARGS))
+        if kind & MODE:
+            return self._mode_call(func, args, kwargs or _NO_KWARGS)
         if self.results.open and not (kind == SKIP and func.__name__ == "__get__"):
             try:
                 self.results.use(args, kwargs)
@@ -262,9 +264,7 @@ class OpProbe(TorchFunctionMode):
     ) -> None:
         if watched is not None:
             self._writes(func, args, watched)
-        if kind & MODE:
-            self._mode_switch(args)
-        elif kind & TOGGLE:
+        if kind & TOGGLE:
             self._toggle(func, args)
         elif kind & ESCAPE:
             self.lost.escape(func, args, result)
@@ -302,8 +302,23 @@ class OpProbe(TorchFunctionMode):
             self.on_fault(fault)
         return result
 
-    def _mode_switch(self, args: tuple[Any, ...]) -> None:
-        enabled = bool(args[0]) if args else True
+    def _mode_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Grad mode is switched: noted while it is on, so that an exception from outside that comes meanwhile does not leave it off."""
+        enabled = not args or args[0] is not False
+        try:
+            if not enabled:
+                self._mode_switch(enabled)
+        except internal_error() as fault:
+            self.on_fault(fault)
+        result = func(*args, **kwargs)
+        try:
+            if enabled:
+                self._mode_switch(enabled)
+        except internal_error() as fault:
+            self.on_fault(fault)
+        return result
+
+    def _mode_switch(self, enabled: bool) -> None:
         frame: FrameType | None = sys._getframe(2)
         decorated: CodeType | None = None
         via = "set_grad_enabled"

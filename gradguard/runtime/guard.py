@@ -206,13 +206,12 @@ class Guard:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        opened = self._opened() if self._open else None
-        if opened is None:  # `off`; or left in another thread than it was entered in
-            self.leave()
-            return
-        session = opened[0]
-        leaving = error
-        try:
+        opened, leaving = None, error
+        try:  # at once: an exception from outside may come anywhere
+            opened = self._opened() if self._open else None
+            if opened is None:  # `off`; or left in another thread than it was entered in
+                return
+            session = opened[0]
             if error is None:
                 # a guard around a single step is left a thousand times: only one around a loop has seen a run end
                 run = opened[1]
@@ -234,14 +233,17 @@ class Guard:
             self.diagnoser.shorten(found, tb)
             raise
         except internal_error() as fault:
-            session.fault(fault, lasting=False)
+            current_session().fault(fault, lasting=False)
         finally:
-            if leaving is not None and len(session.guards) == 1:
-                rank_watch.failed(leaving)
             try:
-                self._leave(opened)
+                if leaving is not None and opened is not None and len(opened[0].guards) == 1:
+                    rank_watch.failed(leaving)
+                if opened is None:
+                    self.leave()
+                else:
+                    self._leave(opened)
             except BaseException:
-                if opened in self._open:  # an exception from outside, at the first instruction
+                if opened is not None and opened in self._open:  # an exception from outside, at the first instruction
                     self._leave(opened)
                 raise
 
