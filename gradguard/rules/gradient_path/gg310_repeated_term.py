@@ -146,7 +146,7 @@ def _below(way: Way) -> list[Way]:
     """The summands behind a node, or the one number that it scales; nothing for what is a term itself."""
     node, _, scale = way
     name = node.name()
-    edges = [edge for edge in node.next_functions if edge[0] is not None]
+    edges: list[tuple[Any, int]] = [edge for edge in node.next_functions if edge[0] is not None]
     given = [source for source, _ in edges]
     if name in ("AddBackward0", "SubBackward0") and additive.scalar(node):
         second = scale if name == "AddBackward0" and getattr(node, "_saved_alpha", None) == 1 else node

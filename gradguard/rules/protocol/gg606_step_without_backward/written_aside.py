@@ -18,7 +18,7 @@ def written_aside(incident: Incident, book: Book, parameters: list[torch.Tensor]
     memory = {key for p in parameters if (key := storage_key(p)) is not None}
     copies = {
         id(tensor): (name, tensor)
-        for name, tensor in incident.names.tensor_bindings()
+        for name, tensor in sorted(incident.names.tensor_bindings(), key=lambda each: "[" in each[0])  # a loop's variable has it by another
         if id(tensor) not in ours and tensor.is_leaf and tensor.grad is not None and storage_key(tensor) in memory
     }
     if not copies:
