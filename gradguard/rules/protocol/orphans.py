@@ -11,8 +11,8 @@ from torch import nn
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, at_line, dotted, resolve
-from gradguard.analysis.program.index import writes_in
-from gradguard.analysis.program.syntax import Source, load
+from gradguard.analysis.program.index import calls_in, writes_in
+from gradguard.analysis.program.syntax import Source
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import is_quiet, modules_in, own_dict, peek
 from gradguard.fixes.at_places import repeated_after, without_keyword
@@ -186,11 +186,7 @@ def alive_owner(parameter: torch.Tensor) -> nn.Module | None:
 
 
 def _copies(source: Source) -> Iterator[ast.stmt]:
-    for node in ast.walk(source.tree or ast.Module([], [])):
-        if isinstance(node, ast.Call) and (dotted(node.func) or "").rpartition(".")[2] == "deepcopy":
-            statement = source.statement(node)
-            if statement is not None:
-                yield statement
+    yield from (each for _, call in calls_in([source], "deepcopy") if (each := source.statement(call)) is not None)
 
 
 def _replaced(incident: Incident, book: Book, owner: Owner, everything: bool) -> tuple[SourceSpan | None, bool]:
@@ -246,27 +242,20 @@ def _of_new_objects(source: Source, node: ast.stmt) -> bool:
 def _kept_copies(source: Source, node: ast.Assign) -> list[ast.Assign]:
     """Where what is assigned was kept before, as a copy: `self.raw = copy.deepcopy(model.net)`."""
     kept = dotted(node.value)
-    return [
-        other
-        for other in (ast.walk(source.tree or ast.Module([], [])) if kept is not None else ())
-        if isinstance(other, ast.Assign)
-        and isinstance(other.value, ast.Call)
-        and (dotted(other.value.func) or "").rpartition(".")[2] == "deepcopy"
-        and any(dotted(target) == kept for target in other.targets)
-    ]
+    found = (source.statement(call) for _, call in (calls_in([source], "deepcopy") if kept is not None else ()))
+    return [each for each in found if isinstance(each, ast.Assign) and any(dotted(target) == kept for target in each.targets)]
 
 
 def _copy_put_back(culprit: SourceSpan | None) -> tuple[ResolvedSite, str, str] | None:
     """For an assignment of a copy that was kept before: where it was copied, and the names of the variable and of the original."""
-    source = None if culprit is None else load(culprit.file)
-    for node in ast.walk(source.tree or ast.Module([], [])) if source is not None else ():
-        if culprit is not None and isinstance(node, ast.Assign) and node.lineno == culprit.line and source is not None:
-            copies = _kept_copies(source, node)
-            place = at_line(culprit.file, copies[0].lineno) if len(copies) == 1 else None
-            call = copies[0].value if copies else None
-            original = dotted(call.args[0]) if isinstance(call, ast.Call) and call.args else None
-            if place is not None and original is not None:
-                return place, dotted(node.value) or "it", original
+    put = None if culprit is None else at_line(culprit.file, culprit.line)
+    if put is not None and put.source is not None and isinstance(put.statement, ast.Assign):
+        copies = _kept_copies(put.source, put.statement)
+        place = at_line(put.file, copies[0].lineno) if len(copies) == 1 else None
+        call = copies[0].value if copies else None
+        original = dotted(call.args[0]) if isinstance(call, ast.Call) and call.args else None
+        if place is not None and original is not None:
+            return place, dotted(put.statement.value) or "it", original
     return None
 
 
