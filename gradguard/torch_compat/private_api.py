@@ -358,6 +358,15 @@ def output_metadata(node: Any) -> tuple[int, ...] | None:
         return None
 
 
+def output_dtype(node: Any, output: int = 0) -> torch.dtype | None:
+    """The dtype of a node's output as the node itself tells it; None in releases whose nodes do not (2.4)."""
+    try:
+        dtype = node._input_metadata[output].dtype
+    except internal_error():
+        return None
+    return dtype if isinstance(dtype, torch.dtype) else None
+
+
 def storage_key(tensor: torch.Tensor) -> int | None:
     """Identifies the memory a tensor lives in, as long as that memory lives; None for tensors without a storage."""
     try:
