@@ -34,6 +34,7 @@ from gradguard.instrumentation.refusals import is_refusal, refused, reserve
 from gradguard.instrumentation.tensor_refs import UncountedRef
 from gradguard.monitors import checkpoints, idle_ledger
 from gradguard.monitors.findings import Finding
+from gradguard.monitors.memory_growth import MemoryGrew
 from gradguard.probes import warning_attribution
 from gradguard.probes.backward_nodes import NodeWatch
 from gradguard.probes.call_arguments import any_requires_grad
@@ -500,6 +501,8 @@ class Session:
         run = self.run
         if not finding.ROUTINE:  # a look that every healthy program gets
             run.depth.incident()  # the next steps are traced
+        if isinstance(finding, MemoryGrew):
+            self.watch_memory()
         rules = tuple(rule for rule in run.silent_rules("finding", True) if rule.code == finding.code)
         if rules:
             optimizer = None if finding.book is None else finding.book.ref()

@@ -55,12 +55,12 @@ def limit(mib: int) -> None:
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
     libc.mallopt(_MMAP_THRESHOLD, 1 << 20)
     reserve.fill()
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (_mapped(), most))
     for size in (8 << 20, 1 << 20, 1 << 18):
-        had = _mapped()
-        while libc.malloc(size) and _mapped() == had:
+        while libc.malloc(size):  # from any arena that a thread has left
             pass
-    most = _mapped() + (mib << 20)
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_AS, (_mapped() + (mib << 20), most))
 
 
 def _mapped() -> int:
