@@ -31,6 +31,7 @@ from gradguard.instrumentation.tensor_refs import UncountedRef
 from gradguard.probes.call_arguments import call_name
 from gradguard.probes.listeners import local
 from gradguard.torch_compat.private_api import (
+    compiles_backward,
     dispatch_modes,
     function_modes,
     grad_fn_of,
@@ -101,7 +102,7 @@ class SavedTensors:
 
     def switch(self, on: bool) -> None:
         """Puts the hooks on this thread's stack, or takes them off."""
-        self.on = on = on and can_hook()
+        self.on = on = on and can_hook() and not compiles_backward()
         local.saving = self if on else None
         if not hooks_allowed():
             return

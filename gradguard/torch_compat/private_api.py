@@ -120,6 +120,12 @@ def register_builtin(function: Any, operator: str) -> None:
         pass
 
 
+def compiles_backward() -> bool:
+    """Whether backward passes are compiled as a whole: Dynamo then compiles the hooks of nodes as well."""
+    module = sys.modules.get("torch._dynamo.compiled_autograd")
+    return any(getattr(module, f"compiled_autograd_enabled{how}", False) for how in ("", "_force_eager"))
+
+
 def can_trace_ops() -> bool:
     """Whether a function mode can be slipped under the user's own ones."""
     return None not in (_len_stack, _push, _pop, _stack_at)
