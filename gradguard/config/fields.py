@@ -65,6 +65,9 @@ class Trace(_Section):
         description="whose contents are compared between forward and backward: none, what NumPy can write behind PyTorch's back, "
         "or all saved tensors",
     )
+    saved_tensors: bool = Field(
+        default=False, description="put hooks on what is saved for backward, which also see what the graph does not show (C++ Functions)"
+    )
     locate_nonfinite: bool = Field(default=False, description="check every operation's result for NaN and infinity as it is made")
     node_hooks: bool = Field(
         default=False, description="put a hook on every node of the backward graph that computes, to see which makes a gradient non-finite"
@@ -103,6 +106,18 @@ class Journal(_Section):
     ops: int = Field(default=16384, ge=16, description="operations remembered")
 
 
+class Ranks(_Section):
+    """What is done where a process is one of several ranks."""
+
+    patience: float = Field(
+        default=30.0,
+        gt=0,
+        le=86_400,
+        allow_inf_nan=False,
+        description="seconds that a collective may take before the ranks tell each other where they are and one says what is wrong",
+    )
+
+
 class Settings(_Section):
     """Everything that can be set.
 
@@ -117,6 +132,7 @@ class Settings(_Section):
         default_factory=dict, description="by rule code, rule name or family prefix: an action, or a mapping of action and options"
     )
     journal: Journal = Field(default_factory=Journal, description="how many facts are kept, at most")
+    ranks: Ranks = Field(default_factory=Ranks, description="what is done where a process is one of several ranks")
     report: Path | None = Field(
         default=None, description="one JSON object a diagnosis is appended to this file; relative to the working directory"
     )
@@ -126,6 +142,9 @@ class Settings(_Section):
         description="frames shown of an error that was diagnosed; user: those of the program, full: those of PyTorch and gradguard too",
     )
     summary: bool = Field(default=False, description="print a closing summary")
+    memory: bool = Field(
+        default=False, description="account for what is held for backward, and print it by line, module and operation in the end"
+    )
     verify: bool = Field(
         default=False,
         description="run the program again with each fix of a diagnosis, on a copy of its files, and say which one repairs it",

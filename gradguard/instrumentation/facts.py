@@ -72,6 +72,21 @@ class WriteFact(NamedTuple):
     before: tuple[Region, int] | None = None  # of a write through `.data`: the written tensor's fingerprint before it
 
 
+class SelfWrite(NamedTuple):
+    """An in-place call whose operand is another tensor on the very memory that it writes: `shadow.lerp_(p, 0.1)` where shadow is `p.data`.
+
+    Attributes:
+        target: the tensor that is written.
+        previous: the function that wrote the memory before, in the steps that were traced.
+    """
+
+    target: weakref.ref[Any]
+    storage: int
+    site: CallSite | None
+    func: str
+    previous: str | None
+
+
 class Region(NamedTuple):
     """Elements of a memory, as a strided tensor over it: counted in elements of one dtype."""
 
@@ -276,6 +291,54 @@ class Prints:
     mark: int
     clock: int
     sampled: bool = False  # of a large tensor only some pieces were read
+
+
+class Saver(NamedTuple):
+    """The call that made a graph node which saved something."""
+
+    seq: int  # the node's; -1 of what is no node of this thread
+    code: CodeType | None  # the user's innermost frame: its code and the instruction in it
+    lasti: int
+    module: weakref.ref[Any] | None  # the innermost nn.Module that was being called
+    step: int
+    training: bool  # whether that module was in training mode
+
+    @property
+    def site(self) -> CallSite | None:
+        return None if self.code is None else CallSite(self.code, self.lasti)
+
+
+class SavedFact:
+    """A tensor that a graph node has saved for backward."""
+
+    __slots__ = ("born", "device", "died", "dtype", "leaf", "made", "nbytes", "packed", "saver", "shape", "storage", "used", "version")
+
+    def __init__(
+        self,
+        saver: Saver,
+        storage: int,
+        nbytes: int,
+        dtype: torch.dtype,
+        shape: tuple[int, ...],
+        device: torch.device,
+        version: int,
+        made: int,
+        leaf: bool,
+        born: int,
+    ) -> None:
+        self.saver = saver
+        self.storage = storage
+        self.nbytes = nbytes  # of the whole storage
+        self.dtype = dtype
+        self.shape = shape
+        self.device = device
+        self.version = version
+        self.made = made  # the number of the node that had made it; -1 of what has none
+        self.leaf = leaf  # a parameter, say, which is held without any graph
+        self.born = born  # clock readings
+        self.died = 0  # 0 as long as the graph holds it
+        self.packed: weakref.ref[Any] | None = None  # what the graph holds in its place
+        self.used = False  # whether backward has asked for it
 
 
 class NonfiniteFact(NamedTuple):

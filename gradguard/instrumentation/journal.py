@@ -37,6 +37,8 @@ from gradguard.instrumentation.facts import (
     NonfiniteFact,
     OpFact,
     Prints,
+    SavedFact,
+    SelfWrite,
     Spread,
     StepFact,
     Stretch,
@@ -75,6 +77,7 @@ class Journal:
         self._steps: deque[StepFact] = deque(maxlen=limits.calls)
         self._later: deque[BackwardFact | StepFact | Stretch] = deque()  # what has come since anybody asked for one of the two above
         self._waiting = 0  # facts in there
+        self.self_writes: deque[SelfWrite] = deque(maxlen=64)
         self.modes: deque[ModeFact] = deque(maxlen=limits.modes)
         self.escapes: deque[EscapeFact] = deque(maxlen=limits.escapes)
         self.prints: deque[Prints] = deque(maxlen=limits.prints)
@@ -94,6 +97,7 @@ class Journal:
         self.wanted: dict[int, weakref.ref[Any]] = {}
         self.severed: list[tuple[Cut, frozenset[int], tuple[Cut, ...]]] = []
         self.unused_results: Callable[[], list[Any]] = list  # what was computed and freed unread since it was called last
+        self.saved_facts: Callable[[], list[SavedFact]] = list  # what graphs hold now, as far as the saved-tensor probe saw it saved
         self.data_writes = 0  # writes through `.data` so far
         self.broken: BrokenFact | None = None
         self.step = 0

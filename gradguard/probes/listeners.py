@@ -55,15 +55,20 @@ class _Local(threading.local):
     Attributes:
         listener: see `listener()`.
         coast: where this thread's events are written down in calm steps; None in all others.
+        saving: the saved-tensor probe, while its hooks are on.
         compiled: how many compiled functions are under way, one within another (`gradguard.probes.compilers`).
     """
 
     listener: Listener | None = None
     coast: Coast | None = None
+    saving: Any = None  # the saved-tensor probe where its hooks are in place
     compiled: int = 0
 
 
 local = _Local()
+
+compiling: set[int] = set()
+"""The threads in which a compiled function is under way."""
 
 
 def listener() -> Listener | None:

@@ -6,6 +6,7 @@ threads without a session and while something compiles.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 import threading
@@ -17,12 +18,14 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.probes import compilers, step_protocol, warning_attribution
 from gradguard.probes.diversions import Diversion, Surrounding, originals
 from gradguard.probes.listeners import listener, local, tracer
 from gradguard.torch_compat.private_api import functorch, is_compiling, like
+from gradguard.torch_compat.saved_tensors import unhooked, within
 
 _lock = threading.Lock()
 _installed = False
@@ -50,7 +53,7 @@ def install(*more: Callable[[Callable[..., None]], None]) -> None:
         compilers.install()
         _divert(torch.autograd, "backward", _backward("backward"))
         _divert(torch.autograd, "grad", _backward("grad"))
-        _replace(torch.autograd, "_engine_run_backward", _engine)
+        _divert(torch.autograd, "_engine_run_backward", _engine)
         _divert(torch.autograd.Function, "apply", _apply)
         _divert(torch.optim.Optimizer, "zero_grad", _zero_grad)
         _divert(torch.nn.Module, "zero_grad", _zero_grad)
@@ -58,6 +61,10 @@ def install(*more: Callable[[Callable[..., None]], None]) -> None:
             _divert(functorch, "vmap_impl", _vmap)
         step_protocol.install(_divert)
         _divert(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _checkpoint)
+        _divert(getattr(torch.utils.checkpoint, "_CheckpointFrame", None), "save_inputs", _save_inputs)
+        _divert(TorchDispatchMode, "__enter__", _dispatch_mode_begins)
+        _divert(TorchDispatchMode, "__exit__", _dispatch_mode_ends)
+        _divert_plain(inspect.unwrap(torch.autograd.graph.disable_saved_tensors_hooks), _without_hooks)
         _set_aside(torch.export, "export")
         for name in ("trace", "trace_module", "_get_trace_graph"):  # the tracer names values after frames, and keeps the stack
             _set_aside(torch.jit._trace, name)
@@ -89,15 +96,20 @@ def uninstall() -> None:
 
 
 def _divert(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    function = vars(owner).get(name)
+    function = None if owner is None else vars(owner).get(name)
     plain = getattr(function, "__func__", function)  # of a class method
     if not isinstance(plain, FunctionType):
         _replace(owner, name, make)
-    elif plain.__code__ not in originals:  # it may go by several names
+    else:
+        _divert_plain(plain, make)
+
+
+def _divert_plain(function: FunctionType, make: Callable[[Any], Any]) -> None:
+    if function.__code__ not in originals:  # it may go by several names
         try:
-            _diverted.append(Diversion(plain, make))
+            _diverted.append(Diversion(function, make))
         except internal_error() as fault:
-            _unwatched(name, fault)
+            _unwatched(function.__name__, fault)
 
 
 def _set_aside(owner: Any, name: str) -> None:
@@ -173,9 +185,17 @@ def _engine(original: Callable[..., Any]) -> Callable[..., Any]:
 def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
     def guarded(cls: Any, *args: Any, **kwargs: Any) -> Any:
         session = tracer()
+        call = original
+        saving = local.saving
+        if saving is not None:
+            frame = sys._getframe(1)
+
+            def call(cls: Any, *args: Any, **kwargs: Any) -> Any:
+                return saving.apply(original, frame, cls, args, kwargs)
+
         if session is None:
-            return original(cls, *args, **kwargs)
-        return session.run_function(original, cls, sys._getframe(1), args, kwargs)
+            return call(cls, *args, **kwargs)
+        return session.run_function(call, cls, sys._getframe(1), args, kwargs)
 
     return guarded
 
@@ -197,6 +217,48 @@ def _vmap(original: Callable[..., Any]) -> Callable[..., Any]:
         if session is not None:
             session.mapped(sys._getframe(1), (args, kwargs), result)
         return result
+
+    return guarded
+
+
+def _save_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Checkpointing keeps the inputs of a function, from which it will be computed again."""
+
+    def guarded(self: Any, *args: Any) -> Any:
+        saving = local.saving
+        return original(self, *args) if saving is None else saving.keep_inputs(original, sys._getframe(1), self, args)
+
+    return guarded
+
+
+def _dispatch_mode_begins(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Under a dispatch mode of the program's no hooks of gradguard's: PyTorch detaches what they give back, and the mode would see it."""
+
+    def guarded(self: Any) -> Any:
+        saving = local.saving
+        if saving is not None:
+            saving.pause()
+        return original(self)
+
+    return guarded
+
+
+def _dispatch_mode_ends(original: Callable[..., Any]) -> Callable[..., Any]:
+    def guarded(self: Any, *error: Any) -> Any:
+        result = original(self, *error)
+        saving = local.saving
+        if saving is not None and not local.compiled:
+            saving.resume()
+        return result
+
+    return guarded
+
+
+def _without_hooks(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A stretch in which torch takes no saved-tensor hooks: `torch.func` differentiates there."""
+
+    def guarded(error_message: str) -> Any:
+        return original(error_message) if local.saving is None else within(unhooked(), original(error_message))
 
     return guarded
 

@@ -22,6 +22,7 @@ import torch
 from gradguard.analysis.graph.walk import nodes_from, root_nodes
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.frames import FrameView, live_frames
+from gradguard.analysis.memory.allocations import graphs_now, note_refused
 from gradguard.core.callsite import CallSite, site_of, user_frame, user_stack
 from gradguard.core.errors import GradGuardError
 from gradguard.core.foreign_exceptions import internal_error, is_internal
@@ -29,15 +30,18 @@ from gradguard.core.moments import Moment
 from gradguard.instrumentation.facts import BackwardFact, CallableRef, Cut, StepFact
 from gradguard.instrumentation.fault_barrier import Shield, failed_part, in_thread, mute, say
 from gradguard.instrumentation.journal import current_journal
+from gradguard.instrumentation.refusals import is_refusal, refused, reserve
 from gradguard.instrumentation.tensor_refs import UncountedRef
 from gradguard.monitors import checkpoints, idle_ledger
 from gradguard.monitors.findings import Finding
+from gradguard.monitors.memory_growth import MemoryGrew
 from gradguard.probes import warning_attribution
 from gradguard.probes.backward_nodes import NodeWatch
 from gradguard.probes.call_arguments import any_requires_grad
 from gradguard.probes.listeners import local, set_coast, set_listener
 from gradguard.probes.operators import OpProbe
-from gradguard.probes.step_protocol import forget_forwards
+from gradguard.probes.saved_tensor_hooks import SavedTensors
+from gradguard.probes.step_protocol import watch_forwards
 from gradguard.rules.base import SKIP, Rule
 from gradguard.runtime import fast_path
 from gradguard.runtime.backward_calls import backward_fact, inputs_of, is_same_call, roots_of
@@ -47,6 +51,7 @@ from gradguard.runtime.op_tracing import OpTracing
 from gradguard.runtime.run import Run
 from gradguard.runtime.step_skipping import Withheld, give_back_gradients, withhold_gradients
 from gradguard.torch_compat.private_api import can_trace_ops, in_backward, quiet, sequence_number
+from gradguard.torch_compat.saved_tensors import SHOWN
 
 if TYPE_CHECKING:
     from gradguard.config.settings import Settings
@@ -118,6 +123,8 @@ class Session:
         self.run_python = self.ops.run_python
         self.unwatched = self.ops.unwatched
         self.hooks = ModuleHooks(self.shield)
+        self.saving = SavedTensors(self.journal, fault)
+        self._memory_steps = 0  # how many more steps are accounted for, though no setting asks for it
         self._under_way: BackwardFact | None = None  # the newest backward call that was not made by another
         self._backwards = 0  # since the step began
         self._opened: Run | None = None  # the run that was under way last
@@ -193,6 +200,8 @@ class Session:
             with self.shield:
                 run.depth.resume()
                 self.begin_step(entered=True)
+            with self.lookout:
+                self._switch_saving()
 
     def close(self, guard: OpenGuard) -> None:
         """A guard is left."""
@@ -223,6 +232,9 @@ class Session:
                 # a guard around a single step is left a thousand times, mostly by the same files
                 if (run.entries < 8 or not run.entries % 64) and run.settings.actions.unused_ignores != "off":
                     run.note_lines(self.journal)
+        if len(self.guards) == 1:
+            with self.lookout:
+                self.saving.switch(False)
         if self.guards == [guard]:  # before it is taken from the list: an exception from outside may come anywhere, and one closes again
             self._off()
             set_listener(None)
@@ -242,6 +254,7 @@ class Session:
             self.guards.remove(guard)
         if not self.guards:
             self.ops.abandon()
+            self.saving.on = False
 
     def abandon(self, guard: OpenGuard) -> None:
         """A guard is left, though closing it has failed."""
@@ -267,9 +280,10 @@ class Session:
         run = self.run
         on = self._traces = not run.blind and run.depth.next_step()
         self._calm = False
+        self._memory_steps -= self._memory_steps > 0
         if not self.ops.is_set(on, nested=self.depth > 0):
             self.trace(on)
-        if on or run.blind or not run.ledger.asleep:
+        if self._switch_saving() or on or run.blind or not run.ledger.asleep:
             return
         try:
             self._calm = run.calm.begins(run.memory)
@@ -283,6 +297,29 @@ class Session:
         """A backward call has ended before any optimizer has stepped: what follows may be traced, where nothing else ends a step."""
         if not self._traces and self.depth <= 1 and (on := self.run.depth.next_part()) != self.tracing:
             self.trace(on)
+
+    def watch_memory(self, steps: int = 2) -> None:
+        """Has what is saved for backward noted from here on and in so many steps more: a monitor has seen memory grow."""
+        self.catch_up()
+        self._memory_steps = max(self._memory_steps, steps + 1)
+        self._switch_saving()
+
+    def _switch_saving(self) -> bool:
+        """Puts the saved-tensor probe in place where it is wanted, or takes it away; returns whether it is there."""
+        saving = self.saving
+        settings = self.run.settings
+        trace = settings.trace
+        wanted = (
+            bool(self._memory_steps or settings.memory)
+            or (self.tracing and (trace.saved_tensors or (not SHOWN and trace.mode == "always")))
+        ) and not self.run.blind
+        if wanted != saving.on:
+            saving.switch(wanted and not local.compiled)
+        if wanted:
+            if settings.memory:
+                self.run.watch.step_ends(saving, self.journal)
+            saving.begin_step()
+        return wanted
 
     def catch_up(self) -> None:
         """What was only written down in calm steps is told."""
@@ -330,14 +367,19 @@ class Session:
         """A function compiled by Dynamo is called: no mode of ours, and no hook on modules, may be in its sight."""
         with self.lookout:
             self.ops.compiled_begins(nested=self.depth > 0)
-            forget_forwards()
+            self.saving.pause()
             self.hooks.pause()
+            if self.guards:
+                self.run.ledger.runs_compiled()
 
     def compiled_ends(self) -> None:
         """It has returned, or calls something that is not to be compiled."""
         with self.lookout:
             if self.guards:
                 self.ops.compiled_ends(nested=self.depth > 0)
+                self.saving.resume()
+                self.hooks.resume(self.run.ledger, self.run.depth)
+                watch_forwards()
 
     def _off(self) -> None:
         """`trace(False)`, whatever happens."""
@@ -383,9 +425,11 @@ class Session:
 
     def op_failed(self, error: BaseException, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A torch call of the user's raised."""
-        if isinstance(error, GradGuardError) or not isinstance(error, (RuntimeError, TypeError, ValueError, IndexError)):
+        if is_refusal(error):  # told where it leaves the guard: programs try again with a smaller batch
+            with reserve.given_up(error):
+                note_refused(self.run.memory, error, refused(func, args, kwargs, graphs_now(self.journal)))
             return
-        if isinstance(error, torch.OutOfMemoryError):
+        if isinstance(error, GradGuardError) or not isinstance(error, (RuntimeError, TypeError, ValueError, IndexError)):
             return
         self._failed(error, "forward", sys._getframe(2), func=func, args=args, kwargs=kwargs)
 
@@ -408,7 +452,7 @@ class Session:
         """
         __tracebackhide__ = True
         self.catch_up()
-        with self.lookout, quiet():
+        with self.lookout, quiet(), reserve.given_up(facts["error"]):
             incident = self.incident("error", where, frames, **facts)
             with self._disposing(incident):
                 guard.diagnoser.failed(incident, guard.run, self)
@@ -457,6 +501,8 @@ class Session:
         run = self.run
         if not finding.ROUTINE:  # a look that every healthy program gets
             run.depth.incident()  # the next steps are traced
+        if isinstance(finding, MemoryGrew):
+            self.watch_memory()
         rules = tuple(rule for rule in run.silent_rules("finding", True) if rule.code == finding.code)
         if rules:
             optimizer = None if finding.book is None else finding.book.ref()
@@ -550,6 +596,9 @@ class Session:
                 ledger = self.run.ledger
                 if not ledger.asleep or ledger.ended:
                     self._tell("before_backward", frame)
+            if self.saving.on and self.run.settings.memory:
+                with self.lookout:
+                    self.run.watch.before_backward(self.saving, self.journal, roots, frame, self.guard.models)
         self.moment("before_backward", call.kind, frame, roots=roots, call=call)
 
     def _end(self, call: BackwardFact | None, frame: FrameType, roots: tuple[Any, ...], outermost: bool, result: Any) -> None:
@@ -568,6 +617,10 @@ class Session:
                     self._tell("after_backward", frame, call, roots)
                 if not ledger.steps:
                     self._between_backwards()
+            if self.saving.on:
+                with self.lookout:
+                    self.saving.backward_ended()
+                    self.run.watch.after_backward()
             with self.shield:
                 self._backwards += 1
                 if self._backwards > _BACKWARDS_PER_STEP:  # a loop without optimizers still has steps
@@ -595,7 +648,7 @@ class Session:
     ) -> None:
         __tracebackhide__ = True
         # an exception of the training's: neither a diagnosis nor come from outside
-        if isinstance(error, Exception) and is_internal(error):
+        if isinstance(error, Exception) and is_internal(error) and not is_refusal(error):
             self._failed(error, kind, frame, roots=roots, inputs=inputs_of(kind, args, kwargs), call=call)
 
     def coasted_failed(self, error: BaseException, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradguard.core.foreign_exceptions import internal_error
-from gradguard.torch_compat.saved_tensors import Unpacked, may_unpack
+from gradguard.torch_compat.saved_tensors import SHOWN, Packed, Unpacked, may_unpack, packed_of, unpack
 
 _absent: list[str] = []
 
@@ -118,12 +118,6 @@ def register_builtin(function: Any, operator: str) -> None:
         torch.jit._builtins._register_builtin(function, operator)
     except AttributeError:
         pass
-
-
-def dynamo_in_use() -> bool:
-    """Whether anything was compiled in this process: compiled modules complain about global module hooks."""
-    backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", None)
-    return backends is not None and any(backend is not None for backend in backends.values())
 
 
 def can_trace_ops() -> bool:
@@ -364,12 +358,43 @@ def output_metadata(node: Any) -> tuple[int, ...] | None:
         return None
 
 
+def output_dtype(node: Any, output: int = 0) -> torch.dtype | None:
+    """The dtype of a node's output as the node itself tells it; None in releases whose nodes do not (2.4)."""
+    try:
+        dtype = node._input_metadata[output].dtype
+    except internal_error():
+        return None
+    return dtype if isinstance(dtype, torch.dtype) else None
+
+
 def storage_key(tensor: torch.Tensor) -> int | None:
     """Identifies the memory a tensor lives in, as long as that memory lives; None for tensors without a storage."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except internal_error():  # sparse, meta-like, functorch-wrapped tensors and subclasses without storage
         return None
+
+
+def memory_of(tensor: torch.Tensor) -> list[tuple[int, int]]:
+    """The storages behind a tensor, as pairs of `storage_key` and bytes: one of an ordinary tensor, several of a sparse one."""
+    if tensor.layout == torch.strided:
+        try:
+            storage = own_part(tensor).untyped_storage()
+            return [(int(storage._cdata), storage.nbytes())] if storage.device.type != "meta" else []
+        except internal_error():  # functorch-wrapped tensors, subclasses without storage
+            return []
+    parts = _SPARSE_PARTS.get(tensor.layout, ())
+    return [found for name in parts for found in memory_of(getattr(torch.Tensor, name)(tensor))]
+
+
+_COMPRESSED = {False: ("crow_indices", "col_indices", "values"), True: ("ccol_indices", "row_indices", "values")}
+_SPARSE_PARTS: dict[torch.layout, tuple[str, ...]] = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: _COMPRESSED[False],
+    torch.sparse_bsr: _COMPRESSED[False],
+    torch.sparse_csc: _COMPRESSED[True],
+    torch.sparse_bsc: _COMPRESSED[True],
+}
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
@@ -440,9 +465,14 @@ def _raw_saved_names(node: Any) -> tuple[str, ...]:
 def saved_slots(node: Any) -> Iterator[tuple[str, Any]]:
     """The saved variables of a node, unchecked: pairs of (name such as `self`, `torch._C._autograd.SavedTensor`).
 
-    Yields nothing for nodes whose saved values are gone (a freed graph) or hidden.
+    Yields nothing for nodes whose saved values are gone (a freed graph). Values that are hidden (those of C++ Functions, and of an
+    operation that wrote a view in place) are known where the saved-tensor probe saw them saved; they have no name.
     """
-    for name in _raw_saved_names(node):
+    names = _raw_saved_names(node)
+    if not names:
+        for i, packed in enumerate(packed_of(node)):
+            yield f"saved[{i}]", packed
+    for name in names:
         try:
             value = getattr(node, name)
         except internal_error():
@@ -450,7 +480,7 @@ def saved_slots(node: Any) -> Iterator[tuple[str, Any]]:
         if value is None:
             continue
         short = name.removeprefix("_raw_saved_")
-        unpacked = ("saved_tensors" if hasattr(type(node), "_forward_cls") else f"_saved_{short}") if may_unpack() else None
+        unpacked = ("saved_tensors" if hasattr(type(node), "_forward_cls") else f"_saved_{short}") if may_unpack(node) else None
         if isinstance(value, (tuple, list)):
             for i, item in enumerate(value):
                 yield f"{short}[{i}]", item if unpacked is None else Unpacked(node, unpacked, i)
@@ -464,7 +494,49 @@ def saved_data(slot: Any) -> torch.Tensor | None:
         data = slot.data
     except internal_error():
         return None
+    if type(data) is Packed:
+        data = data.tensor
     return data if isinstance(data, torch.Tensor) and has_memory(data) else None
+
+
+def waits_for_its_result(node: Any) -> bool:
+    """Whether a node saves its own result and has not yet: `torch._foreach_exp_` makes all its nodes before the first saves anything."""
+    if not SHOWN or "_raw_saved_result" not in _raw_saved_names(node):
+        return False
+    try:
+        slot = node._raw_saved_result
+        return not isinstance(slot, (tuple, list)) and slot.data is None and slot.unpack_hook is None
+    except internal_error():
+        return False
+
+
+def kept_by_hook(slot: Any) -> list[torch.Tensor]:
+    """The tensors that a hook of the program's keeps in place of a saved one, where they can be read without running it: those of torch's
+    own `save_on_cpu`, and the inputs from which non-reentrant checkpointing will compute again."""
+    hook = unpacking_hook(slot)
+    if hook is None:
+        return []
+    try:
+        kept = slot.data
+        if type(kept) is Packed:
+            kept = None if kept.hook is None else kept.hook[1]
+        found = list(kept) if type(kept) in (tuple, list) else [kept]
+        frame = _closed_over(hook, "frame")
+        found += [saved_data(each) for each in getattr(frame, "saved_args", ()) if type(each) is torch._C._autograd.SavedTensor]
+        saver = getattr(frame, "input_saver", None)  # until 2.12
+        found += [saved_data(each) for _, each in saved_slots(saver)] if saver is not None else []
+    except internal_error():
+        return []
+    return [each for each in found if is_a(each, torch.Tensor) and has_memory(each)]
+
+
+def unpacking_hook(slot: Any) -> Any:
+    """The program's hook that makes the value of a saved variable; None where there is none, or only gradguard's."""
+    hook = getattr(slot, "unpack_hook", None)
+    if hook is not unpack:
+        return hook
+    packed = slot.data
+    return packed.hook[0] if type(packed) is Packed and packed.hook is not None else None
 
 
 def _short_name(raw_name: str) -> str:
@@ -478,7 +550,7 @@ def held_by_hook(node: Any, name: str) -> bool:
     except internal_error():
         return False
     slots = slot if isinstance(slot, (tuple, list)) else (slot,)
-    return any(getattr(one, "unpack_hook", None) is not None for one in slots)
+    return any(unpacking_hook(one) is not None for one in slots)
 
 
 def check_saved(node: Any) -> str | None:
@@ -496,7 +568,7 @@ def check_saved(node: Any) -> str | None:
             return str(error)
         except internal_error():
             continue
-    return None
+    return None if names else next((verdict for packed in packed_of(node) if (verdict := packed.verdict()) is not None), None)
 
 
 def saved_state(node: Any) -> Literal["held", "freed", "nothing"]:
@@ -553,11 +625,16 @@ def has_own_dispatch(tensor: torch.Tensor) -> bool:
 
 def checkpointed_function(frame: Any) -> Any:
     """The function of a non-reentrant checkpoint, by torch's record of its forward (`_CheckpointFrame`); None where that is another's."""
-    recompute: Any = getattr(frame, "recompute_fn", None)
-    names = getattr(getattr(recompute, "__code__", None), "co_freevars", ())
+    return _closed_over(getattr(frame, "recompute_fn", None), "fn")
+
+
+def _closed_over(function: Any, name: str) -> Any:
+    """A variable of an outer function that a function of torch's uses; None where there is none."""
+    if type(function) is not FunctionType or not str(function.__module__).startswith("torch."):
+        return None
     try:
-        return recompute.__closure__[names.index("fn")].cell_contents
-    except (AttributeError, IndexError, TypeError, ValueError):
+        return cast(Any, function).__closure__[function.__code__.co_freevars.index(name)].cell_contents
+    except (IndexError, TypeError, ValueError):
         return None
 
 

@@ -1,6 +1,6 @@
 """The values that flowed along a live autograd graph: which results are known, and where they stopped being finite.
 
-At the moment backward() is called the whole graph is alive (TORCH_FACTS 21). A saved tensor that is unpacked carries the
+At the moment backward() is called the whole graph is alive. A saved tensor that is unpacked carries the
 node that made it, so every saved input or output gives the value of one edge exactly; variables in the frames give
 more; the rest is computed again from known values where the op is simple (`gradguard.analysis.graph.recompute`).
 
@@ -17,7 +17,16 @@ import torch
 from gradguard.analysis.graph.recompute import Unknown, recompute
 from gradguard.analysis.graph.walk import is_accumulate, walk
 from gradguard.core.foreign_exceptions import internal_error
-from gradguard.torch_compat.private_api import has_memory, has_own_dispatch, held_by_hook, node_sequence, own_part, saved_slots
+from gradguard.torch_compat.private_api import (
+    has_memory,
+    has_own_dispatch,
+    held_by_hook,
+    node_sequence,
+    own_part,
+    saved_data,
+    saved_slots,
+    unpacking_hook,
+)
 
 MOST_NODES = 20_000
 MOST_ELEMENTS = 60_000_000  # of values computed again: a diagnosis must not exhaust the memory
@@ -207,7 +216,7 @@ def saved_values(node: Any) -> list[tuple[str, torch.Tensor]]:
     found: list[tuple[str, torch.Tensor]] = []
     for name, slot in saved_slots(node):
         try:
-            if getattr(slot, "unpack_hook", None) is not None:
+            if unpacking_hook(slot) is not None:
                 continue
         except internal_error():
             continue
@@ -219,7 +228,7 @@ def saved_values(node: Any) -> list[tuple[str, torch.Tensor]]:
                 value = value[int(index.rstrip("]"))]
         except internal_error():
             try:
-                value = slot.data
+                value = saved_data(slot)
             except internal_error():
                 continue
         if isinstance(value, torch.Tensor) and has_memory(value):

@@ -39,10 +39,10 @@ from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.analysis.program.syntax import header_range
 from gradguard.core.diagnosis import Diagnosis, Fix, Role, SourceSpan
 from gradguard.fixes.edits import edit_of, patched
+from gradguard.fixes.one_backward import summed
 from gradguard.instrumentation.facts import BackwardFact
 from gradguard.rules.base import Rule
 from gradguard.rules.lifetime import wording
-from gradguard.rules.lifetime.gg202_graph_freed_shared_subgraph.one_backward import summed
 from gradguard.rules.lifetime.gg202_graph_freed_shared_subgraph.sharing import (
     Entry,
     detached_text,

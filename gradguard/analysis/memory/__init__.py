@@ -1,0 +1,1 @@
+"""What holds memory: parameters, gradients, optimizer state, buffers, and what graphs have saved for backward."""
