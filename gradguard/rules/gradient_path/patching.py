@@ -95,7 +95,8 @@ def term_without_item(origin: Origin, term: ResolvedSite | None) -> str | None:
     if not all(isinstance(each, _ARITHMETIC) or _is_summed(each) for each in way):
         return None
     if isinstance(statement, ast.Return):
-        if not isinstance(place.enclosing_function, FUNCTIONS) or not _is_for(place.enclosing_function.name, source, term):
+        function = place.enclosing_function
+        if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)) or not _is_for(function.name, source, term):
             return None
     elif place.enclosing_function is not term.enclosing_function:
         return None
