@@ -160,7 +160,7 @@ class Unseen:
     """While an op probe stands on some thread's stack, what asks torch about function modes is answered as if it did not stand there.
 
     nn.TransformerEncoder and nn.MultiheadAttention ask `torch.overrides.has_torch_function` before they take their native fast path,
-    whose numbers differ in the last bits (TORCH_FACTS 28): a mode that only watches must not turn it off. Who counts the modes, to
+    whose numbers differ in the last bits: a mode that only watches must not turn it off. Who counts the modes, to
     check that each was taken off or to take them all off, must not count one that comes and goes between two steps.
 
     These are functions of C's and have to be replaced; that they are only while a probe stands.

@@ -29,7 +29,7 @@ tensors hold.
 from __future__ import annotations
 
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.memory.allocations import Allocation
+from gradguard.analysis.memory.allocations import Allocation, allocation
 from gradguard.analysis.memory.results import Result, result_of
 from gradguard.analysis.program.expressions import calls_inside
 from gradguard.core.diagnosis import Diagnosis, Fix, TensorFacts
@@ -45,7 +45,7 @@ _PIECES = Fix(title="Check that this size is meant; if it is, compute it in piec
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """The tensor and its line."""
-    failed = incident.allocation
+    failed = allocation(incident)
     if failed is None or incident.where != "escape" or failed.stepping is not None or not failed.is_torchs or failed.is_elsewhere:
         return None
     if failed.asked < max(failed.held, failed.device.allocated or 0, _LEAST) or incident.place is None:

@@ -27,7 +27,7 @@ from typing import Any
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.optimizer_contents import parameters_of
-from gradguard.analysis.memory.allocations import Allocation
+from gradguard.analysis.memory.allocations import Allocation, allocation
 from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import attributes, elements, pairs
@@ -41,7 +41,7 @@ CODE, NAME = "GG805", "oom-optimizer-state"
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """What the optimizer was about to make."""
-    failed = incident.allocation
+    failed = allocation(incident)
     if failed is None or incident.where != "escape" or failed.stepping is None or failed.is_elsewhere:
         return None
     optimizer, _ = failed.stepping

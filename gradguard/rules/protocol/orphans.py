@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.places.source import ResolvedSite, assignments_to, at_line, dotted, resolve
+from gradguard.analysis.places.source import ResolvedSite, at_line, dotted, resolve
+from gradguard.analysis.program.index import writes_in
 from gradguard.analysis.program.syntax import Source, load
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import is_quiet, modules_in, own_dict, peek
@@ -21,7 +22,7 @@ from gradguard.rules import wording
 from gradguard.rules.protocol.made_later import later
 from gradguard.rules.protocol.owners import Owner
 from gradguard.rules.protocol.placed import classes_on_the_way, placing
-from gradguard.rules.spans import function_around, in_tiers, only_one, the_one
+from gradguard.rules.spans import bindings, function_around, in_tiers, only_one, the_one
 
 CODE, NAME = "GG604", "optimizer-orphaned-parameters"
 
@@ -212,7 +213,7 @@ def _replaced(incident: Incident, book: Book, owner: Owner, everything: bool) ->
         whole = whole and outside is None
         rebound = None
         if whole or not inner:
-            rebound = only_one(made, ((source, node) for source in sources for node in _new_variables(source, owner.variable)))
+            rebound = only_one(made, bindings(sources, owner.variable or ""))
         found = outside or within or rebound
         if found is None:
             classes = classes_on_the_way(owner)
@@ -232,11 +233,9 @@ def _replaced(incident: Incident, book: Book, owner: Owner, everything: bool) ->
 
 def _new_parts(source: Source, *names: str) -> Iterator[ast.stmt]:
     """Assignments to an attribute of one of these names, on anything but `self` itself."""
-    for node in ast.walk(source.tree or ast.Module([], [])):
-        if isinstance(node, ast.Assign) and any(
-            isinstance(target, ast.Attribute) and target.attr in names and dotted(target.value) != "self" for target in node.targets
-        ):
-            yield node
+    for _, write in (each for name in dict.fromkeys(names) for each in writes_in([source], name)):
+        if isinstance(write.node, ast.Assign) and write.owner is not None and dotted(write.owner) != "self":
+            yield write.node
 
 
 def _of_new_objects(source: Source, node: ast.stmt) -> bool:
@@ -271,23 +270,16 @@ def _copy_put_back(culprit: SourceSpan | None) -> tuple[ResolvedSite, str, str] 
     return None
 
 
-def _new_variables(source: Source, name: str | None) -> Iterator[ast.stmt]:
-    for scope in _scopes(source) if name else ():
-        yield from assignments_to(scope, name or "")
-
-
 def _parts_replaced(source: Source, owner: Owner) -> Iterator[ast.stmt]:
     """Assignments to the owner's attribute of `self` in a method that is not the constructor."""
     parts = owner.path.split(".")
     if len(parts) - (parts[0] == owner.variable) < 2:
         return
-    for node in ast.walk(source.tree or ast.Module([], [])):
-        if isinstance(node, ast.Assign) and any(dotted(t) in (f"self.{parts[-2]}", f"self.{parts[-2]}.{parts[-1]}") for t in node.targets):
-            around = function_around(source, node)
-            if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)) and around.name != "__init__":
-                yield node
-
-
-def _scopes(source: Source) -> list[ast.AST]:
-    assert source.tree is not None
-    return [source.tree, *(node for node in ast.walk(source.tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))]
+    for _, write in (each for name in (parts[-2], parts[-1]) for each in writes_in([source], name)):
+        if not isinstance(write.node, ast.Assign) or write.owner is None or dotted(write.owner) not in ("self", f"self.{parts[-2]}"):
+            continue
+        around = function_around(source, write.node)
+        if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)) and around.name != "__init__":
+            targets = [dotted(each) for each in write.node.targets]
+            if any(each in (f"self.{parts[-2]}", f"self.{parts[-2]}.{parts[-1]}") for each in targets):
+                yield write.node
