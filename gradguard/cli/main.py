@@ -1,4 +1,4 @@
-"""The `gradguard` command: run, fix, explain, rules, demo, config."""
+"""The `gradguard` command: run, fix, sarif, explain, rules, demo, config."""
 
 from __future__ import annotations
 
@@ -30,6 +30,13 @@ app.add_typer(config_commands, name="config")
 
 # The program that `run` was asked for. It is started after the command line's own frames and handlers are gone.
 _to_run: list[Callable[[], None]] = []
+
+
+class ReportFormat(str, Enum):
+    """How a report is written."""
+
+    jsonl = "jsonl"
+    sarif = "sarif"
 
 
 class Level(str, Enum):
@@ -85,7 +92,11 @@ def run(
     arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Handed to the program as they are.")] = None,
     module: Annotated[bool, typer.Option("-m", help="The target is a module's name, as in `python -m`.")] = False,
     level: Annotated[Level | None, typer.Option(help="How closely to look.", show_default="standard, or as configured")] = None,
-    report: Annotated[Path | None, typer.Option(metavar="FILE.jsonl", help="Write one JSON object a diagnosis.")] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write one JSON object a diagnosis, and at the end a SARIF log of it where FILE is one."),
+    ] = None,
+    format: Annotated[ReportFormat | None, typer.Option(help="Of the report.", show_default="as FILE ends")] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="A YAML file of settings.")] = None,
     no_color: Annotated[bool, typer.Option("--no-color", help="Plain text, on a terminal too.")] = False,
     summary: Annotated[bool, typer.Option("--summary", help="Print what the run did when it ends.")] = False,
@@ -97,8 +108,14 @@ def run(
     if trial is not None:
         _to_run.append(lambda: _run_as_trial(trial, target, arguments or [], module))
         return
+    log: Path | None = None
     if report is not None:
-        report = _checked_report(report)
+        if format is ReportFormat.sarif or (format is None and report.suffix == ".sarif"):
+            log, report = _checked_log(report)
+        else:
+            report = _checked_report(report)
+    elif format is not None:
+        raise typer.BadParameter("needs --report FILE", param_hint="--format")
     if config is not None and not config.is_file():
         raise typer.BadParameter(f"no such file: {config}", param_hint="--config")
 
@@ -139,6 +156,8 @@ def run(
         )
         if report is not None and ranks.begins_the_launch():
             begin_anew(report)
+        if log is not None and report is not None:
+            _convert_at_exit(report, log)
         guard = gradguard(settings=settings)
         guard.diagnoser.launched = True
         return guard
@@ -155,13 +174,34 @@ def _run_as_trial(order: Path, target: str, arguments: list[str], module: bool) 
     run_program(target, arguments, observer.begin, as_module=module, finish=observer.raised)
 
 
-def _checked_report(path: Path) -> Path:
+def _convert_at_exit(report: Path, log: Path) -> None:
+    """What is said until the very end is in the log; a process that is killed leaves the report that it is made of."""
+    import atexit
+
+    from gradguard.cli.sarif_command import convert
+
+    atexit.register(convert, report, log, os.getcwd())  # functions that are registered later run before
+
+
+def _checked_log(path: Path) -> tuple[Path, Path]:
+    """The paths of a SARIF log and of the report that it is made of."""
+    from gradguard.cli.sarif_command import report_beside
+    from gradguard.reporting.sarif import refuse_other_files
+
+    log = _checked_report(path, refuse_other_files)
+    report = report_beside(log)
+    if report == log:
+        raise typer.BadParameter("a SARIF log is not named .jsonl, as the report that it is made of", param_hint="--report")
+    return log, _checked_report(report)
+
+
+def _checked_report(path: Path, check: Callable[[Path], None] | None = None) -> Path:
     """The report's absolute path (the program may change directory); nothing is written before the program is ready to start."""
     from gradguard.reporting.jsonl import refuse_other_files
 
     path = Path(os.path.abspath(path))
     try:
-        refuse_other_files(path)
+        (check or refuse_other_files)(path)
     except ConfigError as error:
         raise typer.BadParameter(str(error), param_hint="--report") from None
     needed = [path, path.parent] if path.is_file() else [path] if path.exists() else [path.parent]
@@ -223,6 +263,17 @@ def fix(
             raise typer.BadParameter("a report takes no arguments and no level", param_hint="REPORT.jsonl")
         raise typer.Exit(fix_report(path, apply, unsafe, ask=not yes))
     raise typer.Exit(fix_program(target, arguments or [], module, level.value if level else None, apply, unsafe, ask=not yes))
+
+
+@app.command()
+def sarif(
+    report: Annotated[Path, typer.Argument(metavar="REPORT.jsonl", help="A report of `run --report`.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE.sarif", help="Where to.", show_default="stdout")] = None,
+) -> None:
+    """Write a report as a SARIF 2.1.0 log, for code hosts and editors."""
+    from gradguard.cli.sarif_command import convert
+
+    raise typer.Exit(convert(report, output))
 
 
 @app.command()

@@ -10,14 +10,13 @@ from gradguard.core import ranks
 from gradguard.core.diagnosis import Diagnosis
 from gradguard.core.errors import GradGuardError
 from gradguard.core.foreign_exceptions import internal_error
-from gradguard.fixes.verification import candidates
 from gradguard.reporting.jsonl import JsonlReport
 from gradguard.reporting.terminal.layout import clean
-from gradguard.reporting.terminal.render import render_fixes, render_for_error, terminal_width
+from gradguard.reporting.terminal.render import render_for_error, render_verified, terminal_width
 from gradguard.runtime.diagnoser import leave_verification, witnesses
 from gradguard.runtime.guard import Guard
 from gradguard.runtime.trials.trial import Launch
-from gradguard.runtime.trials.verify import Verifier, announce
+from gradguard.runtime.trials.verify import Verifier, announce, is_tried
 
 
 class VerifiedRun:
@@ -48,7 +47,7 @@ class VerifiedRun:
         said = {diagnosis.key: diagnosis for diagnosis in self._said if diagnosis.severity in ("error", "warning")}
         for diagnosis in said.values():
             announce(diagnosis)
-            if not candidates(diagnosis):
+            if not is_tried(diagnosis):
                 continue
             others = [each for each in said.values() if each is not diagnosis]
             try:
@@ -63,7 +62,7 @@ class VerifiedRun:
                 raised.diagnosis = verified
                 raised.args = (text,)
             else:
-                print(clean(render_fixes(verified, width=terminal_width())), file=sys.stderr)
+                print(clean(render_verified(diagnosis, verified, width=terminal_width())), file=sys.stderr)
 
 
 def _revise(report: JsonlReport, old: Diagnosis, new: Diagnosis, text: str) -> None:

@@ -117,6 +117,12 @@ class Diagnosis(_Model):
     breadcrumbs: list[str] = Field(default_factory=list, description="what happened before, oldest first")
     torch_message: str | None = Field(default=None, description="PyTorch's own words")
     repeats: int = Field(default=0, description="how often the same cause was met again after it was first said")
+    traced: bool = Field(default=False, exclude=True, description="whether the step was traced in full; not in the report")
+    alternatives: list[Diagnosis] = Field(
+        default_factory=list,
+        exclude=True,
+        description="the incident told once for each line that may be the bug, where it is not certain which one is; not in the report",
+    )
 
     @property
     def place(self) -> SourceSpan | None:

@@ -20,6 +20,18 @@ from gradguard.core.foreign_exceptions import internal_error
 _LAUNCHED = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")  # torchrun's and accelerate's, Open MPI's, MPICH's, Slurm's
 SHARED = "GRADGUARD_SHARED"  # the folder that spawned workers of one launch share; set for them alone
 
+LOST = (
+    *("connection closed by peer", "connection reset by peer", "timed out waiting", "broken pipe", "collective operation timeout"),
+    *("pair closure", "connection was likely closed", "socket closed", "op.preamble.length <= op.nbytes", "nccl error"),
+    *("ncclremoteerror", "mpi error", "application timeout caused pair closure", "peer rank"),
+)
+"""Lower-case pieces of what gloo, NCCL and MPI say on a rank when another has gone, does not come, or brings something else."""
+
+
+def is_lost_connection(text: str) -> bool:
+    """Whether an error's text is that of a connection between ranks, which is seldom the cause of anything."""
+    return any(piece in text.lower() for piece in LOST)
+
 
 def rank() -> int | None:
     """This process's rank, None outside a distributed run."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gradguard.core.diagnosis import Diagnosis, Fix, Safety, Verdict, Verification
+from gradguard.fixes.application import changes_of
 
 BEHIND = 3  # faults that are followed up, the first among them
 _MORE_STEPS = 5  # that a trial runs after the one that failed
@@ -77,6 +78,40 @@ class Ruling:
 def candidates(diagnosis: Diagnosis) -> list[Fix]:
     """The fixes that can be tried, the preferred one first."""
     return [fix for fix in diagnosis.fixes if fix.patch is not None and fix.files]
+
+
+def own_change(diagnosis: Diagnosis) -> Fix | None:
+    """The first fix that changes the culprit's own line, or the one that made it do what it does, and so tells it from other lines."""
+    spans = [each for each in (diagnosis.culprit, *diagnosis.related) if each is not None and each.role in ("culprit", "declared")]
+    for fix in candidates(diagnosis):
+        paths = {file.name: file.path for file in fix.files}
+        for name, changes in changes_of(fix.patch or "").items():
+            lines = {line for change in changes for line in range(change.start + 1, change.start + 1 + max(1, len(change.old)))}
+            if any(paths.get(name) == os.path.realpath(span.file) and lines & {*range(span.line, span.end_line + 1)} for span in spans):
+                return fix
+    return None
+
+
+def settles(outcome: Outcome, diagnosis: Diagnosis) -> Diagnosis | None:
+    """The same incident with a line that is certain, from the program as it is, run again with every step traced."""
+    raised = (found for found in outcome.diagnoses if found.torch_message is not None and found.code[:3] == diagnosis.code[:3])
+    return next((found for found in raised if found.culprit is not None and found.confidence == "certain"), None)
+
+
+def is_doubtful(diagnosis: Diagnosis) -> bool:
+    """Whether trials may tell which line is the bug of an exception."""
+    return diagnosis.torch_message is not None and (diagnosis.confidence != "certain" or diagnosis.culprit is None)
+
+
+def is_still_told(outcome: Outcome, diagnosis: Diagnosis) -> bool:
+    """Whether the fault is there as before, at whichever line it is told."""
+    return any(found.code == diagnosis.code and found.severity in _LOUD for found in outcome.diagnoses)
+
+
+def repairs_step(outcome: Outcome, diagnosis: Diagnosis) -> bool:
+    """Whether the step that failed has run, whatever else is wrong with the program."""
+    ran = outcome.progress >= (diagnosis.step or 1) and outcome.ending not in ("error", "gone")
+    return ran and not is_still_told(outcome, diagnosis) and not outcome.without_gradient
 
 
 def steps_needed(diagnosis: Diagnosis) -> int:

@@ -56,7 +56,7 @@ class Coast:
         steps: optimizer steps that may go by.
         backwards: backward calls that may go by.
         calls: of these, how many at each place whose loss is looked at; elsewhere none.
-        optimizers: the ids of those that may step.
+        optimizers: the ids of those that may step, each with what says whether its gradients are unlike those of the steps before.
         sizes: what is known of the numbers of nodes a step makes; None where they tell nothing.
     """
 
@@ -84,7 +84,7 @@ class Coast:
         steps: int,
         backwards: int,
         calls: dict[Place, int],
-        optimizers: frozenset[int],
+        optimizers: dict[int, Callable[[], bool]],
         sizes: GraphSizes | None,
     ) -> None:
         self.session = session
@@ -132,7 +132,7 @@ class Coast:
         """An optimizer has stepped: written down, unless it ends the stretch."""
         try:
             key = id(optimizer)
-            if self.steps <= 1 or self.inside or key not in self._optimizers:
+            if self.steps <= 1 or self.inside or key not in self._optimizers or self._optimizers[key]():
                 return False
             if self.log and self.log[-1][0] == "step" and self.log[-1][4] == key:
                 return False  # it has stepped, and no backward call has come since

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gradguard.monitors.gradient_ledger import Ledger
 
 _FAR = 1_000_000
-_CLOSER = 24  # steps that gradients are followed for after one that no backward call came before
+_CLOSER = 24  # steps that gradients are followed for after one that is unlike those before
 
 
 def ahead(ledger: Ledger) -> tuple[int, int]:
@@ -49,8 +49,10 @@ def step(ledger: Ledger, optimizer: Any, site: CallSite | None) -> bool:
         ledger.report(ledger.modes.look(book))
     if ledger.recorder is not None:
         ledger.recorder.look(book)
-    if book.backwards_asleep == ledger.backwards and ledger.alarms and ledger.steps > 1:  # stepped again, or stepped without gradients
+    again = book.backwards_asleep == ledger.backwards and ledger.alarms and ledger.steps > 1
+    if again:  # stepped again, or stepped without gradients
         ledger.alarms -= 1
+    if book.habit.leave(book.steps) or again:
         ledger.wake(_CLOSER)
     book.backwards_asleep = ledger.backwards
     if ledger.steps >= ledger.turn_at:

@@ -12,6 +12,7 @@ from gradguard.monitors.findings import Confirmed, Finding, TraceNext
 from gradguard.monitors.lightning_fits import idle_fit
 from gradguard.monitors.monitor import Backward, Clipping, Monitor, Step, Zeroing
 from gradguard.monitors.optimizer_books import Book, Part, Waste
+from gradguard.monitors.surveys import SwitchedOff
 
 if TYPE_CHECKING:
     from gradguard.monitors.untrained_leaves import Stranger
@@ -311,6 +312,11 @@ def _empty(book: Book, view: View) -> Iterator[Finding]:
             return
         if _in_their_place(book, view):
             yield TrainedInTheirPlace(book, view.strangers)
+        off = book.filled and book.switched_off(all_of_it=True)
+        if off and book.empty == 3:
+            yield TraceNext(None)  # what switches them off, and whether anything switches them on
+        elif off:
+            yield SwitchedOff(book, off)
         if not book.filled and book.empty == 3:
             view.seek_cuts([slot.ref for slot in book.active])
         elif not book.filled and book.empty == 10:  # unless GG604 has found them

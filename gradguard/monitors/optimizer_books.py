@@ -14,6 +14,7 @@ from gradguard.core.safe_read import elements, peek
 from gradguard.instrumentation.facts import BackwardFact
 from gradguard.instrumentation.journal import Journal
 from gradguard.instrumentation.tensor_refs import TensorRef, UncountedRef
+from gradguard.monitors.gradient_habits import Habit
 from gradguard.monitors.tensor_state import few_values, version_of
 
 LOOK_EVERY = 8  # steps between two looks at a learning rate while no gradients are followed
@@ -172,6 +173,8 @@ class Book:
         self.by_hand = False  # gradients are zeroed through `.data`, unseen by version counters
         self.backwards_at_step = 0  # the ledger's count at the last step
         self.backwards_asleep = -1  # the same while no gradients are followed
+        self.habit = Habit()
+        self.followed_from = 0  # this optimizer's step since which gradients are followed without a gap
         self.same_line = 0  # backward calls of the step all made by one line, unscaled means
         self.accumulated: list[Part] = []
         self.rates = Rates()
@@ -211,12 +214,14 @@ class Book:
                 self.rates.highest = max(self.rates.highest, rate)
                 self.rates.zero = 0 if rate else self.rates.zero + LOOK_EVERY
 
-    def switched_off(self) -> list[weakref.ref[Any]]:
-        """Some of the parameters, where these required grad when they were first seen and are frozen now, without a gradient."""
+    def switched_off(self, all_of_it: bool = False) -> list[weakref.ref[Any]]:
+        """The parameters that required grad when they were first seen and are frozen now, without a gradient: where they are only some of
+        them, or where they are all.
+        """
         at_first = {id(ref()) for ref in self.frozen_at_first}
         known = [(ref, p) for ref, _ in self.first_versions if (p := ref()) is not None and id(p) not in at_first]
         off = [ref for ref, p in known if not p.requires_grad and p.grad is None]
-        return off if len(off) < len(known) else []
+        return off if (len(off) == len(known)) is all_of_it else []
 
     def follow(self) -> None:
         """Chooses the parameters to follow."""
@@ -241,6 +246,7 @@ class Book:
                 self.first_versions += [(TensorRef(p), version_of(p)) for p in self.parameters() if id(p) not in seen]
             self.size = size
             self.active = []
+            self.habit.watch([slot.ref for slot in (self.slots if len(self.slots) <= _FOLLOWED else self._few())])
         if close or len(self.slots) <= _FOLLOWED:
             if len(self.active) != len(self.slots):
                 for slot in self.slots:
@@ -248,7 +254,10 @@ class Book:
                         slot.forget()
                 self.active = self.slots
         elif len(self.active) != _FOLLOWED:
-            self.active = [self.slots[0], self.slots[len(self.slots) // 2], self.slots[-1]]
+            self.active = self._few()
+
+    def _few(self) -> list[Slot]:
+        return [self.slots[0], self.slots[len(self.slots) // 2], self.slots[-1]]
 
     # -- the gradients of the parameters that are followed -------------------------------------------------------------
 

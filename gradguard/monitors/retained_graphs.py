@@ -39,6 +39,7 @@ class GraphsRetained(Finding):
     count: int
     since: int
     step: int
+    tags: weakref.WeakSet[Tag]  # of the graphs counted: another run's may live as well
 
 
 class Tag:
@@ -82,7 +83,7 @@ class Retained(Monitor):
             spread = old[-1].step - old[0].step
             if spread >= 3 * options.age:
                 self.said += 1
-                found = (GraphsRetained(None, len(old), old[0].step, step),)
+                found = (GraphsRetained(None, len(old), old[0].step, step, weakref.WeakSet(old)),)
         self._last = len(old)
         return found
 

@@ -4,10 +4,10 @@ It is on where memory is accounted for and at level forensic; every other step r
 tensor alive that PyTorch would not: what the graph holds in place of the tensor (`Packed`) dies when the graph lets the value go, and that
 is how the probe learns of it.
 
-The hooks are off where they would be in the way: while `torch.func` differentiates (TORCH_FACTS 7), while `Function.apply` runs (24),
-while something compiles, under dispatch modes of the program's, which would see PyTorch detach what the hooks give back, and for the
-inputs that checkpointing keeps. What is saved there by a custom Function or by checkpointing is read afterwards, from the node or the
-frame that holds it.
+The hooks are off where they would be in the way: while `torch.func` differentiates, while `Function.apply` runs, while something
+compiles, under dispatch modes of the program's, which would see PyTorch detach what the hooks give back, and for the inputs that
+checkpointing keeps. What is saved there by a custom Function or by checkpointing is read afterwards, from the node or the frame that
+holds it.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ class SavedTensors:
     # -- what is not seen being saved ---------------------------------------------------------------------------------
 
     def apply(self, original: Callable[..., Any], frame: FrameType, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """`Function.apply` with the hooks off: under them `ctx.saved_tensors` are other objects (TORCH_FACTS 24)."""
+        """`Function.apply` with the hooks off: under them `ctx.saved_tensors` are other objects."""
         before = sequence_number()
         with unhooked():
             result = original(cls, *args, **kwargs)

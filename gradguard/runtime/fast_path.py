@@ -45,7 +45,7 @@ def set_off(session: Any, run: Run) -> Coast | None:
     calls = run.calm.calls(run.memory)
     if min(depth, steps, backwards) < 2 or not calls:
         return None
-    optimizers = frozenset(run.ledger.books)
+    optimizers = {key: book.habit.unlike for key, book in run.ledger.books.items()}
     sizes = run.depth if run.depth.adaptive else None
     coast = Coast(session, run, min(depth, steps, _STEPS), backwards, calls, optimizers, sizes)
     run.ledger.coast = coast

@@ -108,4 +108,6 @@ def _plain(value: Any) -> Hashable:
         return tuple(map(_plain, value))
     if isinstance(value, weakref.ref):
         return id(value())
+    if type(value).__module__.startswith("gradguard."):  # a book of an optimizer, kept as long as the optimizer is
+        return id(value)
     raise TypeError(type(value).__name__)

@@ -1,6 +1,6 @@
 """Saved values: what stands for them under gradguard's hooks, and how they are read in older releases.
 
-**Hooks.** While any saved-tensor hook is on, PyTorch checks no versions (TORCH_FACTS 1). So what gradguard's pack hook returns, a
+**Hooks.** While any saved-tensor hook is on, PyTorch checks no versions. So what gradguard's pack hook returns, a
 `Packed`, remembers the version, and its unpack hook repeats PyTorch's checks in PyTorch's words: those of the release at hand, read from
 errors that it raises (`_specimen`). The hooks stand at the bottom of the thread's stack, so that those of the program win wherever it has
 any, and a `with` of the program's that ends pops its own.
@@ -90,7 +90,7 @@ class Packed:
 
     Attributes:
         tensor: the saved tensor, as PyTorch keeps it: an input is the object itself, an output is without its graph, which would keep
-            itself alive (TORCH_FACTS 2, 23).
+            itself alive.
         version: when it was saved.
         name, output: of an output, the name of its node and which output of it. Of an input `name` is None.
         made: the number of the node that had made it; -1 where there is none.

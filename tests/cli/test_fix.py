@@ -197,3 +197,21 @@ def test_what_is_said_before_trials(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         announce(Diagnosis.model_validate({"code": "GG101", "name": "a-rule", "headline": "h", "fixes": fixes}))
         assert capsys.readouterr().err == said
+
+
+def test_a_run_as_a_sarif_log(tmp_path: Path) -> None:
+    script = write(tmp_path, "train.py", PROGRAM)
+    done = guarded("--verify", "--report", "out.sarif", "train.py", cwd=tmp_path)
+    assert done.status == 1
+    (result,) = json.loads((tmp_path / "out.sarif").read_text())["runs"][0]["results"]
+    (fix, *_) = result["fixes"]
+    assert (fix["properties"]["verdict"], fix["properties"]["steps"]) == ("verified", 8)
+    shown = python("-m", "gradguard", "fix", "out.jsonl", cwd=tmp_path)  # the report that it was made of
+    assert shown.status == 0 and "+    y = y + 1  # in place" in shown.out
+
+    script.write_text("print('sound')\n")
+    assert guarded("--report", "other.json", "--format", "sarif", "train.py", cwd=tmp_path).out == "sound\n"
+    assert json.loads((tmp_path / "other.json").read_text())["runs"][0]["results"] == []
+    (tmp_path / "mine.sarif").write_text("mine")
+    refused = guarded("--report", "mine.sarif", "train.py", cwd=tmp_path)
+    assert refused.status == 2 and "is no SARIF log" in " ".join(refused.err.split()) and refused.out == ""

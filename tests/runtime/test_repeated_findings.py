@@ -76,6 +76,22 @@ def test_a_known_cause_is_counted_and_seldom_looked_into(found: Counter[str], lo
     assert found[diagnosis.code] in (6, 7)
 
 
+def test_a_finding_about_another_optimizer_is_seldom_looked_into(found: Counter[str]) -> None:
+    actor, critic = (torch.ones(4, requires_grad=True) for _ in range(2))
+    first, second = (torch.optim.SGD([weight], lr=0.01) for weight in (actor, critic))
+    with guarding("standard") as guard:
+        for _ in range(STEPS):
+            first.zero_grad()
+            (actor * 2).sum().backward()
+            first.step()
+            second.zero_grad()
+            (critic * 2).sum().backward()
+            first.step()
+    (diagnosis,) = (each for each in guard.diagnoses if each.code == "GG607")
+    assert diagnosis.repeats > 20
+    assert found["GG607"] <= 7
+
+
 @pytest.mark.filterwarnings("ignore:Using a target size")
 def test_another_cause_of_the_same_rule_at_the_same_backward_call_is_found(found: Counter[str]) -> None:
     def loss_of(weight: torch.Tensor, step: int) -> torch.Tensor:
@@ -88,7 +104,7 @@ def test_another_cause_of_the_same_rule_at_the_same_backward_call_is_found(found
     first, second = guard.diagnoses
     assert first.code == second.code and first.culprit != second.culprit
     assert (first.repeats, second.repeats) == (24, 14)
-    assert found[first.code] == 5 + 4
+    assert found[first.code] in (5 + 4, 5 + 4 + 1)
 
 
 def test_what_is_no_longer_found_on_the_same_evidence_is_not_counted_for_long(found: Counter[str]) -> None:

@@ -2,7 +2,7 @@
 anew in every step or once.
 
 Used where a graph was freed too early, and where an old graph that was kept by retain_graph=True meets parameters that have
-been updated since (TORCH_FACTS 34): `find_carried_state` answers for both.
+been updated since: `find_carried_state` answers for both.
 """
 
 from __future__ import annotations
@@ -196,8 +196,8 @@ class Carriers:
         """Something still holds the very tensor, or one made from it before this step."""
         nodes = list(carrier.link.carriers)
         found: list[Holding] = []
-        for tensor in self._oldest_first(self.graph.alive.made_by(nodes), nodes):
-            held = holdings(tensor, self.frames, self.ignore)
+        tensors = self._oldest_first(self.graph.alive.made_by(nodes), nodes)
+        for tensor, held in zip(tensors, holdings(tensors, self.frames, self.ignore), strict=True):
             found.extend([*taken_from(tensor, held, self.frames), *held])
         rated = [(rating, holding, stores) for holding in found for rating, stores in [self._stores(holding)] if rating]
         if not rated:
@@ -299,8 +299,9 @@ class Carriers:
         """An attribute or outer variable that was updated from the old tensor after its backward, and read again in this step."""
         above = self.graph.above(carrier.link.carriers)
         nodes = [node for node in reversed(self.graph.order) if node in above]
-        for tensor in self._oldest_first(self.graph.alive.made_by(above), nodes)[:32]:
-            for holding in holdings(tensor, self.frames, self.ignore):
+        tensors = self._oldest_first(self.graph.alive.made_by(above), nodes)[:32]
+        for tensor, held in zip(tensors, holdings(tensors, self.frames, self.ignore), strict=True):
+            for holding in held:
                 if holding.frame is not None and holding.owner is None and not view_of(holding.frame, self.frames):
                     continue
                 stores = self._stores(holding)[1]
@@ -342,12 +343,12 @@ class Carriers:
     def _succeeded(self, carrier: Carrier, border: int | None) -> None:
         """Nothing holds the old tensor any more: a tensor made the same way in this step stands in its place."""
         border = carrier.link.seq + 1 if border is None else border
-        found = []
+        successors = []
         for tensor in self.graph.alive.tensors:
             node = node_of(tensor)
-            if node is None or node_sequence(node) < border or not any(self.alike(node, old) for old in carrier.link.carriers):
-                continue
-            found.extend(holdings(tensor, self.frames, self.ignore))
+            if node is not None and node_sequence(node) >= border and any(self.alike(node, old) for old in carrier.link.carriers):
+                successors.append(tensor)
+        found = [holding for held in holdings(successors, self.frames, self.ignore) for holding in held]
         for holding in found:
             stores = self._stores(holding)[1]
             if holding.owner is None:  # a variable that functions set; those of the loops around have been looked at

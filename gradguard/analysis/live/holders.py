@@ -49,42 +49,31 @@ class Holding:
         return None if self.owner is None or isinstance(self.owner, FunctionType) else type(self.owner).__name__
 
 
-def holdings(tensor: torch.Tensor, frames: Sequence[FrameView], ignore: Collection[int] = ()) -> list[Holding]:
-    """How this tensor is held by the user's program: variables of the given frames first, then attributes, then the rest.
+def holdings(tensors: Sequence[torch.Tensor], frames: Sequence[FrameView], ignore: Collection[int] = ()) -> list[list[Holding]]:
+    """How each of these tensors is held by the user's program: variables of the given frames first, then attributes, then the rest.
 
     Args:
-        ignore: ids of objects of gradguard's own that hold it, too.
+        ignore: ids of objects of gradguard's own that hold them, too.
     """
-    views = {id(view.frame): view for view in frames}
-    scopes = {view.scope for view in frames}
-    found: list[Holding] = []
-    seen = {id(tensor), id(frames), *ignore}
-    level = [_Step(tensor, (), None)]
-    for _ in range(_DEPTH):
-        following: list[_Step] = []
-        for step in level:
-            for holding in _variables(step, tensor, frames):
-                if not any((holding.name, holding.frame) == (known.name, known.frame) and holding.owner is known.owner for known in found):
-                    found.append(holding)
-        for referrer, step in _referrers(level, seen):
-            here = _attributes(referrer, step, tensor, scopes)
-            found.extend(here)
-            if isinstance(referrer, FrameType):
-                if id(referrer) not in views and USER_FILES[referrer.f_code.co_filename]:
-                    found.extend(_in_frame(referrer, step, tensor))
-            elif isinstance(referrer, GeneratorType):
-                if referrer.gi_frame is not None and id(referrer.gi_frame) not in views:
-                    found.extend(_in_frame(referrer.gi_frame, step, tensor))
-            elif not here and not isinstance(referrer, (ModuleType, type, FunctionType)) and id(referrer) not in scopes:
-                # a library's object: look further, its dict is no container
-                through = step.through[1:] if own_dict(referrer) is step.obj else step.through
-                following.append(_Step(referrer, (type(referrer).__name__, *through), step.obj))
-        if found:
-            near = [obj for step in level for obj in (step.obj, step.inner)]  # a method's wrapper stands in its class's dict
-            wrappers = [obj for obj in near if "lru_cache" in type(obj).__name__]
-            return [replace(holding, wrapper=wrappers[0]) for holding in found] if wrappers else found
-        level = following  # the nearest holders name it best: further ones are looked for only where there are none
-    return found
+    surroundings = _Surroundings(frames, {id(view.frame) for view in frames}, {view.scope for view in frames})
+    searches = [_Search(tensor, {id(tensor), id(tensors), id(frames), *ignore}) for tensor in tensors]
+    for _ in range(_DEPTH):  # in step with each other, since each look at the heap costs some 50 ms however many objects it is for
+        going_on = [search for search in searches if search.level and not search.found]
+        referrers = _referrers([step.obj for search in going_on for step in search.level])
+        for search in going_on:
+            search.go_on(referrers, surroundings)
+        del referrers  # it would itself refer to the objects looked for next
+    return [search.found for search in searches]
+
+
+def held_by_objects(tensors: Sequence[torch.Tensor], ignore: Collection[int]) -> list[torch.Tensor]:
+    """Those of the tensors that some object of the program's holds: not by the graph alone, which keeps their Python side alive, too."""
+    wanted = {id(tensor) for tensor in tensors}
+    held: set[int] = set()
+    for referrer in gc.get_referrers(*tensors) if tensors else ():
+        if id(referrer) not in ignore and referrer is not tensors and is_quiet(referrer) and not _is_own(referrer):
+            held |= wanted & {id(obj) for obj in gc.get_referents(referrer)}
+    return [tensor for tensor in tensors if id(tensor) in held]
 
 
 class _Step(NamedTuple):
@@ -95,21 +84,70 @@ class _Step(NamedTuple):
     inner: Any  # what it holds in turn
 
 
-def _referrers(level: Sequence[_Step], seen: set[int]) -> Iterator[tuple[Any, _Step]]:
-    """What refers to the objects of one level, with the object it refers to; one pass over the heap for all of them."""
-    steps = {id(step.obj): step for step in level}
-    count = 0
-    for referrer in gc.get_referrers(*(step.obj for step in level)) if level else ():
-        if id(referrer) in seen or referrer is level or referrer is steps or not is_quiet(referrer) or _is_own(referrer):
-            continue
-        seen.add(id(referrer))
-        count += 1
-        if count > _BREADTH * max(1, len(level)):
-            return
-        held = {id(obj) for obj in gc.get_referents(referrer)}
-        for key, step in steps.items():
-            if key in held:
-                yield referrer, step
+class _Surroundings(NamedTuple):
+    """The frames whose variables are looked at first, the ids of these frames, and those of their dicts of globals."""
+
+    frames: Sequence[FrameView]
+    looked_at: set[int]
+    scopes: set[int]
+
+
+class _Search:
+    """From a tensor outwards, one level of referrers a time, until somebody has a name for what is held."""
+
+    def __init__(self, tensor: torch.Tensor, seen: set[int]) -> None:
+        self.tensor = tensor
+        self.seen = seen
+        self.level = [_Step(tensor, (), None)]
+        self.found: list[Holding] = []
+
+    def go_on(self, referrers: dict[int, list[Any]], around: _Surroundings) -> None:
+        """One level further out; the nearest holders name it best, so that further ones are looked for only where there are none."""
+        tensor, found, following = self.tensor, self.found, []
+        for step in self.level:
+            for holding in _variables(step, tensor, around.frames):
+                if not any((holding.name, holding.frame) == (known.name, known.frame) and holding.owner is known.owner for known in found):
+                    found.append(holding)
+        for referrer, step in self._next(referrers):
+            here = _attributes(referrer, step, tensor, around.scopes)
+            found.extend(here)
+            frame = referrer.gi_frame if isinstance(referrer, GeneratorType) else referrer
+            if isinstance(frame, FrameType):
+                if id(frame) not in around.looked_at and USER_FILES[frame.f_code.co_filename]:
+                    found.extend(_in_frame(frame, step, tensor))
+            elif (
+                not here and not isinstance(referrer, (ModuleType, type, FunctionType, GeneratorType)) and id(referrer) not in around.scopes
+            ):
+                # a library's object: look further, its dict is no container
+                through = step.through[1:] if own_dict(referrer) is step.obj else step.through
+                following.append(_Step(referrer, (type(referrer).__name__, *through), step.obj))
+        near = [obj for step in self.level for obj in (step.obj, step.inner)]  # a method's wrapper stands in its class's dict
+        wrapper = next((obj for obj in near if "lru_cache" in type(obj).__name__), None)
+        if wrapper is not None:
+            found[:] = [replace(holding, wrapper=wrapper) for holding in found]
+        self.level = following
+
+    def _next(self, referrers: dict[int, list[Any]]) -> Iterator[tuple[Any, _Step]]:
+        count = 0
+        for step in self.level:
+            for referrer in referrers.get(id(step.obj), ()):
+                if id(referrer) not in self.seen:
+                    self.seen.add(id(referrer))
+                    count += 1
+                    if count > _BREADTH * len(self.level):
+                        return
+                    yield referrer, step
+
+
+def _referrers(objects: list[Any]) -> dict[int, list[Any]]:
+    """What refers to each of the objects, by its id; one pass over the heap for all of them."""
+    wanted = {id(obj) for obj in objects}
+    found: dict[int, list[Any]] = {}
+    for referrer in gc.get_referrers(*objects) if objects else ():
+        if referrer is not objects and is_quiet(referrer) and not _is_own(referrer):
+            for key in wanted.intersection(map(id, gc.get_referents(referrer))):
+                found.setdefault(key, []).append(referrer)
+    return found
 
 
 def _is_own(obj: Any) -> bool:

@@ -65,6 +65,12 @@ def render_fixes(diagnosis: Diagnosis, *, width: int = DEFAULT_WIDTH, color: boo
     return "\n".join(paint(row, color) for row in writer.rows)
 
 
+def render_verified(before: Diagnosis, after: Diagnosis, *, width: int = DEFAULT_WIDTH, unicode: bool | None = None) -> str:
+    """What trials have found out about a diagnosis that was shown before: its fixes, and the whole where another line is the culprit."""
+    show = render_fixes if (before.culprit, before.confidence) == (after.culprit, after.confidence) else render
+    return show(after, width=width, unicode=unicode)
+
+
 class _Writer:
     def __init__(self, diagnosis: Diagnosis, width: int, verbose: bool, glyphs: Glyphs) -> None:
         self.diagnosis, self.width, self.verbose, self.glyphs = diagnosis, width, verbose, glyphs

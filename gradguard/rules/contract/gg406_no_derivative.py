@@ -95,7 +95,15 @@ def _once(incident: Incident) -> Diagnosis | None:
             fixes=[Fix(title="use an implementation whose backward is made of differentiable operations")],
             confidence="likely",
         )
-    view = view_of(chosen[0])
+    told = [_once_told(incident, cls, related) for cls in chosen]
+    if len(chosen) == 1:
+        return told[0]
+    notes = ["Other Functions marked so: " + ", ".join(f"`{cls.__name__}`" for cls in chosen[1:4]) + "."]
+    return told[0].model_copy(update={"notes": notes, "confidence": "likely", "alternatives": told})
+
+
+def _once_told(incident: Incident, cls: type, related: list[SourceSpan]) -> Diagnosis:
+    view = view_of(cls)
     decorator = _decorator(view)
     culprit = None
     patch = None
@@ -104,7 +112,6 @@ def _once(incident: Incident) -> Diagnosis | None:
         culprit = Spot(view.backward, decorator).span("allows this backward to be differentiated once only", "culprit")
         patch = removed(source, decorator.lineno, decorator.end_lineno or decorator.lineno)
     opaque = _opaque(view)
-    notes = [] if len(chosen) == 1 else ["Other Functions marked so: " + ", ".join(f"`{cls.__name__}`" for cls in chosen[1:4]) + "."]
     apply_spans = _apply_spans(incident, view)
     fixes = [
         Fix(
@@ -130,10 +137,8 @@ def _once(incident: Incident) -> Diagnosis | None:
         culprit=culprit,
         related=[*apply_spans, *related],
         explanation=_TWICE,
-        notes=notes,
         fixes=fixes,
         avoid=["`create_graph=False`: the penalty would run and give no gradient to the parameters."],
-        confidence="certain" if len(chosen) == 1 else "likely",
     )
 
 

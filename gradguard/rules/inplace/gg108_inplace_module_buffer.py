@@ -52,7 +52,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     story = story_of(incident)
     if story is None or kind_of(story) != "buffer":
         return None
-    return spans.with_guesses(_told(story, story.blamed or Write("op", 0, None, "")), story)
+    return spans.with_guesses(_told, story)
 
 
 def _told(story: Story, write: Write) -> Diagnosis:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
@@ -25,6 +26,7 @@ UNSEEN = (
     "traces every step and names the line for certain"
 )
 UNEXPLAINED = "this step was traced, but no write that was seen explains it; it was looked for in the source"
+_MOST_TOLD = 8  # lines that trials may tell apart
 NO_DATA = (
     "writing through `.data`, `.detach()` or numpy instead: the error goes away because PyTorch can no longer see the write, "
     "and the gradient is silently wrong"
@@ -261,8 +263,9 @@ def without(spans: list[SourceSpan], culprit: SourceSpan | None) -> list[SourceS
     return [span for span in spans if (span.file, span.line, span.column, span.end_column) != own]
 
 
-def with_guesses(diagnosis: Diagnosis, story: Story) -> Diagnosis:
-    """Says what was not seen, where the line comes from the source or is not known."""
+def with_guesses(tell: Callable[[Story, Write], Diagnosis], story: Story) -> Diagnosis:
+    """The diagnosis, and what was not seen, where the line comes from the source or is not known."""
+    diagnosis = tell(story, story.blamed or Write("op", 0, None, ""))
     if story.writes:
         return diagnosis
     notes = [UNEXPLAINED if story.incident.traced else UNSEEN]
@@ -278,4 +281,6 @@ def with_guesses(diagnosis: Diagnosis, story: Story) -> Diagnosis:
         paths = [path for module in modules if (path := module_word(module, story.incident)[1]) is not None]
         notes.append(f"modules that work in place (`inplace=True`) and may have written it: {short_list(paths)}")
     confidence: Confidence = blamed.sure if blamed is not None else "certain"
-    return diagnosis.model_copy(update={"notes": [*diagnosis.notes, *notes], "confidence": confidence})
+    written = [*story.guesses, *story.unlikely]
+    told = [tell(story, write) for write in written] if len(written) <= _MOST_TOLD else []
+    return diagnosis.model_copy(update={"notes": [*diagnosis.notes, *notes], "confidence": confidence, "alternatives": told})

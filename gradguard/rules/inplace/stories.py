@@ -32,5 +32,5 @@ def build(incident: Incident, mismatch: Mismatch) -> Story:
     op = incident.journal.op_at(mismatch.seq)
     story = Story(incident, mismatch, op, writes_since(incident, mismatch, op))
     if not story.writes and mismatch.found > mismatch.expected:
-        story.guesses = guesses_for(story)  # reads the source: only where nothing was recorded
+        story.guesses, story.unlikely = guesses_for(story)  # reads the source: only where nothing was recorded
     return story

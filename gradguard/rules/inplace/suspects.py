@@ -34,6 +34,7 @@ from gradguard.rules.inplace.wording import same_op
 from gradguard.rules.inplace.write_history import Story, Write
 
 _NUMBERS = ("item", "len", "float", "int", "time", "perf_counter", "numel", "size", "tolist")
+_MOST = 8
 _NAMED = 1.5  # a score that a variable which may be the saved value gives
 
 
@@ -47,6 +48,7 @@ class Suspect:
     module: nn.Module | None = None
     score: float = 0.0
     counts: bool = False  # what looks like a counter has to have the saved value's name
+    unlikely: bool = False
 
     @property
     def place(self) -> ResolvedSite | None:
@@ -132,7 +134,7 @@ def _returned(scope: Scope) -> list[str]:
 
 
 def suspects_of(story: Story) -> list[Suspect]:
-    """The candidates, the likeliest first; empty when the source shows none."""
+    """The statements that can have written, the likeliest first, and at the end the unlikely ones; empty when the source shows none."""
     incident = story.incident
     scopes = step_scopes(incident)
     modules = [child for root in incident.modules for child in modules_in(root)]
@@ -144,7 +146,8 @@ def suspects_of(story: Story) -> list[Suspect]:
         kind = type(state.owner).__name__
         for suspect in found:
             suspect.score += _state_score(suspect, attribute, kind, state.is_buffer)
-        found = [each for each in found if each.score > 0 and not belongs_elsewhere(incident, each.scope, each.node, each.written, state)]
+            elsewhere = belongs_elsewhere(incident, suspect.scope, suspect.node, suspect.written, state)
+            suspect.unlikely = suspect.score <= 0 or elsewhere
     else:
         flow = _Flow(scopes)
         seeds = _seeds(story, scopes, flow, module_types(modules))
@@ -152,14 +155,17 @@ def suspects_of(story: Story) -> list[Suspect]:
             if suspect.written is not None and flow.find(flow.key(suspect.scope, suspect.written)) in seeds:
                 suspect.score += seeds[flow.find(flow.key(suspect.scope, suspect.written))]
         if story.mismatch.tensor is not None and any(suspect.score >= 2 for suspect in found):
-            found = [suspect for suspect in found if suspect.score >= 1]
-    found = [suspect for suspect in found if not suspect.counts or suspect.score >= _NAMED]
-    return sorted(found, key=lambda suspect: -suspect.score)
+            for suspect in found:
+                suspect.unlikely = suspect.score < 1
+    for suspect in found:
+        suspect.unlikely |= suspect.counts and suspect.score < _NAMED
+    return sorted(found, key=lambda suspect: (suspect.unlikely, -suspect.score))
 
 
-def guesses_for(story: Story) -> list[Write]:
-    """The candidates as writes, one a line, each with how sure it is."""
+def guesses_for(story: Story) -> tuple[list[Write], list[Write]]:
+    """The candidates as writes, one a line, each with how sure it is; and the unlikely ones."""
     found: list[Write] = []
+    unlikely: list[Write] = []
     suspects = suspects_of(story)
     lines: set[tuple[str, int]] = set()
     scores: list[float] = []
@@ -174,11 +180,14 @@ def guesses_for(story: Story) -> list[Write]:
             "op", 0, None, (place.callee if place else None) or "", module=suspect.module, grad_enabled=unguarded, sure="possible"
         )
         write.__dict__["place"] = place
-        scores.append(suspect.score)
-        found.append(write)
+        if suspect.unlikely:
+            unlikely.append(write)
+        else:
+            scores.append(suspect.score)
+            found.append(write)
     if found and (len(found) == 1 or (scores[0] >= 1.5 and scores[0] > scores[1])):
         found[0].sure = "likely"
-    return found[:8]
+    return found[:_MOST], [*found[_MOST:], *unlikely]
 
 
 def _under_no_grad(place: ResolvedSite) -> bool:

@@ -62,6 +62,7 @@ class Story:
     writes: list[Write] = field(default_factory=list)
 
     guesses: list[Write] = field(default_factory=list)  # from the source, where nothing was traced; the likeliest first
+    unlikely: list[Write] = field(default_factory=list)  # what else in the source writes in place
 
     @property
     def first(self) -> Write | None:

@@ -208,7 +208,7 @@ def _stored(facts: Study, name: str | None) -> Store | None:
                 stores = stores_of_variable(variable, view, container=False)
                 if stores:
                     return _nearest(stores, facts)
-    for holding in holdings(root, facts.finder.frames, facts.finder.ignore):
+    for holding in holdings([root], facts.finder.frames, facts.finder.ignore)[0]:
         stores = stores_of_attribute(holding, facts.finder.frames) if holding.owner is not None else []
         if stores:
             return _nearest(stores, facts)

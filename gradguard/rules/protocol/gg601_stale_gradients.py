@@ -81,10 +81,14 @@ def recognise(incident: Incident) -> Diagnosis | None:
     never = book.zeros == 0
     at = resolve(book.zero_site)
     theirs = not never and not book.zeroed_at_step and (at is None or "zero_grad" not in (at.callee or ""))  # a trainer's, before the loop
-    if never and cleared is not None:
+    if book.habit.left_at and book.habit.left_at == book.followed_from:
+        history = f"nothing has cleared them since step {book.habit.left_at - 1} of {book.steps}"
+    elif never and cleared is not None:
         history = f"`zero_grad()` is called in this run, but never for the parameters of `{name}`"
     elif never or theirs:
         history = "`zero_grad()` is never called" + (" in the loop" if theirs else "")
+    elif book.zeroed_at_step < book.followed_from:
+        history = f"nothing has cleared them in the last {book.steps - book.followed_from} of {book.steps} steps"
     else:
         history = f"`zero_grad()` was last called before step {book.zeroed_at_step + 1} of {book.steps}"
     label = f"applies what step {book.steps - 1} has already applied once more"
@@ -98,7 +102,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
         )
     else:
         culprit = step_span
-        last = f"clears the gradients, last before step {book.zeroed_at_step + 1}"
+        unseen = book.zeroed_at_step < book.followed_from
+        last = "has cleared the gradients until then" if unseen else f"clears the gradients, last before step {book.zeroed_at_step + 1}"
         zero = None if never or theirs else wording.span(book.zero_site, last, "context")
         related = wording.spans(zero, None if backward is None else backward.span("adds to the gradients of all steps before", "backward"))
     bare = not_called(incident.sources, "zero_grad") if never and cleared is None else None

@@ -71,13 +71,13 @@ def _gather(incident: Incident, book: Book) -> None:
 def _instead(incident: Incident, book: Book, other: Book) -> Diagnosis:
     name, stepped = book.gathered["name"], wording.optimizer_name(other, incident)
     roots = book.gathered["roots"]
-    what = f"`{roots[0]}`" if len(roots) == 1 else "its parameters"
+    what = f"`{roots[0]}` is" if len(roots) == 1 else "its parameters are"
     backward = None if book.last_part is None else resolve(book.last_part.call.site)
     return Diagnosis(
         code=CODE,
         name=NAME,
         severity="warning",
-        headline=f"`{name}` never steps: after its backward `{stepped}.step()` is called a second time, and {what} is not trained",
+        headline=f"`{name}` never steps: after its backward `{stepped}.step()` is called a second time, and {what} not trained",
         culprit=wording.span(other.step_site, f"steps `{stepped}` again, on gradients it has already used; `{name}` waits", "culprit"),
         related=wording.spans(
             None if backward is None else backward.span(f"fills the gradients of `{name}`", "backward"),

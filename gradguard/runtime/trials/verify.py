@@ -15,7 +15,21 @@ from gradguard.core.foreign_exceptions import internal_error
 from gradguard.fixes.application import PatchError, Text, applied
 from gradguard.fixes.diff import heads
 from gradguard.fixes.patched_files import hash_of
-from gradguard.fixes.verification import BEHIND, Outcome, Ruling, candidates, judge, least_safe, reordered, steps_needed
+from gradguard.fixes.verification import (
+    BEHIND,
+    Outcome,
+    Ruling,
+    candidates,
+    is_doubtful,
+    is_still_told,
+    judge,
+    least_safe,
+    own_change,
+    reordered,
+    repairs_step,
+    settles,
+    steps_needed,
+)
 from gradguard.reporting.terminal.layout import one_line
 from gradguard.reporting.wording import title_at
 from gradguard.runtime.rerun.reachable_state import aloud
@@ -26,6 +40,7 @@ SECONDS = 120.0  # of one trial
 _MOST_TRIALS = 8  # of one diagnosis
 _MOST_SECONDS = 600.0
 _CONTEXT = 1
+_TRACED = "the step failed untraced; the program was run again, every step traced, to see which line it is"
 
 
 class Verifier:
@@ -50,15 +65,21 @@ class Verifier:
         Args:
             known: what else was said of the program.
         """
-        tried = {i: fix for i, fix in enumerate(diagnosis.fixes) if any(fix is each for each in candidates(diagnosis))}
         found: dict[int, Verification] = {}
         behind: dict[int, tuple[Diagnosis, dict[str, Text], dict[str, Text]]] = {}
         self._left, self._until = _MOST_TRIALS, time.monotonic() + _MOST_SECONDS
         try:
             self._launch.check()
         except NoTrialError as error:
-            return reordered(diagnosis, dict.fromkeys(tried, Verification(why=str(error))))
+            return reordered(diagnosis, dict.fromkeys(_tried(diagnosis), Verification(why=str(error))))
+        try:
+            diagnosis = self._settled(diagnosis, known)
+        except internal_error(NoTrialError, PatchError, OSError):  # it stays as doubtful as it is
+            pass
+        tried = _tried(diagnosis)
         for i, fix in tried.items():
+            if fix.verified.verdict == "verified":  # by what settled the line
+                return reordered(diagnosis, {i: fix.verified})
             try:
                 texts = _texts(fix)
                 patched = _with(fix, texts)
@@ -85,6 +106,53 @@ class Verifier:
                 break
         return reordered(diagnosis, found)
 
+    def _settled(self, diagnosis: Diagnosis, known: Sequence[Diagnosis]) -> Diagnosis:
+        """The diagnosis with the line that is the bug, as far as trials can tell it.
+
+        A step that failed untraced is run again traced: what ran decides. Where that does not tell, the line is sought whose change
+        repairs the program alone. It is certain where every line that may be the bug could be changed, the change of no other one
+        repairs the program, and those of all the others together do not either.
+        """
+        if not is_doubtful(diagnosis):
+            return diagnosis
+        if not diagnosis.traced:
+            traced = settles(self._run({}, steps_needed(diagnosis), traced=True), diagnosis)
+            if traced is not None:
+                return _as_of(diagnosis, traced, notes=[*traced.notes, _TRACED])
+        lines = [(each, fix, _texts(fix)) for each in diagnosis.alternatives if (fix := own_change(each)) is not None]
+        if len(lines) < 2:
+            return diagnosis
+        repairing, failing = [], []
+        for each, fix, texts in lines:
+            outcome = self._run(_with(fix, texts), steps_needed(diagnosis))
+            ruling = judge(outcome, each, known)
+            if is_still_told(outcome, each):
+                failing.append(each)
+            elif ruling.verdict == "verified":
+                done = Verification(verdict="verified", steps=outcome.steps, why=_why(ruling, outcome))
+                repairing.append(reordered(each, {each.fixes.index(fix): done}))
+            elif repairs_step(outcome, each):
+                repairing.append(each)
+        if len(repairing) != 1:
+            told = _listed_lines(repairing or [each for each, *_ in lines])
+            how = "which of them is the bug cannot be told by trying" if repairing else "none of these changes repairs the step"
+            note = f"{told} {'each repair the step when changed alone' if repairing else 'were each changed alone'}: {how}"
+            return diagnosis.model_copy(update={"notes": [*diagnosis.notes, note]})
+        (culprit,) = repairing
+        others = [(fix, texts) for each, fix, texts in lines if each.key != culprit.key]
+        needed = len(failing) == len(diagnosis.alternatives) - 1 and self._still_fails(others, culprit)
+        note = f"of {len(diagnosis.alternatives)} lines that may be the bug, changing this one alone repairs the step"
+        return _as_of(
+            diagnosis, culprit, notes=[*culprit.notes, note], confidence="certain" if needed else diagnosis.confidence, traced=True
+        )
+
+    def _still_fails(self, changes: Sequence[tuple[Fix, dict[str, Text]]], diagnosis: Diagnosis) -> bool:
+        """Whether the fault stays with several changes made at once."""
+        whole: dict[str, Text] = {}
+        for fix, texts in changes:
+            whole = _with(fix, {**texts, **whole})
+        return is_still_told(self._run(whole, steps_needed(diagnosis)), diagnosis)
+
     def _behind(
         self,
         fault: Diagnosis,
@@ -108,7 +176,7 @@ class Verifier:
                 continue
             needed = max(map(steps_needed, [*repaired, fault]))
             outcome, ruling = self._trial(now, fault, known, needed)
-            behind = (*said, f"{fault.title()}: {fix.title}")
+            behind = (*said, f"{title_at(fault)}: {fix.title}")
             if ruling.verdict == "verified" and not any(judge(outcome, each, known).verdict != "verified" for each in repaired):
                 diff, files = _combined(texts, now, more)
                 why = _why(ruling, outcome)
@@ -131,14 +199,37 @@ class Verifier:
         if self._left <= 0 or time.monotonic() >= self._until:
             return Outcome(), Ruling("not tried", "enough trials were made")
         self._left -= 1
-        seconds = min(self._seconds, max(1.0, self._until - time.monotonic()))
-        outcome = run_trial(self._launch, {path: text.content for path, text in texts.items()}, self._settings, steps, seconds)
+        outcome = self._run(texts, steps)
         return outcome, judge(outcome, diagnosis, known)
+
+    def _run(self, texts: Mapping[str, Text], steps: int, traced: bool = False) -> Outcome:
+        seconds = min(self._seconds, max(1.0, self._until - time.monotonic()))
+        settings = self._settings
+        if traced:
+            settings = settings.model_copy(update={"trace": settings.trace.model_copy(update={"mode": "always"})})
+        return run_trial(self._launch, {path: text.content for path, text in texts.items()}, settings, steps, seconds)
+
+
+def _tried(diagnosis: Diagnosis) -> dict[int, Fix]:
+    """The fixes that can be tried, by their index."""
+    return {i: fix for i, fix in enumerate(diagnosis.fixes) if any(fix is each for each in candidates(diagnosis))}
+
+
+def _as_of(diagnosis: Diagnosis, told: Diagnosis, **updates: object) -> Diagnosis:
+    """The incident as it was, told anew."""
+    kept = {name: getattr(diagnosis, name) for name in ("severity", "step", "thread", "rank", "breadcrumbs", "torch_message", "repeats")}
+    return told.model_copy(update={**kept, **updates, "alternatives": []})
+
+
+def _listed_lines(told: Sequence[Diagnosis]) -> str:
+    found = sorted((each.place.file, each.place.line) for each in told if each.place is not None)
+    places = [f"{os.path.basename(file)}:{line}" for file, line in found]
+    return f"{', '.join(places[:-1])} and {places[-1]}" if len(places) > 1 else "".join(places)
 
 
 def verified_here(diagnosis: Diagnosis, settings: Settings, known: Sequence[Diagnosis]) -> Diagnosis:
     """A diagnosis of this process's own program, verified; where the program cannot be run again, every patch says why."""
-    if os.environ.get(VARIABLE) or not candidates(diagnosis):
+    if os.environ.get(VARIABLE) or not is_tried(diagnosis):
         return diagnosis
     try:
         launch = Launch.of_this_process()
@@ -150,10 +241,17 @@ def verified_here(diagnosis: Diagnosis, settings: Settings, known: Sequence[Diag
     return Verifier(launch, settings).verified(diagnosis, known)
 
 
+def is_tried(diagnosis: Diagnosis) -> bool:
+    """Whether there is something that trials may tell."""
+    return bool(candidates(diagnosis)) or is_doubtful(diagnosis)
+
+
 def announce(diagnosis: Diagnosis) -> None:
     """Says that it will take a while, or that there is nothing to try."""
     number, minutes = len(candidates(diagnosis)), f"at most {SECONDS / 60:.0f} minutes"
-    if number > 1:
+    if is_doubtful(diagnosis):
+        what = f"running the program again to see which line it is, and to try its fixes, which takes {minutes} each"
+    elif number > 1:
         what = f"trying its {number} fixes until one repairs the program, which takes {minutes} each"
     elif number:
         what = f"trying its fix, which takes {minutes}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from typing import Any
 
 from gradguard.analysis.graph.walk import walk
 from gradguard.analysis.incident import Incident
@@ -11,6 +12,7 @@ from gradguard.analysis.program.bindings import dotted
 from gradguard.analysis.program.memory import peel
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.fixes.edits import replaced
+from gradguard.instrumentation.facts import OpFact
 from gradguard.rules.inplace import spans
 from gradguard.rules.inplace.reaching_writes import step_scopes
 from gradguard.rules.inplace.suspects import Suspect
@@ -35,7 +37,20 @@ def detached(incident: Incident, code: str, name: str) -> Diagnosis:
     seq = -1 if node is None else node_sequence(node)
     op, saved = incident.journal.op_at(seq), incident.place_of_node(seq)
     calls = _calls(incident)
-    place = calls[0] if calls else None
+    places: list[ResolvedSite | None] = [*calls] if calls else [None]
+    told = [_told(incident, code, name, node, op, saved, place) for place in places]
+    return told[0].model_copy(
+        update={
+            "notes": [f"also detached in place at line {other.line}" for other in calls[1:3]],
+            "confidence": "likely" if len(calls) == 1 else "possible" if calls else "certain",
+            "alternatives": told[: len(calls)],
+        }
+    )
+
+
+def _told(
+    incident: Incident, code: str, name: str, node: Any, op: OpFact | None, saved: ResolvedSite | None, place: ResolvedSite | None
+) -> Diagnosis:
     variable = (
         dotted(peel(place.call.func.value)[0])
         if place is not None and place.call is not None and isinstance(place.call.func, ast.Attribute)
@@ -73,7 +88,6 @@ def detached(incident: Incident, code: str, name: str) -> Diagnosis:
             "`detach_()` changes the tensor itself: the graph that had saved it loses the "
             "way on from it. `detach()` gives a new tensor and leaves the graph whole."
         ),
-        notes=[f"also detached in place at line {other.line}" for other in calls[1:3]],
         fixes=[
             Fix(
                 title=f"use `{variable or 'x'} = {variable or 'x'}.detach()`, or call `detach_()` only after backward",
@@ -81,5 +95,4 @@ def detached(incident: Incident, code: str, name: str) -> Diagnosis:
                 patch=diff,
             )
         ],
-        confidence="likely" if len(calls) == 1 else "possible" if calls else "certain",
     )

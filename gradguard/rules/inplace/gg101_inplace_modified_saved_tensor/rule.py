@@ -75,11 +75,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     story = story_of(incident)
     if story is None or kind_of(story) != "value":
         return None
-    return (
-        renormed(story, CODE, NAME)
-        or threads.told(story, CODE, NAME)
-        or spans.with_guesses(_told(story, story.blamed or Write("op", 0, None, "")), story)
-    )
+    return renormed(story, CODE, NAME) or threads.told(story, CODE, NAME) or spans.with_guesses(_told, story)
 
 
 def _told(story: Story, write: Write) -> Diagnosis:

@@ -56,13 +56,13 @@ def recognise(incident: Incident) -> Diagnosis | None:
     story = story_of(incident)
     if story is None or kind_of(story) != "step":
         return None
-    write = story.blamed or Write("op", 0, None, "")
-    swapped = wrong_network(story, write, CODE, NAME) if write.kind == "step" else None
-    return tell.with_guesses(swapped or _told(story, write), story)
+    return tell.with_guesses(_told, story)
 
 
 def _told(story: Story, write: Write) -> Diagnosis:
     incident = story.incident
+    if write.kind == "step" and (swapped := wrong_network(story, write, CODE, NAME)) is not None:
+        return swapped
     parameter = story.state.full if story.state is not None else "a parameter"
     boundary = _boundary(story, write)
     carried = None if boundary is None else carried_over(incident, story.mismatch.node, boundary)
