@@ -507,7 +507,7 @@ def saved_data(slot: Any) -> torch.Tensor | None:
 
 def waits_for_its_result(node: Any) -> bool:
     """Whether a node saves its own result and has not yet: `torch._foreach_exp_` makes all its nodes before the first saves anything."""
-    if not SHOWN or "_raw_saved_result" not in _raw_saved_names(node):
+    if not SHOWN or not hasattr(type(node), "_raw_saved_result"):
         return False
     try:
         slot = node._raw_saved_result
