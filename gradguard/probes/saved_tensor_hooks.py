@@ -176,7 +176,8 @@ class SavedTensors:
             if not parts:
                 return None
             (storage, nbytes), shape = parts[0], _NO_SHAPE
-        leaf = tensor.requires_grad and tensor.is_leaf
+        owner = tensor if tensor._base is None else tensor._base  # `F.linear` saves its weight transposed
+        leaf = owner.requires_grad and owner.is_leaf
         fact = SavedFact(saver, storage, nbytes, tensor.dtype, shape, tensor.device, version, made, leaf, self._tick())
         self._facts.append(fact)
         if leaf:
