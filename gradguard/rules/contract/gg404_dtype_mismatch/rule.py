@@ -253,7 +253,9 @@ def _told(incident: Incident, wrong: Dtypes, expected: torch.dtype | None, place
             *_module_note(incident, place, scope),
             *([] if traced or culprit is None else [untraced_note(f"the call of `{op}`")]),
         ],
-        fixes=_fixes(gate or operand, gate.name if gate is not None else name if came is None else came.operand.name, wrong, expected, scope),
+        fixes=_fixes(
+            gate or operand, gate.name if gate is not None else name if came is None else came.operand.name, wrong, expected, scope
+        ),
         confidence="certain" if operand is not None and traced else "likely",
     )
 

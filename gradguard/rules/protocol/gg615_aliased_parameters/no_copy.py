@@ -141,7 +141,14 @@ def _told(
         explanation=f"{len(found)} tensors in `{holder}` have the addresses of {wording.listed(names, len(names))}. `.data` and "
         f"`.detach()` "
         f"give another tensor on the same memory: `{holder}` follows each step of `{optimizer}`, and writing into it changes the weights.",
-        fixes=[Fix(title=f"Put a copy into `{holder}`: `.detach().clone()`", safety="unsafe", patch=patch)],
+        fixes=[
+            Fix(
+                title=f"Put a copy into `{holder}`: `.detach().clone()`",
+                safety="unsafe",
+                reason=f"what is blended into `{holder}` no longer changes the weights, and what is evaluated with it is another model",
+                patch=patch,
+            )
+        ],
         confidence="certain" if stored is not None else "likely",
     )
 
