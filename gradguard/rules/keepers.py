@@ -103,8 +103,9 @@ class Kept:
         value = None if self.place is None else _value(self.place)
         lines = sorted({place.line for place in self.places if place is not None})
         if len(lines) > 1:
+            listed = f"{', '.join(map(str, lines[:-1]))} and {lines[-1]}"
             return Fix(
-                title=f"Detach what is kept at lines {', '.join(map(str, lines[:-1]))} and {lines[-1]}: `.detach()`, or `.item()` for a number",
+                title=f"Detach what is kept at lines {listed}: `.detach()`, or `.item()` for a number",
                 safety="safe",
                 detail="The values stay the same; only the graphs are let go.",
                 patch=_patch(self.main, self.places),
