@@ -27,6 +27,7 @@ from gradguard.probes.collectives import ring
 
 ANSWERS = 2.0  # seconds in which a rank answers: its watching thread wakes once a second
 _POLL = 0.2
+_MANY = 16  # ranks from which on the store is asked less often
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +104,7 @@ class Exchange:
         keys = [f"{self._prefix}/at/{asked}/{rank}" for rank in others]
         until = time.monotonic() + seconds
         while not self._store.check(keys) and time.monotonic() < until and not self._all_known(asked, others):
-            time.sleep(_POLL)
+            time.sleep(_POLL if len(others) < _MANY else 5 * _POLL)
             while self.asked():  # by another, at the same time
                 self.answer(own)
         found = {self._rank: own}
@@ -115,7 +116,7 @@ class Exchange:
 
     def _all_known(self, asked: int, others: list[int]) -> bool:
         """Whether each of a few ranks has answered or left word of its end."""
-        return len(others) < 16 and all(
+        return len(others) < _MANY and all(
             self._store.check([f"{self._prefix}/at/{asked}/{rank}"]) or self.end_of(rank) is not None for rank in others
         )
 
@@ -167,9 +168,9 @@ def job_store() -> Any:
     """A client of the job's store for one thread's use; the training may be waiting in the one that torch has."""
     store: Any = dist.distributed_c10d._get_default_store()
     base = store
-    while isinstance(base, dist.PrefixStore):
+    while hasattr(base, "underlying_store"):
         base = base.underlying_store
-    return store.clone() if isinstance(base, dist.TCPStore) else store
+    return store.clone() if type(base).__name__ == "TCPStore" else store
 
 
 class Here:

@@ -208,8 +208,8 @@ def _recorded(kind: str, function: Any) -> Callable[[Any], Any]:
                 return original(*args, **kwargs)
             call = None
             try:
-                given = (args[i] if i >= 0 else None for i in (at, alike, later))
-                call = ring.begin(kind, *given, sys._getframe(1))
+                group, tensor, after = (args[i] if i >= 0 else None for i in (at, alike, later))
+                call = ring.begin(kind, group, tensor, after, sys._getframe(1))
             except internal_error() as fault:
                 ring.on = False
                 say("the record of collectives", "a hang of several ranks is not explained", fault)

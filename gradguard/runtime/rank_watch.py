@@ -94,7 +94,7 @@ class Watch:
             self._seen, self._moved = seen, now
         quiet = now - self._moved
         frame = sys._current_frames().get(self._thread)
-        at = None if frame is None else (id(frame), frame.f_lasti)
+        at = None if frame is None else (id(frame.f_code), frame.f_lasti)
         if at != self._at:
             self._at, self._still = at, now
         del frame
