@@ -278,3 +278,28 @@ def test_the_sound_twin_is_silent(jobs: dict[str, Any], name: str) -> None:
     for rank in job["ranks"]:
         assert rank is not None and rank["status"] == 0 and not rank["log"], rank
     assert "Warning" not in job["stderr"], job["stderr"]
+
+
+LAUNCHED = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+for x in torch.ones(6 - dist.get_rank(), 3):
+    dist.all_reduce(x)
+"""
+
+
+def test_torchrun(tmp_path: Path) -> None:
+    program, report = tmp_path / "train.py", tmp_path / "report.jsonl"
+    program.write_text(LAUNCHED)
+    command = ["torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "gradguard", "run", "--report", str(report)]
+    done = subprocess.run(
+        [sys.executable, "-m", *command, str(program)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "GRADGUARD_RANKS__PATIENCE": "2"},
+    )
+    [told] = [json.loads(line) for line in report.read_text().splitlines()]
+    assert (told["code"], told["rank"], told["culprit"]["line"]) == ("GG707", 0, 4)
+    assert "rank 1 has left the loop: its loader had fewer batches" in told["headline"]
+    assert done.returncode == 1 and "error[GG707]" in done.stderr
