@@ -8,14 +8,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from gradguard.torch_compat.private_api import dynamo_in_use
-
 
 @pytest.fixture(autouse=True)
 def nothing_compiled_is_left() -> Iterator[None]:
-    """Where anything was compiled, gradguard puts no hook on modules: a later test would not see their calls."""
-    assert not dynamo_in_use(), "something was compiled while tests were collected"
+    """Dynamo's caches and counters, and where torch puts its warnings, depend on what was compiled before."""
+    assert not _dynamo_in_use(), "something was compiled while tests were collected"
     yield
-    if dynamo_in_use():
+    if _dynamo_in_use():
         sys.modules["torch._dynamo"].reset()
         gc.collect()
+
+
+def _dynamo_in_use() -> bool:
+    backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", None)
+    return backends is not None and any(backend is not None for backend in backends.values())

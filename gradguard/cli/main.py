@@ -100,6 +100,7 @@ def run(
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="A YAML file of settings.")] = None,
     no_color: Annotated[bool, typer.Option("--no-color", help="Plain text, on a terminal too.")] = False,
     summary: Annotated[bool, typer.Option("--summary", help="Print what the run did when it ends.")] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="Print what holds memory when it ends; see `gradguard memory`.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Run the program again with each fix, and say which one repairs it.")] = False,
     trial: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -150,6 +151,7 @@ def run(
             report=report,
             color="never" if no_color else None,
             summary=summary or None,
+            memory=memory or None,
             verify=verify or None,
         )
         if report is not None and ranks.begins_the_launch():
@@ -206,6 +208,34 @@ def _checked_report(path: Path, check: Callable[[Path], None] | None = None) -> 
     if not all(os.access(each, os.W_OK) for each in needed):
         raise typer.BadParameter(f"cannot write {path}", param_hint="--report")
     return path
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def memory(
+    target: Annotated[str, typer.Argument(metavar="SCRIPT|MODULE", help="The program; a folder or zip file with __main__.py, or - too.")],
+    arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Handed to the program as they are.")] = None,
+    module: Annotated[bool, typer.Option("-m", help="The target is a module's name, as in `python -m`.")] = False,
+    level: Annotated[Level, typer.Option(help="How closely to look for bugs meanwhile.")] = Level.watch,
+    report: Annotated[Path | None, typer.Option(metavar="FILE.jsonl", help="Write one JSON object a line, module and operation.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE.html", help="Write a page with an icicle by module and by line.")] = None,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="A YAML file of settings.")] = None,
+    no_color: Annotated[bool, typer.Option("--no-color", help="Plain text, on a terminal too.")] = False,
+) -> None:
+    """Run a program and say what holds memory at the fullest moment of a step: by line, module and operation."""
+    if report is not None:
+        report = _checked_report(report)
+    if html is not None and not os.access(html if html.exists() else html.absolute().parent, os.W_OK):
+        raise typer.BadParameter(f"cannot write {html}", param_hint="--html")
+    if config is not None and not config.is_file():
+        raise typer.BadParameter(f"no such file: {config}", param_hint="--config")
+    page = None if html is None else Path(os.path.abspath(html))
+
+    def start() -> None:
+        from gradguard.cli.memory_command import run_accounted
+
+        run_accounted(target, arguments or [], module, level.value, config, report, page, color=False if no_color else None)
+
+    _to_run.append(start)
 
 
 @app.command(context_settings={"allow_interspersed_args": False})

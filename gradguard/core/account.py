@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Generic, Literal, NamedTuple, TypeVar
 
@@ -41,6 +41,10 @@ class Saved:
         site: the user's call that made the node; None where it was not seen.
         module: dotted path of the innermost module that was being called, or that owns the operation's parameter; None if unknown.
         nodes: how many nodes saved this storage.
+        modules: those of all these nodes, each once.
+        made: the number of the node that had made the value; `seq` of what the operation itself made, -1 of what has no node.
+        alone: whether nothing but this operation takes the value, as far as the graph tells.
+        step: in which it was saved, where the saved-tensor probe was on.
     """
 
     seq: int
@@ -48,6 +52,20 @@ class Saved:
     site: CallSite | None
     module: str | None
     nodes: int = 1
+    modules: tuple[str | None, ...] = ()
+    made: int = -1
+    alone: bool = False
+    step: int | None = None
+
+    def and_older(self, older: Saved) -> Saved:
+        """What is known of a storage that another node had saved before."""
+        return replace(
+            older,
+            module=older.module or self.module,
+            nodes=self.nodes + older.nodes,
+            modules=tuple(dict.fromkeys((*self.modules, *older.modules))),
+            alone=False,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,6 +78,7 @@ def error_type(original: type[BaseException]) -> type[GradGuardError]:
         if issubclass(known, GradGuardError) and known.__bases__ == (GradGuardError, original):
             return known
     try:
-        return type(f"GradGuard{original.__name__}", (GradGuardError, original), {"__module__": _PUBLIC})
+        own = {"__module__": _PUBLIC, "__str__": BaseException.__str__}  # the original's own (numpy's, KeyError's) would say something else
+        return type(f"GradGuard{original.__name__}", (GradGuardError, original), own)
     except TypeError:
         return GradGuardError

@@ -11,7 +11,7 @@ import signal
 import sys
 from functools import partial
 from itertools import pairwise
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from gradguard.core.callsite import PACKAGE_DIR, USER_FILES
@@ -88,13 +88,18 @@ def _was_sent(error: BaseException, last: TracebackType, user_ran: bool) -> bool
     """Whether the interpreter itself raised this between two instructions, as of `PyThreadState_SetAsyncExc`: an exception without
     arguments, or of a class of the user's that no code of the user's raised."""
     kind = type(error)
-    if error.__cause__ is not None or last.tb_frame.f_code.co_code[last.tb_lasti] in _RAISING:
+    if error.__cause__ is not None or was_raised_at(last.tb_frame.f_code, last.tb_lasti):
         return False
     if not error.args:
         return not isinstance(error, _SAID_BY_TYPE)
     if user_ran or kind.__module__ == "builtins":
         return False
     return USER_FILES[getattr(sys.modules.get(kind.__module__), "__file__", None) or "<string>"]
+
+
+def was_raised_at(code: CodeType, lasti: int) -> bool:
+    """Whether an instruction is a `raise`."""
+    return code.co_code[lasti] in _RAISING
 
 
 def _code(handler: Any) -> Any:

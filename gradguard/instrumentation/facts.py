@@ -72,6 +72,21 @@ class WriteFact(NamedTuple):
     before: tuple[Region, int] | None = None  # of a write through `.data`: the written tensor's fingerprint before it
 
 
+class SelfWrite(NamedTuple):
+    """An in-place call whose operand is another tensor on the very memory that it writes: `shadow.lerp_(p, 0.1)` where shadow is `p.data`.
+
+    Attributes:
+        target: the tensor that is written.
+        previous: the function that wrote the memory before, in the steps that were traced.
+    """
+
+    target: weakref.ref[Any]
+    storage: int
+    site: CallSite | None
+    func: str
+    previous: str | None
+
+
 class Region(NamedTuple):
     """Elements of a memory, as a strided tensor over it: counted in elements of one dtype."""
 
@@ -296,7 +311,7 @@ class Saver(NamedTuple):
 class SavedFact:
     """A tensor that a graph node has saved for backward."""
 
-    __slots__ = ("born", "device", "died", "dtype", "is_output", "leaf", "nbytes", "packed", "saver", "shape", "storage", "used", "version")
+    __slots__ = ("born", "device", "died", "dtype", "leaf", "made", "nbytes", "packed", "saver", "shape", "storage", "used", "version")
 
     def __init__(
         self,
@@ -307,7 +322,7 @@ class SavedFact:
         shape: tuple[int, ...],
         device: torch.device,
         version: int,
-        is_output: bool,
+        made: int,
         leaf: bool,
         born: int,
     ) -> None:
@@ -318,7 +333,7 @@ class SavedFact:
         self.shape = shape
         self.device = device
         self.version = version
-        self.is_output = is_output  # whether the node itself had made it
+        self.made = made  # the number of the node that had made it; -1 of what has none
         self.leaf = leaf  # a parameter, say, which is held without any graph
         self.born = born  # clock readings
         self.died = 0  # 0 as long as the graph holds it

@@ -1,4 +1,4 @@
-"""Checksums of tensors' contents, to tell whether memory was written behind the version counter (TORCH_FACTS 33)."""
+"""Checksums of tensors' contents, to tell whether memory was written behind the version counter."""
 
 from __future__ import annotations
 

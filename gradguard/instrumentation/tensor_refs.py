@@ -16,6 +16,10 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+import torch
+
+_own = getattr(torch._C.TensorBase, "_fix_weakref", id)
+
 
 class UncountedRef(weakref.ref[Any]):
     """A weak reference that is invisible to `weakref.getweakrefs`; equal to itself only, since others ask what they refer to."""
@@ -27,9 +31,16 @@ class UncountedRef(weakref.ref[Any]):
 
 
 class TensorRef(UncountedRef):
-    """One to a tensor."""
+    """One to a tensor, asked as `torch.utils.weak.TensorWeakRef` asks: where C++ alone holds a tensor, such as a graph its leaf, the Python
+    object has to be told that Python holds it too."""
 
     __slots__ = ()
+
+    def __call__(self) -> Any:
+        tensor = super().__call__()
+        if tensor is not None:
+            _own(tensor)
+        return tensor
 
 
 _UNCOUNTED = (UncountedRef, TensorRef)

@@ -31,6 +31,7 @@ from gradguard.monitors.cut_paths import Severed
 from gradguard.monitors.grad_scaler import Scaling, touched
 from gradguard.monitors.learning_rates import Schedules
 from gradguard.monitors.ledger_verdicts import Contributions, Sharing
+from gradguard.monitors.memory_growth import Growth
 from gradguard.monitors.monitor import Backward, Clipping, Monitor, Step, Zeroing, listeners
 from gradguard.monitors.moving_frozen import FrozenMoves
 from gradguard.monitors.optimizer_books import Book, Part, rate_of, unchanged
@@ -70,11 +71,13 @@ class Ledger(View):
         self.loaded: list[weakref.ref[Any]] = []
         self.called: dict[int, tuple[weakref.ref[Any], CallSite | None, bool]] = {}  # modules seen running, in a census
         self.counted: dict[int, Counter[CallSite | None]] = {}  # and how often, by the calling line
+        self._hidden_calls = False  # whether modules may have run unseen since the census began
         self.casts: list[tuple[weakref.ref[Any], CallSite | None]] = []
         self.survey = Survey()
         self.severed = Severed(self.journal)
         self.modes = Modes()
         self.retained = Retained()
+        self.growth = Growth()
         self.schedules = Schedules()
         self.scaling = Scaling()
         self.own_states = OwnStates()
@@ -85,7 +88,7 @@ class Ledger(View):
         monitors: tuple[Monitor, ...] = (
             self.frozen_moves,  # looks at what the survey of the step before has noted
             self.survey, self.retained, self.severed, self.scaling, Crossing(), self.contributions, Sharing(), Accumulation(),
-            UnusedUpdates(), *([] if self.recorder is None else [self.recorder]), self.schedules, self.modes,
+            UnusedUpdates(), self.growth, *([] if self.recorder is None else [self.recorder]), self.schedules, self.modes,
         )  # fmt: skip
         on_backward = listeners(monitors, "on_backward")
         self._on_backward_first = tuple(each for each in on_backward if each.ASLEEP)
@@ -149,6 +152,7 @@ class Ledger(View):
 
     def seek_cuts(self, parameters: list[weakref.ref[Any]]) -> None:
         self.census_until = self.steps + 3
+        self._hidden_calls = False
         self.severed.arm(parameters)
 
     # -- moments ------------------------------------------------------------------------------------------------------
@@ -296,6 +300,8 @@ class Ledger(View):
     def census(self, module: Any, frame: Any) -> None:
         """A module is called, in the steps in which that is looked at: where, and with grad mode on or off."""
         self.report(self.modes.called(module, frame, self))
+        if self._hidden_calls:
+            return
         known = self.called.get(id(module))
         grad_on = torch.is_grad_enabled()
         caller = user_frame(frame)
@@ -305,6 +311,13 @@ class Ledger(View):
         self.counted[id(module)][place] += 1
         if known is None or known[0]() is not module or (grad_on and not known[2]):
             self.called[id(module)] = (UncountedRef(module), place, grad_on)
+
+    def runs_compiled(self) -> None:
+        """A compiled function is called: if a census is under way, which modules run where is not known any more."""
+        if self.census_until and torch.is_grad_enabled():
+            self._hidden_calls = True
+            self.called.clear()
+            self.counted.clear()
 
     def calls_of(self, module: Any) -> int:
         """How often a module was called while calls were looked at."""

@@ -32,7 +32,7 @@ _LATE, _SOON = 12, 8  # steps: a parameter that is unfrozen, or added, after the
 
 
 class Making(NamedTuple):
-    """How a parameter came to be: in the course of a module's forward call.
+    """How a parameter came to be: with a module, or in the course of a forward call.
 
     Attributes:
         site: the user's line: the call that constructs a module, or what gives a module a parameter.
@@ -112,6 +112,13 @@ class SharedMemoryDue(Finding):
     ROUTINE = True
 
 
+class KeptGraphsDue(Finding):
+    """The variables around a step are to be looked at: does the graph of one grow with each step?"""
+
+    CODE = "GG608"
+    ROUTINE = True
+
+
 class CopiesDue(Finding):
     """Copies of what an optimizer trains are to be looked for, which an average may be meant to move."""
 
@@ -123,14 +130,14 @@ _CALL = getattr(torch.nn.Module._call_impl, "__code__", None)
 
 
 def making(module: torch.nn.Module, name: str, frame: FrameType | None) -> Making | None:
-    """How a parameter was made that a module is being given; None outside of any forward call."""
+    """How a parameter was made that a module is being given; None where neither a module is being constructed nor one's forward runs."""
     caller = user_frame(frame)
     built = False
     while frame is not None and frame.f_code is not _CALL:
         if frame.f_code.co_name == "__init__" and isinstance(variables_of(frame).get("self"), torch.nn.Module):
             caller, built = user_frame(frame.f_back), True
         frame = frame.f_back
-    if frame is None or caller is None:
+    if caller is None or (frame is None and not built):
         return None
     return Making(CallSite(caller.f_code, caller.f_lasti), None if built else name, type(module).__name__)
 
@@ -234,7 +241,7 @@ class Survey(Monitor):
         return list(self._survey(book, view))
 
     def _survey(self, book: Book, view: View) -> Iterator[Finding]:
-        yield from (FrozenModesDue(book), FreezesDue(book), SharedMemoryDue(book))
+        yield from (FrozenModesDue(book), FreezesDue(book), SharedMemoryDue(book), KeptGraphsDue(book))
         book.frozen = [(TensorRef(p), few_values(p)) for p in book.parameters() if not p.requires_grad and p.grad is not None]
         if book.frozen:
             book.frozen_at = book.steps

@@ -24,6 +24,7 @@ from gradguard.core.safe_read import (
     named_children,
     namespace,
     parameters_in,
+    store_of,
     variables_of,
 )
 from gradguard.instrumentation.fault_barrier import barred
@@ -189,6 +190,8 @@ class Modes(Monitor):
     def forward_without_grad(self, module: nn.Module, arguments: Any, frame: FrameType | None, view: View) -> list[Finding]:
         """A module runs with grad mode off; called for every module while forwards are watched."""
         found: list[Finding] = []
+        if (compiled := compiled_module(module)) is not None:
+            return list(self._compiled(module, compiled, arguments, frame, view))
         if not module.training:
             if type(module) not in self._kinds:
                 found += self._evaluated(module, view)
@@ -218,6 +221,17 @@ class Modes(Monitor):
             ids = view.trained_ids()
             if any(id(p) in ids for p in parameters_in(module)):
                 yield EvalOfOwnForward(None, UncountedRef(module))
+
+    def _compiled(self, module: nn.Module, inner: nn.Module, arguments: Any, frame: FrameType | None, view: View) -> Iterator[Finding]:
+        """A module compiled by Dynamo runs: the modules within it are not seen running."""
+        part = next((each for each in modules_in(inner) if isinstance(each, ACTING) and in_training(each)), None)
+        known = self._counts.get(id(module))
+        if part is None or not in_training(inner):
+            return
+        if known is not None and known.ref() is module:
+            yield from self._again(known, arguments, frame, view)
+        else:
+            yield from self._first(part, frame, view)
 
     def _first(self, module: nn.Module, frame: FrameType | None, view: View) -> Iterator[Finding]:
         """A dropout or batch norm acts in train mode: in which root module's forward?"""
@@ -307,6 +321,12 @@ def _name_in(frame: FrameType, module: nn.Module) -> str | None:
 
 def _holds(module: nn.Module | None, part: nn.Module | None) -> bool:
     return module is not None and any(each is part for each in modules_in(module))
+
+
+def compiled_module(module: nn.Module) -> nn.Module | None:
+    """What `torch.compile(module)` has wrapped in this one; None of any other module."""
+    inner = store_of(module, "_modules").get("_orig_mod") if type(module).__module__ == "torch._dynamo.eval_frame" else None
+    return inner if isinstance(inner, nn.Module) else None
 
 
 def _mark(argument: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -98,6 +99,8 @@ class View:
 
     def _died(self, book: Book) -> None:
         """An optimizer is being destroyed: the last moment at which its parameters can be looked at."""
+        if sys.is_finalizing():  # C++ keeps no Python object alive any more: PyTorch aborts where a view outlives its base
+            return
         try:
             if self.coast is not None:
                 book.passed(self.coast.rates_of(book.key))

@@ -19,7 +19,8 @@ import torch
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.instrumentation.fault_barrier import Compiler, say
 from gradguard.probes.diversions import prepare_for_dynamo
-from gradguard.probes.listeners import local
+from gradguard.probes.listeners import compiling, local
+from gradguard.probes.step_protocol import lift_module_hooks
 from gradguard.torch_compat.private_api import eval_frame, never_compile, register_builtin, users_mode, users_modes
 
 _state: dict[str, Any] = {"original": None, "wrapper": None, "known": None}
@@ -90,6 +91,8 @@ def _exchange(old: Any, new: Any) -> None:
 def _enter() -> None:
     local.compiled += 1
     if local.compiled == 1:
+        compiling.add(threading.get_ident())
+        lift_module_hooks()
         rules = sys.modules.get("torch._dynamo.trace_rules")
         if rules is not None and rules is not _state["known"]:
             _state["known"] = rules
@@ -107,6 +110,7 @@ def _enter() -> None:
 def _leave() -> None:
     local.compiled -= 1
     if not local.compiled:
+        compiling.discard(threading.get_ident())
         session = local.listener
         if session is not None:
             session.compiled_ends()
@@ -125,6 +129,8 @@ class Aside:
         self._before = session, _, compiled = local.listener, local.coast, local.compiled
         if session is not None:
             local.compiled = compiled + 1
+            compiling.add(threading.get_ident())
+            lift_module_hooks()
             session.compiled_begins()
             local.listener = local.coast = None
 
@@ -133,6 +139,7 @@ class Aside:
         if session is not None:
             local.listener, local.coast, local.compiled = session, coast, compiled
             if not compiled:
+                compiling.discard(threading.get_ident())
                 session.compiled_ends()
 
 
@@ -153,7 +160,7 @@ class Unseen:
     """While an op probe stands on some thread's stack, what asks torch about function modes is answered as if it did not stand there.
 
     nn.TransformerEncoder and nn.MultiheadAttention ask `torch.overrides.has_torch_function` before they take their native fast path,
-    whose numbers differ in the last bits (TORCH_FACTS 28): a mode that only watches must not turn it off. Who counts the modes, to
+    whose numbers differ in the last bits: a mode that only watches must not turn it off. Who counts the modes, to
     check that each was taken off or to take them all off, must not count one that comes and goes between two steps.
 
     These are functions of C's and have to be replaced; that they are only while a probe stands.

@@ -45,6 +45,8 @@ class Contents:
 
     def note(self, tensor: torch.Tensor, before: int, after: int, sampled: bool = False) -> Prints | None:
         """Notes what the memory holds now, for the nodes with sequence numbers from `before` up to `after`."""
+        if tensor.is_nested:  # which has no shape to ask for
+            return None
         storage, version = storage_key(tensor), version_of(tensor)
         mark = None if storage is None or version is None else fingerprint(tensor, sampled)
         if storage is None or version is None or mark is None:

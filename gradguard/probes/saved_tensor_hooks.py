@@ -4,9 +4,10 @@ It is on where memory is accounted for and at level forensic; every other step r
 tensor alive that PyTorch would not: what the graph holds in place of the tensor (`Packed`) dies when the graph lets the value go, and that
 is how the probe learns of it.
 
-The hooks are off where they would be in the way: while `torch.func` differentiates (TORCH_FACTS 7), while `Function.apply` runs (24), while
-something compiles, and for the inputs that checkpointing keeps. What is saved there by a custom Function or by checkpointing is read
-afterwards, from the node or the frame that holds it.
+The hooks are off where they would be in the way: while `torch.func` differentiates, while `Function.apply` runs, while something
+compiles, under dispatch modes of the program's, which would see PyTorch detach what the hooks give back, and for the inputs that
+checkpointing keeps. What is saved there by a custom Function or by checkpointing is read afterwards, from the node or the frame that
+holds it.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ class SavedTensors:
             return
         if not self.on:
             unhook()
-        elif not is_hooked():
+        elif not dispatch_modes() and not is_hooked():
             hook_below(self._hook)
 
     def pause(self) -> None:
@@ -142,7 +143,7 @@ class SavedTensors:
                 packed.in_place = self._named(tensor.grad_fn, packed.name, seq)
             if seq != self._saver.seq or seq < 0:
                 self._saver = self._place(seq, sys._getframe(2))
-            fact = self._fact(tensor, self._saver, packed.version, packed.name is not None)
+            fact = self._fact(tensor, self._saver, packed.version, packed.made)
             if fact is not None:
                 packed.fact, packed.gone = fact, self._gone
                 fact.packed = weakref.ref(packed)
@@ -161,7 +162,7 @@ class SavedTensors:
 
         return named
 
-    def _fact(self, tensor: torch.Tensor, saver: Saver, version: int, is_output: bool) -> SavedFact | None:
+    def _fact(self, tensor: torch.Tensor, saver: Saver, version: int, made: int) -> SavedFact | None:
         if self._ended:
             self._settle()
         memory = memory_of(tensor)
@@ -170,7 +171,7 @@ class SavedTensors:
         storage, nbytes = memory[0]
         leaf = tensor.requires_grad and tensor.is_leaf
         shape = () if tensor.is_nested else tuple(tensor.shape)
-        fact = SavedFact(saver, storage, nbytes, tensor.dtype, shape, tensor.device, version, is_output, leaf, self._tick())
+        fact = SavedFact(saver, storage, nbytes, tensor.dtype, shape, tensor.device, version, made, leaf, self._tick())
         self._facts.append(fact)
         if leaf:
             return fact
@@ -232,7 +233,7 @@ class SavedTensors:
     # -- what is not seen being saved ---------------------------------------------------------------------------------
 
     def apply(self, original: Callable[..., Any], frame: FrameType, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """`Function.apply` with the hooks off: under them `ctx.saved_tensors` are other objects (TORCH_FACTS 24)."""
+        """`Function.apply` with the hooks off: under them `ctx.saved_tensors` are other objects."""
         before = sequence_number()
         with unhooked():
             result = original(cls, *args, **kwargs)
@@ -266,7 +267,7 @@ class SavedTensors:
         return result
 
     def _kept(self, holder: Any, saver: Saver, tensors: list[torch.Tensor]) -> None:
-        facts = [fact for each in tensors if (fact := self._fact(each, saver, each._version, is_output=False)) is not None]
+        facts = [fact for each in tensors if (fact := self._fact(each, saver, each._version, node_sequence(grad_fn_of(each)))) is not None]
         if facts:
             self._functions[UncountedRef(holder, self._holder_gone)] = facts
 
@@ -289,6 +290,7 @@ class SavedTensors:
 
     def facts(self) -> list[SavedFact]:
         """What is saved now."""
+        self._settle()
         return [fact for fact in self._facts if not fact.died]
 
     def _packed_of(self, node: Any) -> list[Packed]:
@@ -338,8 +340,8 @@ def _self_of(frame: FrameType) -> Any:
 def _packed(tensor: torch.Tensor, seq: int) -> Packed:
     node = tensor.grad_fn
     if node is None:
-        return Packed(tensor, tensor._version, None, 0, False)
+        return Packed(tensor, tensor._version, None, 0, -1)
     made = node_sequence(node)
     if made >= seq or waits_for_its_result(node):
-        return Packed(tensor.detach(), tensor._version, node.name(), tensor.output_nr, False)
-    return Packed(tensor, tensor._version, None, tensor.output_nr, True)
+        return Packed(tensor.detach(), tensor._version, node.name(), tensor.output_nr, made)
+    return Packed(tensor, tensor._version, None, 0, made)  # PyTorch's words call every input the output 0 of its operation

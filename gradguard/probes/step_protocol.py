@@ -20,12 +20,13 @@ from gradguard.core.safe_read import UNKNOWN, elements, in_class, in_training, p
 from gradguard.instrumentation.event_buffer import Coast
 from gradguard.instrumentation.fault_barrier import say
 from gradguard.probes import replicas
-from gradguard.probes.listeners import idle_listener, listener, local
-from gradguard.torch_compat.private_api import dynamo_in_use, is_compiling
+from gradguard.probes.listeners import compiling, idle_listener, listener, local
+from gradguard.torch_compat.private_api import is_compiling
 
 Original = Callable[..., Any]
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
 _state: dict[str, Any] = {"depth": 0, "hook": None}
+_standing: dict[int, tuple[Any, Any]] = {}  # the hooks on all modules that are in place, by number, each with its handle
 
 
 def install(divert: Callable[..., None]) -> None:
@@ -42,6 +43,7 @@ def install(divert: Callable[..., None]) -> None:
     divert(scaler, "scale", _after("scaled", lambda args, kwargs: (args[0],)))
     divert(scaler, "update", _after("scaler_updated", lambda args, kwargs: (args[0],)))
     divert(torch.nn.Module, "train", _train)
+    divert(_module, "_has_any_global_hook", _others_hook)
     divert(
         torch.nn.Module,
         "load_state_dict",
@@ -157,18 +159,70 @@ def _train(original: Original) -> Original:
     return guarded
 
 
-def take_census(report: Callable[[Any, FrameType], None]) -> Any:
-    """Reports every module call until the handle returned is removed."""
+class ModuleHook:
+    """A hook on all modules. None stands while anything compiled is under way in any thread: Dynamo guards on them.
+
+    Args:
+        register: torch's function for hooks of the kind.
+        hook: the hook.
+    """
+
+    def __init__(self, register: Callable[[Any], Any], hook: Callable[..., None]) -> None:
+        self._id = -1
+        if not compiling:
+            handle = register(hook)
+            self._id = handle.id
+            _standing[self._id] = handle, hook
+            if compiling:  # by now
+                self.remove()
+
+    @property
+    def stands(self) -> bool:
+        return self._id in _standing
+
+    def remove(self) -> None:
+        handle, _ = _standing.pop(self._id, (None, None))
+        if handle is not None:
+            handle.remove()
+
+
+def lift_module_hooks() -> None:
+    """Takes all hooks on modules away."""
+    while _standing:
+        _, (handle, _) = _standing.popitem()
+        handle.remove()
+    _state["hook"] = None
+
+
+def _others_hook(original: Callable[[], bool]) -> Callable[[], bool]:
+    """Modules compiled by Dynamo warn of hooks on all modules: of those that are not gradguard's."""
+
+    def guarded() -> bool:
+        ours = dict(_standing)
+        for handle, _ in ours.values():
+            handle.remove()
+        try:
+            return original()
+        finally:
+            for number, (handle, hook) in ours.items():
+                if number in _standing:
+                    handle.hooks_dict_ref()[number] = hook
+
+    return guarded
+
+
+def take_census(report: Callable[[Any, FrameType], None]) -> ModuleHook:
+    """Reports every module call until the hook returned is removed."""
 
     def called(module: Any, arguments: Any) -> None:
         if not is_compiling() and listener() is not None:
             report(module, sys._getframe(1))
 
-    return _module.register_module_forward_pre_hook(called)
+    return ModuleHook(_module.register_module_forward_pre_hook, called)
 
 
-def watch_registrations(report: Callable[[Any, str, Any, FrameType], None]) -> Any:
-    """Reports every parameter that a module gets until the handle returned is removed; None where that cannot be seen."""
+def watch_registrations(report: Callable[[Any, str, Any, FrameType], None]) -> ModuleHook | None:
+    """Reports every parameter that a module gets until the hook returned is removed; None where that cannot be seen."""
     register = getattr(_module, "register_module_parameter_registration_hook", None)
     if register is None:
         return None
@@ -177,21 +231,22 @@ def watch_registrations(report: Callable[[Any, str, Any, FrameType], None]) -> A
         if not is_compiling() and listener() is not None:
             report(module, name, parameter, sys._getframe(1))
 
-    return register(registered)
+    return ModuleHook(register, registered)
 
 
 def _enter(original: Original) -> Original:
     def guarded(self: Any) -> Any:
-        result = original(self)
-        session = idle_listener()
+        session, watched = idle_listener(), False
         if session is not None:
             caller = _caller()
             with session.lookout:
-                if _is_users(caller) and session.wants_forwards() and not dynamo_in_use():
-                    _state["depth"] += 1
-                    self._gradguard = True
-                    if _state["hook"] is None:
-                        _state["hook"] = _module.register_module_forward_pre_hook(_forward)
+                watched = _is_users(caller) and session.wants_forwards()
+                if watched:
+                    watch_forwards(entering=True)
+        result = original(self)
+        if watched:  # no call from here on: an exception from outside would leave grad mode off
+            _state["depth"] += 1
+            self._gradguard = True
         return result
 
     return guarded
@@ -199,6 +254,7 @@ def _enter(original: Original) -> Original:
 
 def _exit(original: Original) -> Original:
     def guarded(self: Any, *args: Any) -> Any:
+        result = original(self, *args)
         if getattr(self, "_gradguard", False):
             self._gradguard = False
             _state["depth"] -= 1
@@ -208,9 +264,15 @@ def _exit(original: Original) -> Original:
                     forget_forwards()
                 except internal_error() as fault:
                     say("the watch of forwards without grad", "it goes on looking", fault)
-        return original(self, *args)
+        return result
 
     return guarded
+
+
+def watch_forwards(entering: bool = False) -> None:
+    """Reports forwards without grad while a block of the user's without grad is open, or about to be."""
+    if (entering or _state["depth"]) and (_state["hook"] is None or not _state["hook"].stands):
+        _state["hook"] = ModuleHook(_module.register_module_forward_pre_hook, _forward)
 
 
 def forget_forwards() -> None:

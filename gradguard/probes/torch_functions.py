@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.utils.checkpoint
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.probes import compilers, step_protocol, warning_attribution
@@ -52,7 +53,7 @@ def install(*more: Callable[[Callable[..., None]], None]) -> None:
         compilers.install()
         _divert(torch.autograd, "backward", _backward("backward"))
         _divert(torch.autograd, "grad", _backward("grad"))
-        _replace(torch.autograd, "_engine_run_backward", _engine)
+        _divert(torch.autograd, "_engine_run_backward", _engine)
         _divert(torch.autograd.Function, "apply", _apply)
         _divert(torch.optim.Optimizer, "zero_grad", _zero_grad)
         _divert(torch.nn.Module, "zero_grad", _zero_grad)
@@ -61,6 +62,8 @@ def install(*more: Callable[[Callable[..., None]], None]) -> None:
         step_protocol.install(_divert)
         _divert(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _checkpoint)
         _divert(getattr(torch.utils.checkpoint, "_CheckpointFrame", None), "save_inputs", _save_inputs)
+        _divert(TorchDispatchMode, "__enter__", _dispatch_mode_begins)
+        _divert(TorchDispatchMode, "__exit__", _dispatch_mode_ends)
         _divert_plain(inspect.unwrap(torch.autograd.graph.disable_saved_tensors_hooks), _without_hooks)
         _set_aside(torch.export, "export")
         for name in ("trace", "trace_module", "_get_trace_graph"):  # the tracer names values after frames, and keeps the stack
@@ -224,6 +227,29 @@ def _save_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
     def guarded(self: Any, *args: Any) -> Any:
         saving = local.saving
         return original(self, *args) if saving is None else saving.keep_inputs(original, sys._getframe(1), self, args)
+
+    return guarded
+
+
+def _dispatch_mode_begins(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Under a dispatch mode of the program's no hooks of gradguard's: PyTorch detaches what they give back, and the mode would see it."""
+
+    def guarded(self: Any) -> Any:
+        saving = local.saving
+        if saving is not None:
+            saving.pause()
+        return original(self)
+
+    return guarded
+
+
+def _dispatch_mode_ends(original: Callable[..., Any]) -> Callable[..., Any]:
+    def guarded(self: Any, *error: Any) -> Any:
+        result = original(self, *error)
+        saving = local.saving
+        if saving is not None and not local.compiled:
+            saving.resume()
+        return result
 
     return guarded
 

@@ -3,7 +3,8 @@
 `p = 0.9 * p + 0.1 * q` binds a name and changes no parameter. Whatever the program calls its variables and however it goes over its
 parameters, such a result is made by an operation that works element by element, becomes the operand of no other call, and is freed.
 
-Only calls that read a Parameter are followed (or its `.data`, its `.grad`, what `detach()` and `state_dict()` give). A call that makes
+Only calls that read a Parameter are followed (or its `.data`, its `.grad`, what `detach()` and `state_dict()` give). What they read
+beside it may have been made of another tensor alone, such as `0.9 * shadow[name]`: then that tensor is the operand. A call that makes
 something of a followed result alone passes it on: of `(0.9 * p + 0.1 * q).to(p.dtype)` the last result is the one that counts. Results
 are held weakly, and so is their memory, which another tensor may have taken over.
 """
@@ -27,8 +28,10 @@ _Parameter = torch.nn.Parameter
 _PLAIN = (_Tensor, _Parameter)
 _MOST = 4_096  # results followed at once
 _MOST_UNUSED = 1_024  # results that were found unused, between two looks
+_MOST_MADE = 256  # tensors remembered that were made of one other each
 _OPERANDS = 6
 _VALUES, _AT_ONE_LINE = 4, 3  # values of each tensor that are compared, results of one line of which that is done between two looks
+_COPYING = frozenset({"clone", "to", "float", "double", "half", "bfloat16", "detach", "__deepcopy__"})
 _in_backward = getattr(torch._C, "_current_graph_task_id", None)
 
 Stack = tuple[CallSite, ...]
@@ -81,6 +84,7 @@ class UnusedResults:
         self.read: list[_Followed] = []
         self._unused: list[Unused] = []
         self._looked_at: dict[Stack, int] = {}
+        self._made: dict[int, tuple[TensorRef, Operand]] = {}  # tensors that were made of one other, none of which is followed
 
     def settle(self, going_on: bool = True) -> list[Unused]:
         """The results that were freed unused since the last call.
@@ -95,6 +99,7 @@ class UnusedResults:
         if not going_on:
             self.open.clear()
         self._looked_at.clear()
+        self._made.clear()
         found, self._unused = self._unused, []
         if not going_on:
             self._unused = found  # nobody has asked for them
@@ -148,6 +153,24 @@ class UnusedResults:
             return
         self._result(func, args, result, frame, read)
 
+    def made(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
+        """A call without a node has returned that reads nothing of what is followed: of which one tensor its result was made."""
+        if type(result) is not _Tensor or not args:
+            return
+        tensors = [arg for arg in args if isinstance(arg, _Tensor) and arg is not result]
+        if len(tensors) != 1 or type(tensors[0]) is not _Tensor or tensors[0].shape != result.shape or result is args[0]:
+            return
+        if not (is_elementwise(func) or getattr(func, "__name__", "") in _COPYING):
+            return
+        of = tensors[0]
+        if len(self._made) >= _MOST_MADE:
+            self._made.pop(next(iter(self._made)))
+        self._made[id(result)] = (TensorRef(result), self._made_of(of) or Operand(TensorRef(of), of._version))
+
+    def _made_of(self, tensor: Any) -> Operand | None:
+        known = self._made.get(id(tensor))
+        return known[1] if known is not None and known[0]() is tensor else None
+
     def gradient(self, result: Any) -> None:
         """`.grad` was read."""
         if type(result) is _Tensor and id(result) not in self.open and result.layout == torch.strided:
@@ -182,9 +205,11 @@ class UnusedResults:
             each = known.get(id(tensor))
             if each is not None:
                 operands.update((id(operand.ref()), operand) for operand in each.operands)
+            elif type(tensor) in _PLAIN and (of := self._made_of(tensor)) is not None:
+                operands[id(of.ref())] = of
             elif type(tensor) in _PLAIN and tensor is not result:
                 operands[id(tensor)] = Operand(TensorRef(tensor), tensor._version)
-        if result is args[0] and id(result) not in known:
+        if result is args[0] and id(result) not in known and self._made_of(result) is None:
             return  # it writes into what is there
         if not 0 < len(operands) <= _OPERANDS or any(each.ref() is result for each in operands.values()):
             return

@@ -1,7 +1,7 @@
 """Keeps warnings where they belong.
 
-A warning names the frame it was raised in, or one so many frames further out: C++ names the innermost Python frame
-(TORCH_FACTS 14), Python code counts with `stacklevel`. The op probe and the replaced functions stand in between. While they
+A warning names the frame it was raised in, or one so many frames further out: C++ names the innermost Python frame,
+Python code counts with `stacklevel`. The op probe and the replaced functions stand in between. While they
 do, such warnings are taken where Python shows them and issued again for the frame that would have been named without
 gradguard, under the user's filters for that place.
 """

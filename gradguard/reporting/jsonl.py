@@ -6,6 +6,7 @@ import json
 import os
 import re
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,8 +14,9 @@ from typing import Any
 from gradguard.core.diagnosis import Diagnosis
 from gradguard.core.errors import ConfigError
 from gradguard.core.foreign_exceptions import internal_error
+from gradguard.core.memory_report import MemoryReport
 
-_FIRST = re.compile(rb'\s*\{\s*"code"\s*:\s*"GG\d')  # how every report begins
+_FIRST = re.compile(rb'\s*\{\s*"(code"\s*:\s*"GG\d|memory"\s*:)')  # how every report begins
 _reports: set[Path] = set()  # known to be ours, or not to exist: `with gradguard(report=...)` in a loop must be cheap
 _MOST = 1_000
 
@@ -87,6 +89,28 @@ class JsonlReport:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def memory_records(report: MemoryReport) -> Iterator[dict[str, Any]]:
+    """The lines of a memory report: the sums first, then one a line, module, operation and saving."""
+    known = report.model_dump(mode="json")
+    parts = {
+        "line": known.pop("lines"),
+        "module": known.pop("modules"),
+        "operation": known.pop("operations"),
+        "saving": known.pop("savings"),
+    }
+    yield {"memory": "sums", **known}
+    for kind, entries in parts.items():
+        yield from ({"memory": kind, **entry} for entry in entries)
+
+
+def write_memory(path: Path, report: MemoryReport) -> None:
+    """Appends a memory report to a file of ours."""
+    refuse_other_files(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(record, separators=(",", ":")) + "\n" for record in memory_records(report))
 
 
 def refuse_other_files(path: Path) -> None:

@@ -20,20 +20,24 @@ from gradguard.core.callsite import CallSite, user_frame
 from gradguard.core.diagnosis import Diagnosis
 from gradguard.core.errors import GradGuardError
 from gradguard.core.foreign_exceptions import internal_error, is_internal
+from gradguard.core.memory_report import MemoryReport
 from gradguard.core.safe_read import UNKNOWN, in_class
 from gradguard.instrumentation import tensor_refs
 from gradguard.instrumentation.fault_barrier import say
+from gradguard.instrumentation.refusals import reserve
 from gradguard.probes import collectives, replicas, torch_functions
 from gradguard.reporting.jsonl import JsonlReport
 from gradguard.reporting.tracebacks import take_back_hook
 from gradguard.runtime import rank_watch, workers
 from gradguard.runtime.decorator import decorated
 from gradguard.runtime.diagnoser import Diagnoser
+from gradguard.runtime.memory_watch import present_memory
 from gradguard.runtime.rerun.guarded_step import run_step
 from gradguard.runtime.run import Run
 from gradguard.runtime.session import Session, current_session
 from gradguard.runtime.summary import RunSummary
 from gradguard.torch_compat import saved_tensors
+from gradguard.torch_compat.private_api import quiet
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -139,6 +143,16 @@ class Guard:
         current_session().catch_up()
         return self.run.summary()
 
+    def memory(self) -> MemoryReport:
+        """What held memory at the fullest moment so far: what was saved for backward by line, module and operation, and what else.
+
+        Steps are accounted for where `memory=True` was set when the guard was made; without, this is of the present moment.
+        """
+        session = current_session()
+        session.catch_up()
+        with quiet():
+            return self.run.watch.report() or present_memory(session.journal, sys._getframe(1), self.models)
+
     def watch(self, *objects: Any) -> Guard:
         """Names models and optimizers (schedulers and scalers are welcome too); returns the guard.
 
@@ -172,6 +186,7 @@ class Guard:
         entered = len(self._open)
         try:
             torch_functions.install(workers.install, replicas.install, collectives.install, saved_tensors.install, tensor_refs.install)
+            reserve.fill()
             session = current_session()
             last = self._last
             if last is None or last[0] is not session:
@@ -191,13 +206,12 @@ class Guard:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        opened = self._opened() if self._open else None
-        if opened is None:  # `off`; or left in another thread than it was entered in
-            self.leave()
-            return
-        session = opened[0]
-        leaving = error
-        try:
+        opened, leaving = None, error
+        try:  # at once: an exception from outside may come anywhere
+            opened = self._opened() if self._open else None
+            if opened is None:  # `off`; or left in another thread than it was entered in
+                return
+            session = opened[0]
             if error is None:
                 # a guard around a single step is left a thousand times: only one around a loop has seen a run end
                 run = opened[1]
@@ -219,14 +233,17 @@ class Guard:
             self.diagnoser.shorten(found, tb)
             raise
         except internal_error() as fault:
-            session.fault(fault, lasting=False)
+            current_session().fault(fault, lasting=False)
         finally:
-            if leaving is not None and len(session.guards) == 1:
-                rank_watch.failed(leaving)
             try:
-                self._leave(opened)
+                if leaving is not None and opened is not None and len(opened[0].guards) == 1:
+                    rank_watch.failed(leaving)
+                if opened is None:
+                    self.leave()
+                else:
+                    self._leave(opened)
             except BaseException:
-                if opened in self._open:  # an exception from outside, at the first instruction
+                if opened is not None and opened in self._open:  # an exception from outside, at the first instruction
                     self._leave(opened)
                 raise
 

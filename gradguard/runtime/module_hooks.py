@@ -12,9 +12,8 @@ from gradguard.instrumentation.fault_barrier import Shield
 from gradguard.monitors import unaveraged_gradients
 from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.probes import replicas
-from gradguard.probes.step_protocol import take_census, watch_registrations
+from gradguard.probes.step_protocol import ModuleHook, take_census, watch_registrations
 from gradguard.runtime.trace_schedule import Depth
-from gradguard.torch_compat.private_api import dynamo_in_use
 
 
 class ModuleHooks:
@@ -26,15 +25,15 @@ class ModuleHooks:
 
     def __init__(self, shield: Shield) -> None:
         self._shield = shield
-        self._census: Any = None  # the handle of a hook on module calls, while there is one
-        self._forwards: Any = None  # that of one on forwards past DistributedDataParallel
-        self._registrations: Any = None  # that of one on what modules are given as parameters
+        self._census: ModuleHook | None = None  # on module calls, while there is one
+        self._forwards: ModuleHook | None = None  # on forwards past DistributedDataParallel
+        self._registrations: ModuleHook | None = None  # on what modules are given as parameters
 
     def follow(self, ledger: Ledger, depth: Depth) -> None:
         """Puts in place what the ledger asks for since it was told something, and takes away what it no longer needs."""
         if ledger.census_until:
             self._take_census(ledger, depth)
-        if ledger.survey.watches_making != (self._registrations is not None):
+        if ledger.survey.watches_making != _stands(self._registrations):
             self._watch_registrations(ledger)
         if replicas.known or self._forwards is not None:
             self._watch_forwards()
@@ -46,9 +45,9 @@ class ModuleHooks:
 
     def pause(self) -> None:
         """The guard is left, or is about to be: hooks see nothing until it is entered again."""
-        for handle in (self._census, self._registrations, self._forwards):
-            if handle is not None:
-                handle.remove()
+        for hook in (self._census, self._registrations, self._forwards):
+            if hook is not None:
+                hook.remove()
         self._census = self._registrations = self._forwards = None
 
     def resume(self, ledger: Ledger, depth: Depth) -> None:
@@ -67,7 +66,7 @@ class ModuleHooks:
             if self._census is not None:
                 self._census.remove()
                 self._census = None
-        elif self._census is None and not dynamo_in_use():
+        elif not _stands(self._census):
             shield = self._shield
 
             def called(module: Any, caller: FrameType) -> None:
@@ -76,14 +75,12 @@ class ModuleHooks:
 
             self._census = take_census(called)
             depth.incident()  # where paths are cut shows in a traced step only
-            if self._census is None:
-                ledger.census_until = 0
 
     def _watch_registrations(self, ledger: Ledger) -> None:
         if self._registrations is not None:
             self._registrations.remove()
             self._registrations = None
-        elif not dynamo_in_use():
+        if ledger.survey.watches_making:
             self._registrations = watch_registrations(ledger.survey.registered)
 
     def _watch_forwards(self) -> None:
@@ -91,7 +88,7 @@ class ModuleHooks:
         if self._forwards is not None and not wanted:
             self._forwards.remove()
             self._forwards = None
-        elif self._forwards is None and wanted and not dynamo_in_use():
+        elif wanted and not _stands(self._forwards):
             shield = self._shield
 
             def called(module: Any, caller: FrameType) -> None:
@@ -99,3 +96,7 @@ class ModuleHooks:
                     unaveraged_gradients.forward(module, caller)
 
             self._forwards = take_census(called)
+
+
+def _stands(hook: ModuleHook | None) -> bool:
+    return hook is not None and hook.stands

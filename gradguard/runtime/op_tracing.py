@@ -83,7 +83,7 @@ class OpTracing:
         self._stale = True
 
     def step_aside(self) -> None:
-        """An optimizer steps: most torch calls of a small model's step are its own (TORCH_FACTS 29), and none of them is a clue."""
+        """An optimizer steps: most torch calls of a small model's step are its own, and none of them is a clue."""
         if self.on:
             remove_mode(self.probe)
             self._put = False

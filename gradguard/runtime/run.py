@@ -25,10 +25,13 @@ from gradguard.core.moments import Moment
 from gradguard.instrumentation.fault_barrier import mute, say, unmute
 from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.reporting.terminal.layout import clean, one_line
+from gradguard.reporting.terminal.memory_table import render_memory
+from gradguard.reporting.terminal.render import wants_color
 from gradguard.reporting.user_warnings import Speaker
 from gradguard.rules.base import Rule, Screen
 from gradguard.rules.registry import get_rule, rules_for
 from gradguard.runtime.calm_steps import Calm
+from gradguard.runtime.memory_watch import MemoryWatch
 from gradguard.runtime.repeated_findings import Repeats
 from gradguard.runtime.trace_schedule import Depth
 
@@ -58,11 +61,13 @@ class Run:
         self.speaker = Speaker(wanted_color(settings))
         self.suppressions = Suppressions()
         self.repeats = Repeats()
+        self.watch = MemoryWatch()
         policy = self.policy
         self.ledger = Ledger(cache(lambda code: policy.options(get_rule(code))), settings.summary)
         self.memory: dict[str, Any] = {"ledger": self.ledger, "options": self.policy.options}
         self._told = 0  # repeats that were summed up already
         self._finished = False
+        self._memory_told = False
         self._summed = 0  # the entry at whose end a summary was printed
         self.raised: Counter[str] = Counter()  # diagnoses that were raised, by title
         self.blind = False  # after a fault of gradguard's own: nothing is traced
@@ -181,6 +186,7 @@ class Run:
         if not self._finished:
             self.tell_repeats()
             self._tell_summary()
+            self.tell_memory()
 
     def broken_off(self) -> None:
         """An exception ends the run, and the program may live on: it has no end to judge when the process ends."""
@@ -201,6 +207,16 @@ class Run:
             self._summed = self.entries
             print(clean(self.summary().text()), file=sys.stderr)
 
+    def tell_memory(self) -> None:
+        """Prints the account of memory, once, where the settings ask for one."""
+        if self.settings.memory and not self._memory_told:
+            report = self.watch.report()
+            if report is not None and sys.stderr is not None:
+                self._memory_told = True
+                color = wanted_color(self.settings)
+                text = render_memory(report, color=wants_color(sys.stderr) if color is None else color)
+                print(text, file=sys.stderr)
+
     def finish(self) -> None:
         """The end of the run: repeats, and (where the settings ask for it) comments that silenced nothing."""
         if self._finished:
@@ -208,6 +224,7 @@ class Run:
         self._finished = True
         self.tell_repeats()
         self._tell_summary()
+        self.tell_memory()
         if self.settings.actions.unused_ignores == "off":
             return
         for problem in self.suppressions.problems(self.lines):

@@ -22,6 +22,7 @@ import torch
 from gradguard.analysis.graph.walk import nodes_from, root_nodes
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.frames import FrameView, live_frames
+from gradguard.analysis.memory.allocations import graphs_now, note_refused
 from gradguard.core.callsite import CallSite, site_of, user_frame, user_stack
 from gradguard.core.errors import GradGuardError
 from gradguard.core.foreign_exceptions import internal_error, is_internal
@@ -29,16 +30,18 @@ from gradguard.core.moments import Moment
 from gradguard.instrumentation.facts import BackwardFact, CallableRef, Cut, StepFact
 from gradguard.instrumentation.fault_barrier import Shield, failed_part, in_thread, mute, say
 from gradguard.instrumentation.journal import current_journal
+from gradguard.instrumentation.refusals import is_refusal, refused, reserve
 from gradguard.instrumentation.tensor_refs import UncountedRef
 from gradguard.monitors import checkpoints, idle_ledger
 from gradguard.monitors.findings import Finding
+from gradguard.monitors.memory_growth import MemoryGrew
 from gradguard.probes import warning_attribution
 from gradguard.probes.backward_nodes import NodeWatch
 from gradguard.probes.call_arguments import any_requires_grad
 from gradguard.probes.listeners import local, set_coast, set_listener
 from gradguard.probes.operators import OpProbe
 from gradguard.probes.saved_tensor_hooks import SavedTensors
-from gradguard.probes.step_protocol import forget_forwards
+from gradguard.probes.step_protocol import watch_forwards
 from gradguard.rules.base import SKIP, Rule
 from gradguard.runtime import fast_path
 from gradguard.runtime.backward_calls import backward_fact, inputs_of, is_same_call, roots_of
@@ -313,6 +316,8 @@ class Session:
         if wanted != saving.on:
             saving.switch(wanted and not local.compiled)
         if wanted:
+            if settings.memory:
+                self.run.watch.step_ends(saving, self.journal)
             saving.begin_step()
         return wanted
 
@@ -363,8 +368,9 @@ class Session:
         with self.lookout:
             self.ops.compiled_begins(nested=self.depth > 0)
             self.saving.pause()
-            forget_forwards()
             self.hooks.pause()
+            if self.guards:
+                self.run.ledger.runs_compiled()
 
     def compiled_ends(self) -> None:
         """It has returned, or calls something that is not to be compiled."""
@@ -372,6 +378,8 @@ class Session:
             if self.guards:
                 self.ops.compiled_ends(nested=self.depth > 0)
                 self.saving.resume()
+                self.hooks.resume(self.run.ledger, self.run.depth)
+                watch_forwards()
 
     def _off(self) -> None:
         """`trace(False)`, whatever happens."""
@@ -417,9 +425,11 @@ class Session:
 
     def op_failed(self, error: BaseException, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A torch call of the user's raised."""
-        if isinstance(error, GradGuardError) or not isinstance(error, (RuntimeError, TypeError, ValueError, IndexError)):
+        if is_refusal(error):  # told where it leaves the guard: programs try again with a smaller batch
+            with reserve.given_up(error):
+                note_refused(self.run.memory, error, refused(func, args, kwargs, graphs_now(self.journal)))
             return
-        if isinstance(error, torch.OutOfMemoryError):
+        if isinstance(error, GradGuardError) or not isinstance(error, (RuntimeError, TypeError, ValueError, IndexError)):
             return
         self._failed(error, "forward", sys._getframe(2), func=func, args=args, kwargs=kwargs)
 
@@ -442,7 +452,7 @@ class Session:
         """
         __tracebackhide__ = True
         self.catch_up()
-        with self.lookout, quiet():
+        with self.lookout, quiet(), reserve.given_up(facts["error"]):
             incident = self.incident("error", where, frames, **facts)
             with self._disposing(incident):
                 guard.diagnoser.failed(incident, guard.run, self)
@@ -491,6 +501,8 @@ class Session:
         run = self.run
         if not finding.ROUTINE:  # a look that every healthy program gets
             run.depth.incident()  # the next steps are traced
+        if isinstance(finding, MemoryGrew):
+            self.watch_memory()
         rules = tuple(rule for rule in run.silent_rules("finding", True) if rule.code == finding.code)
         if rules:
             optimizer = None if finding.book is None else finding.book.ref()
@@ -584,6 +596,9 @@ class Session:
                 ledger = self.run.ledger
                 if not ledger.asleep or ledger.ended:
                     self._tell("before_backward", frame)
+            if self.saving.on and self.run.settings.memory:
+                with self.lookout:
+                    self.run.watch.before_backward(self.saving, self.journal, roots, frame, self.guard.models)
         self.moment("before_backward", call.kind, frame, roots=roots, call=call)
 
     def _end(self, call: BackwardFact | None, frame: FrameType, roots: tuple[Any, ...], outermost: bool, result: Any) -> None:
@@ -605,6 +620,7 @@ class Session:
             if self.saving.on:
                 with self.lookout:
                     self.saving.backward_ended()
+                    self.run.watch.after_backward()
             with self.shield:
                 self._backwards += 1
                 if self._backwards > _BACKWARDS_PER_STEP:  # a loop without optimizers still has steps
@@ -632,7 +648,7 @@ class Session:
     ) -> None:
         __tracebackhide__ = True
         # an exception of the training's: neither a diagnosis nor come from outside
-        if isinstance(error, Exception) and is_internal(error):
+        if isinstance(error, Exception) and is_internal(error) and not is_refusal(error):
             self._failed(error, kind, frame, roots=roots, inputs=inputs_of(kind, args, kwargs), call=call)
 
     def coasted_failed(self, error: BaseException, frame: FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -120,12 +120,6 @@ def register_builtin(function: Any, operator: str) -> None:
         pass
 
 
-def dynamo_in_use() -> bool:
-    """Whether anything was compiled in this process: compiled modules complain about global module hooks."""
-    backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", None)
-    return backends is not None and any(backend is not None for backend in backends.values())
-
-
 def can_trace_ops() -> bool:
     """Whether a function mode can be slipped under the user's own ones."""
     return None not in (_len_stack, _push, _pop, _stack_at)
@@ -362,6 +356,15 @@ def output_metadata(node: Any) -> tuple[int, ...] | None:
         return tuple(int(length) for length in node._input_metadata[0].shape)
     except internal_error():
         return None
+
+
+def output_dtype(node: Any, output: int = 0) -> torch.dtype | None:
+    """The dtype of a node's output as the node itself tells it; None in releases whose nodes do not (2.4)."""
+    try:
+        dtype = node._input_metadata[output].dtype
+    except internal_error():
+        return None
+    return dtype if isinstance(dtype, torch.dtype) else None
 
 
 def storage_key(tensor: torch.Tensor) -> int | None:

@@ -1,8 +1,8 @@
 """Saved values: what stands for them under gradguard's hooks, and how they are read in older releases.
 
-**Hooks.** While any saved-tensor hook is on, PyTorch checks no versions (TORCH_FACTS 1). So what gradguard's pack hook returns, a
+**Hooks.** While any saved-tensor hook is on, PyTorch checks no versions. So what gradguard's pack hook returns, a
 `Packed`, remembers the version, and its unpack hook repeats PyTorch's checks in PyTorch's words: those of the release at hand, read from
-errors that it has raised (`Words`). The hooks stand at the bottom of the thread's stack, so that those of the program win wherever it has
+errors that it raises (`_specimen`). The hooks stand at the bottom of the thread's stack, so that those of the program win wherever it has
 any, and a `with` of the program's that ends pops its own.
 
 **Older releases** (2.10 and older; seen in 2.4, 2.8 and their stubs) have a `SavedTensor` that does not show the tensor it
@@ -17,6 +17,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
@@ -89,9 +90,10 @@ class Packed:
 
     Attributes:
         tensor: the saved tensor, as PyTorch keeps it: an input is the object itself, an output is without its graph, which would keep
-            itself alive (TORCH_FACTS 2, 23).
+            itself alive.
         version: when it was saved.
         name, output: of an output, the name of its node and which output of it. Of an input `name` is None.
+        made: the number of the node that had made it; -1 where there is none.
         had_node: whether it is an input that had a graph node.
         in_place: of a view that was written in place, whether the node named `name` is still there, and else the name of its operation.
         fact: what the probe has noted.
@@ -99,14 +101,15 @@ class Packed:
         hook: the unpack hook of the program's that holds the value, and what its pack hook returned, after `register_hooks`.
     """
 
-    __slots__ = ("__weakref__", "fact", "gone", "had_node", "hook", "in_place", "name", "output", "tensor", "version")
+    __slots__ = ("__weakref__", "fact", "gone", "had_node", "hook", "in_place", "made", "name", "output", "tensor", "version")
 
-    def __init__(self, tensor: torch.Tensor, version: int, name: str | None, output: int, had_node: bool) -> None:
+    def __init__(self, tensor: torch.Tensor, version: int, name: str | None, output: int, made: int) -> None:
         self.tensor: torch.Tensor | None = tensor
         self.version = version
         self.name = name
         self.output = output
-        self.had_node = had_node
+        self.made = made
+        self.had_node = made >= 0 and name is None
         self.in_place: Callable[[], str | None] | None = None
         self.fact: Any = None
         self.gone: Callable[[Any], None] | None = None
@@ -120,9 +123,11 @@ class Packed:
     def verdict(self) -> str | None:
         """PyTorch's words where it would refuse the value."""
         try:
-            return None if self.tensor is None else _check(self, self.tensor)
+            if self.tensor is not None:
+                _check(self, self.tensor)
         except RuntimeError as error:
             return str(error)
+        return None
 
     def __del__(self) -> None:
         if self.gone is not None and self.fact is not None:
@@ -184,7 +189,7 @@ def _check(packed: Packed, tensor: Any) -> None:
     if packed.had_node and tensor.grad_fn is None:
         raise RuntimeError(_DETACHED)
     if tensor._version != packed.version:
-        raise RuntimeError(_words.modified(packed, tensor))
+        raise RuntimeError(_words(packed, tensor))
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -192,50 +197,76 @@ _function_modes: Callable[[], int] = getattr(torch._C, "_len_torch_function_stac
 _no_torch_function: Any = torch._C.DisableTorchFunction
 
 
-class Words:
-    """What PyTorch says of a saved tensor that was modified, as it says it of one that was made for that."""
-
-    def __init__(self) -> None:
-        self._specimen: Any = None
-
-    def learn(self) -> None:
-        """Makes that tensor; once, where no hook is on and no mode hears of it."""
-        if self._specimen is None:
-            with torch.inference_mode(False), torch.enable_grad():
-                result = torch.ones(1, device="cpu", dtype=torch.float32, requires_grad=True).exp()
-                self._specimen = result.grad_fn
-                result.add_(1)
-
-    def modified(self, packed: Packed, tensor: torch.Tensor) -> str:
-        """The text for a saved tensor that is at another version now; it depends on anomaly mode, so PyTorch is asked anew."""
-        text = _WORDS
-        try:
-            self._specimen._saved_result  # noqa: B018
-        except (RuntimeError, AttributeError) as error:
-            if all(part in str(error) for part in _PARTS):
-                text = str(error)
-        name = packed.name if packed.in_place is None else packed.in_place()
-        if packed.had_node and tensor.grad_fn is not None:
-            name = tensor.grad_fn.name()
-        if name is not None and "ExpBackward0" not in text:  # since 2.13 the operation is named, before the node was
-            name = _BACKWARD.sub("", name)
-        of, _, versions = _PARTS
-        of_which = "" if name is None else f", which is output {packed.output} of {name},"
-        before, after = text.split(of, 1)[0], text.split(versions, 1)[1]
-        sizes = tensor._nested_tensor_size() if tensor.is_nested else list(tensor.shape)
-        return f"{before}[{tensor.type()} {sizes}]{of_which} is at version {tensor._version}; expected version {packed.version}{after}"
+def _words(packed: Packed, tensor: torch.Tensor) -> str:
+    """What PyTorch says of a saved tensor that was modified: what it says of one of the same kind that was made for that, with this one's
+    sizes, operation and versions."""
+    text, kind = _specimen(tensor) or (_WORDS, str(tensor.type()))
+    name = packed.name if packed.in_place is None else packed.in_place()
+    if packed.name is None and tensor.grad_fn is not None:
+        name = tensor.grad_fn.name()
+    if name is not None and "ExpBackward0" not in text:  # since 2.13 the operation is named, before the node was
+        name = _BACKWARD.sub("", name)
+    before, after = text.split("[", 1)[0], text.split(_VERSIONS, 1)[1]
+    sizes = tensor._nested_tensor_size() if tensor.is_nested else list(tensor.shape)
+    of_which = "" if name is None else f", which is output {packed.output} of {name},"
+    return f"{before}[{kind} {sizes}]{of_which} is at version {tensor._version}; expected version {packed.version}{after}"
 
 
-_PARTS = ("[torch.FloatTensor [1]]", ", which is output 0 of Exp", " is at version 1; expected version 0")
+def _specimen(tensor: torch.Tensor) -> tuple[str, str] | None:
+    """PyTorch's words of a tensor of this dtype on this device, and what it calls such a tensor. They depend on the release, and on
+    anomaly mode, so PyTorch is asked each time."""
+    others = _hooks()
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            result = torch.ones(1, device=tensor.device, dtype=tensor.dtype, requires_grad=True).exp()
+            node: Any = result.grad_fn
+            result.add_(1)
+            node._saved_result  # noqa: B018
+    except (RuntimeError, TypeError, AttributeError) as error:
+        found = _SPECIMEN.search(str(error))
+        return None if found is None else (str(error), found[1])
+    finally:
+        _put_back(others)
+    return None
+
+
+_VERSIONS = " is at version 1; expected version 0"
+_SPECIMEN = re.compile(rf"\[(\S+) \[1\]\], which is output 0 of Exp\w*,{_VERSIONS}")
 _WORDS = (
-    f"one of the variables needed for gradient computation has been modified by an inplace operation: {_PARTS[0]}{_PARTS[1]},{_PARTS[2]}"
+    f"one of the variables needed for gradient computation has been modified by an inplace operation: [tensor [1]],{_VERSIONS}"
     " instead. Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
     "torch.autograd.set_detect_anomaly(True)."
 )
-_words = Words()
 _DETACHED = (
     "Trying to use a saved tensor that has been detached in-place, i.e. with .detach_()."
     "This is not supported, please use out-of-place `.detach()` instead"
+)
+
+
+def _register_hooks(original: Callable[..., None]) -> Callable[..., None]:
+    @wraps(original)
+    def register_hooks(self: Any, pack_hook: Callable[[torch.Tensor], Any], unpack_hook: Callable[[Any], Any]) -> None:
+        """As PyTorch's, which refuses a value that a hook holds; one that gradguard's own holds is handed on."""
+        packed: Any = self.data if SHOWN and self.unpack_hook is unpack else None
+        tensor = packed.tensor if type(packed) is Packed else None
+        if tensor is None or not callable(pack_hook) or not callable(unpack_hook):
+            return original(self, pack_hook, unpack_hook)
+        version = tensor._version
+        with torch.no_grad():
+            packed.hook = (unpack_hook, pack_hook(tensor.detach()))
+        packed.tensor = None
+        if tensor._version != version:
+            raise RuntimeError(_WRITING)
+        return None
+
+    return register_hooks
+
+
+_ORIGINAL = _autograd.SavedTensor.register_hooks
+_WRITING = (
+    "A saved tensor pack hook is modifying its input in place. Tensors provided as input to pack hook can not be modified by in-place "
+    "operations as this can lead to unexpected side-effects. Please open an issue if you need to perform in-place operations on the input "
+    "to a pack hook."
 )
 
 
@@ -268,8 +299,8 @@ def hook_below(pack: Callable[[torch.Tensor], Any]) -> None:
     """Puts `pack` and `unpack` on this thread's stack of hooks, below all that are there."""
     others = _hooks()
     try:
-        with _no_torch_function():
-            _words.learn()
+        if _autograd.SavedTensor.register_hooks is _ORIGINAL:
+            _autograd.SavedTensor.register_hooks = _register_hooks(_ORIGINAL)
         _autograd._push_saved_tensors_default_hooks(pack, unpack)
     finally:
         _put_back(others)

@@ -132,11 +132,11 @@ def assert_transparent(program: Program, levels: tuple[str, ...] = LEVELS, *, re
     assert (bare.error is not None) == fails, bare.error
     for level in levels:
         guarded = observe(program, guarding(level))
-        assert guarded.error == bare.error, level
+        assert guarded.error == bare.error, (level, guarded.error)
         assert guarded.value == bare.value, level
         assert guarded.rng == bare.rng, level
         assert guarded.python_rng == bare.python_rng, level
-        assert guarded.said == bare.said, level
+        assert guarded.said == bare.said, (level, guarded.said, bare.said)
         assert (guarded.grad_mode, guarded.stack) == (bare.grad_mode, 0), level
     return bare
 

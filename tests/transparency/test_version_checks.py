@@ -1,7 +1,7 @@
 """PyTorch's own protection stays on: what it refuses without the guard it refuses under it.
 
-Saved-tensor hooks would switch version checks off (an in-place bug then gives a wrong gradient in silence), which is why
-gradguard has none.
+Saved-tensor hooks switch version checks off (an in-place bug then gives a wrong gradient in silence), which is why gradguard has none
+below level forensic, and repeats PyTorch's checks where it has.
 """
 
 from __future__ import annotations
@@ -106,6 +106,7 @@ def test_what_pytorch_refuses_is_refused_in_the_same_words(program: Callable[[],
     assert bare.error[0] is RuntimeError
 
 
+@pytest.mark.parametrize("level", ["watch", "standard", "strict"])
 def test_nothing_is_hooked_into_saved_tensors(level: str) -> None:
     x = torch.randn(4, requires_grad=True)
     with guarding(level):

@@ -2,7 +2,7 @@
 
 A call of backward() uses up everything below its root: the saved values there are let go, and that can be read from the
 nodes. Nodes that save nothing (an addition, a view) do not show it; they count as used up when something above them is, or
-when an earlier call is known to have begun at them (TORCH_FACTS 20).
+when an earlier call is known to have begun at them.
 
 The failing call itself has let go of what it went through before it failed. The engine takes the newest node first, so that is
 told apart by age: a node newer than the roots of all earlier calls was not used up by any of them; and where an earlier root is

@@ -1,6 +1,6 @@
 """The values that flowed along a live autograd graph: which results are known, and where they stopped being finite.
 
-At the moment backward() is called the whole graph is alive (TORCH_FACTS 21). A saved tensor that is unpacked carries the
+At the moment backward() is called the whole graph is alive. A saved tensor that is unpacked carries the
 node that made it, so every saved input or output gives the value of one edge exactly; variables in the frames give
 more; the rest is computed again from known values where the op is simple (`gradguard.analysis.graph.recompute`).
 

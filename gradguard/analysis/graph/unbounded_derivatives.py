@@ -1,7 +1,7 @@
 """Ops whose derivative can be infinite or undefined where their value is fine, and how a saved value shows it.
 
 Each entry says which saved value to look at and at which elements the derivative blows up. Ops whose derivative PyTorch
-takes care of at such points (norm, atan2, angle, std of constant data, cdist: TORCH_FACTS 39) are not here.
+takes care of at such points (norm, atan2, angle, std of constant data, cdist) are not here.
 """
 
 from __future__ import annotations

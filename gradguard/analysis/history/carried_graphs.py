@@ -2,7 +2,7 @@
 anew in every step or once.
 
 Used where a graph was freed too early, and where an old graph that was kept by retain_graph=True meets parameters that have
-been updated since (TORCH_FACTS 34): `find_carried_state` answers for both.
+been updated since: `find_carried_state` answers for both.
 """
 
 from __future__ import annotations

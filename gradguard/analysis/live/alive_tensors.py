@@ -14,6 +14,20 @@ from gradguard.core.safe_read import is_quiet
 from gradguard.torch_compat.private_api import node_sequence
 
 
+def every_tensor() -> list[torch.Tensor]:
+    """The tensors of the process."""
+    kinds: dict[int, bool] = {}
+    found: list[torch.Tensor] = []
+    for obj in gc.get_objects():
+        kind = type(obj)  # not isinstance(): proxies and mocks may run code when asked for __class__
+        verdict = kinds.get(id(kind))  # a metaclass may have a hash of its own
+        if verdict is None:
+            verdict = kinds[id(kind)] = issubclass(kind, torch.Tensor) and is_quiet(obj)
+        if verdict:
+            found.append(obj)
+    return found
+
+
 class Alive:
     """Every tensor of the process that has a graph, and look-ups by the node that made it."""
 
@@ -24,18 +38,7 @@ class Alive:
 
     @cached_property
     def _made(self) -> list[tuple[torch.Tensor, Any]]:
-        kinds: dict[int, bool] = {}
-        found: list[tuple[torch.Tensor, Any]] = []
-        for obj in gc.get_objects():
-            kind = type(obj)  # not isinstance(): proxies and mocks may run code when asked for __class__
-            verdict = kinds.get(id(kind))  # a metaclass may have a hash of its own
-            if verdict is None:
-                verdict = kinds[id(kind)] = issubclass(kind, torch.Tensor) and is_quiet(obj)
-            if verdict:
-                node = node_of(obj)
-                if node is not None:
-                    found.append((obj, node))
-        return found
+        return [(tensor, node) for tensor in every_tensor() if (node := node_of(tensor)) is not None]
 
     def made_by(self, nodes: Collection[Any]) -> list[torch.Tensor]:
         """The tensors that one of these nodes made."""

@@ -66,6 +66,16 @@ def holdings(tensors: Sequence[torch.Tensor], frames: Sequence[FrameView], ignor
     return [search.found for search in searches]
 
 
+def held_by_objects(tensors: Sequence[torch.Tensor], ignore: Collection[int]) -> list[torch.Tensor]:
+    """Those of the tensors that some object of the program's holds: not by the graph alone, which keeps their Python side alive, too."""
+    wanted = {id(tensor) for tensor in tensors}
+    held: set[int] = set()
+    for referrer in gc.get_referrers(*tensors) if tensors else ():
+        if id(referrer) not in ignore and referrer is not tensors and is_quiet(referrer) and not _is_own(referrer):
+            held |= wanted & {id(obj) for obj in gc.get_referents(referrer)}
+    return [tensor for tensor in tensors if id(tensor) in held]
+
+
 class _Step(NamedTuple):
     """An object on the way from the tensor to who holds it."""
 

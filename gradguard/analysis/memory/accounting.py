@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from types import CodeType
 from typing import Any
 
 import torch
@@ -16,9 +18,10 @@ from gradguard.core.account import Account, Held, Kind, Saved
 from gradguard.core.callsite import CallSite
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.safe_read import attributes, is_quiet, named_modules, pairs, store_of
-from gradguard.instrumentation.facts import StepFact
+from gradguard.instrumentation.facts import SavedFact, Saver, StepFact
 from gradguard.instrumentation.journal import Journal
 from gradguard.torch_compat.private_api import (
+    grad_fn_of,
     has_memory,
     is_a,
     kept_by_hook,
@@ -39,6 +42,7 @@ def account(
     modules: Iterable[tuple[str | None, nn.Module]] = (),
     optimizers: Iterable[Any] = (),
     journal: Journal | None = None,
+    facts: Sequence[SavedFact] | None = None,
 ) -> Account:
     """What memory is held, every storage counted once.
 
@@ -46,19 +50,26 @@ def account(
         roots: tensors, or graph nodes, under which graphs are read.
         modules: root modules with the variable that holds each, as `Names.modules` has them.
         optimizers: whose state counts, and whose parameters that are in no module.
-        journal: tells where the nodes were made and which of them are of older steps.
+        journal: tells where the nodes were made and which of them are of older steps, and what the saved-tensor probe knows.
+        facts: of that probe, where they are not those of this moment.
     """
     with quiet():
-        found = _Accounting(Journal() if journal is None else journal)
+        journal = Journal() if journal is None else journal
+        found = _Accounting(journal, journal.saved_facts() if facts is None else facts)
         found.modules(list(modules))
         found.optimizers(list(optimizers))
         found.graphs(roots)
+        found.elsewhere()
         return found.account()
 
 
 class _Accounting:
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
+    def __init__(self, journal: Journal, facts: Sequence[SavedFact]) -> None:
+        self._facts = facts
+        self._savers = {fact.saver.seq: fact.saver for fact in facts}
+        self._nodes = Nodes(journal)
+        self._begin = step_began(journal)
+        self._modules: dict[int, str] = {}  # the path of a module, by its id
         self._rows: dict[int, Held] = {}
         self._owners: dict[int, str] = {}  # path of the module that has a parameter, by the parameter's id
         self._paths: dict[int, str] = {}  # of parameters, by id
@@ -78,8 +89,7 @@ class _Accounting:
             elif saved is not None:
                 before = known.saved
                 # nodes come newest first: the last that is met has saved it first, and the first says which step's graph holds it
-                both = saved if before is None else replace(saved, nodes=before.nodes + 1, module=saved.module or before.module)
-                self._rows[storage] = replace(known, saved=both)
+                self._rows[storage] = replace(known, saved=saved if before is None else before.and_older(saved))
 
     # -- what the program holds ---------------------------------------------------------------------------------------
 
@@ -89,6 +99,7 @@ class _Accounting:
         for variable, root in roots:
             for path, module in named_modules(root):
                 owner = ".".join(part for part in (variable, path) if part)
+                self._modules.setdefault(id(module), owner or type(module).__name__)
                 for name, tensor in store_of(module, "_parameters").items():
                     full = f"{owner}.{name}" if owner else name
                     self._owners.setdefault(id(tensor), owner or type(module).__name__)
@@ -119,23 +130,49 @@ class _Accounting:
     def graphs(self, roots: Iterable[Any]) -> None:
         given = list(roots)
         nodes = root_nodes(given) + [each for each in given if isinstance(each, torch.autograd.graph.Node)]
-        sites, begin = _Sites(self._journal), step_began(self._journal)
-        for node, _ in walk(nodes):
-            tensors: list[torch.Tensor] = []
-            for _, slot in saved_slots(node):
+        found = list(walk(nodes))
+        takers = Counter((edge.source, edge.output) for _, edges in found for edge in edges)
+        for node, edges in found:
+            tensors: list[tuple[torch.Tensor, bool]] = []
+            for name, slot in saved_slots(node):
                 value = saved_data(slot)
                 kept = [value] if value is not None else kept_by_hook(slot)
                 self._hidden += not kept and unpacking_hook(slot) is not None
-                tensors += kept
+                tensors += [(each, name.startswith("result")) for each in kept]
             if not tensors:
                 continue
-            seq = node_sequence(node)
-            saved = Saved(seq, op_name(node), sites.of(seq), self._module(node))
-            kind: Kind = "older graphs" if 0 <= seq < begin else "saved"
-            for tensor in tensors:
-                self._add(kind, tensor, saved=saved)
+            seq, saver = node_sequence(node), self._savers.get(node_sequence(node))
+            site = self._nodes.site(seq) if saver is None or saver.site is None else saver.site
+            module = self._called(saver) or self._owner(node)
+            alone = {node_sequence(edge.source) for edge in edges if takers[edge.source, edge.output] == 1}
+            for tensor, is_result in tensors:
+                maker = grad_fn_of(tensor)
+                made = seq if is_result else -1 if maker is None else node_sequence(maker)
+                step = None if saver is None else saver.step
+                saved = Saved(seq, op_name(node), site, module, 1, (module,), made, made in alone and made != seq, step)
+                self._add(self._kind(seq), tensor, saved=saved)
 
-    def _module(self, node: Any) -> str | None:
+    def elsewhere(self) -> None:
+        """What the saved-tensor probe knows of other graphs than those that were read."""
+        for fact in sorted(self._facts, key=lambda fact: -fact.born):
+            if fact.storage in self._rows or fact.leaf:
+                continue
+            saver = fact.saver
+            module = self._called(saver)
+            saved = Saved(saver.seq, self._nodes.op(saver.seq), saver.site, module, 1, (module,), fact.made, False, saver.step)
+            device = str(fact.device)
+            row = Held(self._kind(saver.seq), fact.storage, fact.nbytes, fact.dtype, fact.shape, device, None, saved)
+            self._rows[fact.storage] = row
+
+    def _kind(self, seq: int) -> Kind:
+        return "older graphs" if 0 <= seq < self._begin else "saved"
+
+    def _called(self, saver: Saver | None) -> str | None:
+        """The module that was being called."""
+        module = None if saver is None or saver.module is None else saver.module()
+        return None if module is None else self._modules.get(id(module), type(module).__name__)
+
+    def _owner(self, node: Any) -> str | None:
         """The module whose parameter an operation takes, directly or through views of it."""
         for source, _ in node.next_functions:
             for _ in range(_NEAR):
@@ -151,19 +188,33 @@ class _Accounting:
         return None
 
 
-class _Sites:
-    """Where nodes were made: `Journal.op_at` for many of them."""
+class Nodes:
+    """Where nodes were made: `Journal.op_at` for many of them.
+
+    Args:
+        journal: as it is now.
+    """
 
     def __init__(self, journal: Journal) -> None:
         self._ops = list(journal.ops)
         self._starts = [op[0] for op in self._ops]
 
-    def of(self, seq: int) -> CallSite | None:
+    def site(self, seq: int) -> CallSite | None:
+        """The user's call."""
+        op = self._op(seq)
+        return None if op is None else CallSite(op[2], op[3])
+
+    def op(self, seq: int) -> str:
+        """The function that was called; empty where that is not known."""
+        op = self._op(seq)
+        return "" if op is None else str(getattr(op[4], "__name__", "")).rstrip("_")
+
+    def _op(self, seq: int) -> tuple[int, int, CodeType, int, Any, int] | None:
         last = bisect_right(self._starts, seq) - 1
         for i in range(last, max(-1, last - 64), -1):
             op = self._ops[i]
             if op[0] <= seq < op[1]:
-                return CallSite(op[2], op[3])
+                return op
         return None
 
 

@@ -14,10 +14,20 @@ from typing import Any
 import torch
 
 from gradguard.analysis.places.source import assignments_to, dotted
+from gradguard.analysis.program.blocks import function_around
 from gradguard.analysis.program.definitions import ANY, Path, bound_value, returns_of
 from gradguard.analysis.program.expressions import argument, calls_inside, inside, is_constant, last_part
 from gradguard.analysis.program.index import Definition, program_of
-from gradguard.analysis.program.scopes import Scope, callee_scope, class_scopes, code_of, function_scope, loading_scope
+from gradguard.analysis.program.scopes import (
+    Scope,
+    callee_scope,
+    class_scopes,
+    code_of,
+    constructor_given,
+    function_scope,
+    loading_scope,
+    only_instance,
+)
 from gradguard.analysis.program.syntax import Source
 from gradguard.core.diagnosis import Role, SourceSpan
 from gradguard.core.safe_read import UNKNOWN, elements, in_class, pairs, peek
@@ -176,7 +186,7 @@ class _Tracer:
     def _defined(self, scope: Scope, definition: Definition, expr: ast.Name, path: Path, depth: int) -> Trace:
         """The way back over one of the definitions that can have given a name its value."""
         if definition.kind == "parameter":
-            given = scope.argument(expr.id) if definition.scope is scope.tree else None
+            given = (scope.argument(expr.id) or constructor_given(scope, expr.id)) if definition.scope is scope.tree else None
             found = Trace() if given is None else self.follow(given[0], given[1], path, depth + 1)
             return Trace([Spot(scope, expr, expr.id), *found.spots], found.certain) if found.spots else found
         statement, home = scope.source.statement(definition.node), scope
@@ -225,7 +235,9 @@ class _Tracer:
                 found = self._bound(spot.scope, statement, spot.name, path, depth) if spot.name else self._stored(spot, path, depth)
                 if found.spots:
                     return Trace([Spot(scope, expr, dotted(expr)), *found.spots], found.certain)
-        return self._here(scope, expr)
+        outside = written_outside(scope, expr)
+        found = Trace() if outside is None else self._stored(outside, path, depth)
+        return Trace([Spot(scope, expr, dotted(expr)), *found.spots], True) if found.certain else self._here(scope, expr)
 
     def _held(self, scope: Scope, expr: ast.Attribute, path: Path, depth: int) -> Trace | None:
         """A field of an object that a call has made: `batch.y` of `batch = Batch(x, y)`."""
@@ -273,7 +285,7 @@ class _Tracer:
             if isinstance(value, type):
                 code, _, names = code_of(peek(value, "__getitem__"))
                 code, _, names = (code, _, names) if code is not None else code_of(peek(value, "__iter__"))
-                inner = None if code is None else function_scope(code, UNKNOWN, names)
+                inner = None if code is None else function_scope(code, only_instance(value), names)
                 if inner is not None:
                     return self._first(inner, returns_of(inner)[::-1], path[1:], depth) or Trace()
         elif name == "next" and call.args:
@@ -363,6 +375,16 @@ def _is_data(scope: Scope, node: ast.expr) -> bool:
     if value is UNKNOWN:
         return name not in ("self", "cls", "ctx")
     return in_class(type(value), "dtype") is not UNKNOWN
+
+
+def written_outside(scope: Scope, read: ast.Attribute) -> Spot | None:
+    """The one statement of a file that gives an attribute of this name its value from outside of the object's methods."""
+    program = program_of(scope.source)
+    writes = [] if program is None else [write for write in program.writes(read.attr) if write.owner is not None]
+    if len(writes) != 1 or writes[0].value is None or (isinstance(writes[0].owner, ast.Name) and writes[0].owner.id in ("self", "cls")):
+        return None
+    around = function_around(scope.source, writes[0].node) or scope.source.tree
+    return None if around is None else Spot(Scope(scope.source, around, {}, scope.globals), writes[0].value, dotted(read))
 
 
 def stores_of(owner: Any, attribute: str) -> list[Spot]:

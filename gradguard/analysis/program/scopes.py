@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from torch.utils.data import DataLoader, Subset
 from gradguard.analysis.live.frames import FrameView
 from gradguard.analysis.places.instructions import scope_of
 from gradguard.analysis.places.source import assignments_to, resolve
+from gradguard.analysis.program.blocks import function_around
 from gradguard.analysis.program.expressions import argument
 from gradguard.analysis.program.index import only, program_of
 from gradguard.analysis.program.syntax import FUNCTIONS, Source, load
@@ -157,7 +159,7 @@ def function_scope(
     inner = Scope(source, tree, values, names or {}, caller)
     if caller is not None:
         for name in inner.parameters():
-            given = inner.argument(name)
+            given = inner.argument(name) if name not in values else None  # of `self.layer(x)`, `self` is the layer
             if given is not None:
                 value = given[0].evaluate(given[1])
                 if value is not UNKNOWN:
@@ -210,6 +212,26 @@ def loading_scope(value: Any) -> Scope | None:
     if value is UNKNOWN or isinstance(value, (type, ModuleType, torch.Tensor, nn.Module)):
         return None
     return callable_scope(peek(value, "__getitem__")) or callable_scope(peek(value, "__iter__"))
+
+
+def only_instance(kind: type) -> Any:
+    """The one object of a class that is alive; UNKNOWN where there are several or none."""
+    found = [each for each in gc.get_objects() if type(each) is kind]
+    return unless_loud(found[0]) if len(found) == 1 else UNKNOWN
+
+
+def constructor_given(scope: Scope, name: str) -> tuple[Scope, ast.expr] | None:
+    """What a parameter of a constructor was given by the one call of its class that the file has, in the scope of that call."""
+    program = program_of(scope.source)
+    owner = scope.source.parents.get(scope.tree)
+    if scope.caller is not None or program is None or not isinstance(owner, ast.ClassDef) or getattr(scope.tree, "name", "") != "__init__":
+        return None
+    calls = program.calls(owner.name)
+    around = function_around(scope.source, calls[0]) or scope.source.tree if len(calls) == 1 else None
+    if around is None:
+        return None
+    caller = Scope(scope.source, around, {}, scope.globals)
+    return Scope(scope.source, scope.tree, {}, scope.globals, (caller, calls[0])).argument(name)
 
 
 def constructor_argument(call: ast.Call, kind: type, name: str) -> ast.expr | None:

@@ -15,7 +15,7 @@ from gradguard.analysis.program.expressions import inside
 from gradguard.analysis.program.provenance import Judge, Maker, Spot, Trace, operands_of, trace
 from gradguard.analysis.program.scopes import Scope, callee_scope, frame_scopes
 from gradguard.core.diagnosis import SourceSpan
-from gradguard.core.safe_read import elements, parameters_in, store_of
+from gradguard.core.safe_read import UNKNOWN, elements, parameters_in, store_of
 
 
 @dataclass
@@ -97,16 +97,26 @@ def _called_from(scopes: list[Scope], tree: ast.AST) -> Scope | None:
 def odd_operand(scope: Scope, node: ast.AST, judge: Judge, maker: Maker) -> Operand | None:
     """The operand of a call or operator that `judge` says yes to, or that evidently was made that way."""
     expressions = _operands(scope, node)
-    verdicts = [(expression, judge(scope.evaluate(expression))) for expression in expressions]
+    verdicts = [(expression, judge(_part_of(scope, expression))) for expression in expressions]
     sure = [expression for expression, verdict in verdicts if verdict]
     # what is not a plain variable cannot be looked at; targets come last, and are at fault more often than predictions
     unknown = [expression for expression, verdict in verdicts if verdict is None][::-1]
     for expression in (*sure, *unknown):
         way = trace(scope, expression, judge, maker)
         if expression in sure or way.certain:
-            value = scope.evaluate(expression)
+            value = _part_of(scope, expression)
             return Operand(expression, scope, way, named(scope, expression, way), value if isinstance(value, torch.Tensor) else None)
     return None
+
+
+def _part_of(scope: Scope, expression: ast.expr) -> Any:
+    """The value of an operand; of a part of a tensor, which is on the same device and of the same dtype, that of the whole."""
+    value = scope.evaluate(expression)
+    while value is UNKNOWN and isinstance(expression, ast.Subscript):
+        expression = expression.value
+        whole = scope.evaluate(expression)
+        value = whole if isinstance(whole, torch.Tensor) else UNKNOWN
+    return value
 
 
 def _operands(scope: Scope, node: ast.AST) -> list[ast.expr]:

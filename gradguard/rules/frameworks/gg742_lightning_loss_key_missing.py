@@ -113,7 +113,7 @@ def _actual_keys(incident: Incident) -> list[str]:
 
 
 def _returned_dicts(file: str, function: ast.AST | None, owner: type, depth: int = 0) -> list[tuple[str, ast.expr, list[str]]]:
-    """The dict displays that a function returns, its own or those of the methods whose result it returns."""
+    """The dict displays that a function returns, its own or those of the methods and functions whose result it returns."""
     found: list[tuple[str, ast.expr, list[str]]] = []
     if function is None or depth > 3 or module_ast(file) is None:
         return found
@@ -124,10 +124,13 @@ def _returned_dicts(file: str, function: ast.AST | None, owner: type, depth: int
             found.append((file, value, [_key(file, key) for key in value.keys if key is not None]))
         elif isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "dict":
             found.append((file, value, [item.arg for item in value.keywords if item.arg]))
-        elif isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
-            code = function_code(in_class(owner, value.func.attr))
-            if code is not None:
+        elif isinstance(value, ast.Call) and program is not None:
+            names = {name.rpartition(".")[2] for name in program.names_of(value.func) if "." in name}
+            methods = [code for name in names if (code := function_code(in_class(owner, name))) is not None]
+            for code in methods:
                 found += _returned_dicts(code.co_filename, function_def(code), owner, depth + 1)
+            for callee in program.callees(value) if not methods else ():
+                found += _returned_dicts(file, callee, owner, depth + 1) if isinstance(callee, FUNCTIONS) else []
     return found
 
 

@@ -34,14 +34,14 @@ from typing import Any
 import torch
 
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.places.source import function_def, module_ast, span_of
+from gradguard.analysis.places.source import function_def, span_of
 from gradguard.analysis.program.expressions import inside, is_constant
-from gradguard.analysis.program.user_calls import user_files
 from gradguard.core.callsite import USER_FILES
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import UNKNOWN, function_code, in_class, namespace, peek
 from gradguard.fixes.edits import respelt
 from gradguard.rules.base import Rule
+from gradguard.rules.spans import in_tiers
 
 CODE, NAME = "GG751", "transformers-no-loss"
 
@@ -157,14 +157,16 @@ def _batch(value: Any) -> dict[str, Any]:
 
 def _written(incident: Incident, key: str) -> SourceSpan | None:
     """The line that puts the key into the batch: `batch["label"] = ...`, else the one dict display that has it."""
-    stores: list[tuple[str, ast.AST]] = []
-    displays: list[tuple[str, ast.AST]] = []
-    for file in user_files(incident):
-        tree = module_ast(file)
-        stores += [(file, node) for node in inside(tree, ast.Assign) if any(_subscript(target) == key for target in node.targets)]
-        displays += [(file, node) for node in inside(tree, ast.Dict) if any(is_constant(each, key) for each in node.keys)]
-    found = stores or displays
-    return span_of(found[-1][0], found[-1][1], label=f'the model does not know the key "{key}"', role="culprit") if found else None
+    for sources in in_tiers(incident):
+        stores: list[tuple[str, ast.AST]] = []
+        displays: list[tuple[str, ast.AST]] = []
+        for file, tree in ((source.filename, source.tree) for source in sources):
+            stores += [(file, node) for node in inside(tree, ast.Assign) if any(_subscript(target) == key for target in node.targets)]
+            displays += [(file, node) for node in inside(tree, ast.Dict) if any(is_constant(each, key) for each in node.keys)]
+        found = stores or displays
+        if found:
+            return span_of(found[-1][0], found[-1][1], label=f'the model does not know the key "{key}"', role="culprit")
+    return None
 
 
 def _renamed(written: SourceSpan | None, key: str | None) -> str | None:

@@ -38,6 +38,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch import nn
 
 from gradguard.analysis.graph.walk import leaves, root_nodes
 from gradguard.analysis.history import cut_origins, grad_mode_switches
@@ -47,7 +48,6 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.names import short_list
 from gradguard.analysis.places.sites import same_place, short, site_at
 from gradguard.analysis.places.source import ResolvedSite, resolve, span_of
-from gradguard.analysis.program.bindings import dotted
 from gradguard.analysis.program.expressions import inside, is_constant
 from gradguard.analysis.program.index import calls_in, program_of, writes_in
 from gradguard.analysis.program.search_scopes import Scope, entry_by_name, entry_of, evaluate
@@ -196,14 +196,14 @@ def _kept(incident: Incident, tensor: torch.Tensor) -> tuple[ResolvedSite, str, 
     base = getattr(tensor, "_base", None) if not tensor.is_inference() else None
     key = storage_key(tensor)
     for view in incident.user_frames[:8]:
-        owner = view.locals.get("self")
-        everything = {**attributes(owner), **store_of(owner, "_buffers")}
-        for attribute, value in list(everything.items()):
+        owners = [value for value in view.locals.values() if issubclass(type(value), nn.Module) or value is view.locals.get("self")]
+        everything = [(each, *item) for each in owners for item in {**attributes(each), **store_of(each, "_buffers")}.items()]
+        for owner, attribute, value in everything:
             if not isinstance(value, torch.Tensor) or not _is_inference(value):
                 continue
             if value is not tensor and value is not base and (key is None or storage_key(value) != key):
                 continue
-            stores = _stores(view.frame.f_code.co_filename, type(owner).__name__, attribute)
+            stores = _stores(view.frame.f_code.co_filename, type(owner), attribute)
             if len(stores) == 1:
                 paths = (path for _, root in incident.names.modules for path, module in named_modules(root) if module is owner and path)
                 path = next(paths, None)
@@ -211,15 +211,17 @@ def _kept(incident: Incident, tensor: torch.Tensor) -> tuple[ResolvedSite, str, 
     return None
 
 
-def _stores(file: str, owner: str, attribute: str) -> list[ResolvedSite]:
-    """The statements of a class, its constructor aside, that give `self.attribute` a value other than None."""
+def _stores(file: str, kind: type, attribute: str) -> list[ResolvedSite]:
+    """The statements, constructors aside, that give the attribute a value other than None, of objects that can be of this class."""
+    kinds = {base.__name__ for base in kind.__mro__}
     program = program_of(file)
     writes = [write for write in program.writes(attribute) if isinstance(write.node, ast.Assign)] if program is not None else []
     return [
         site_at(program.source, write.node)
         for write in writes
-        if program is not None and not is_constant(write.value, None) and write.owner is not None and dotted(write.owner) == "self"
-        and getattr(program.cls(write.node), "name", None) == owner and getattr(program.function(write.node), "name", "") != "__init__"
+        if program is not None and not is_constant(write.value, None) and write.owner is not None
+        and any(not isinstance(each, ast.ClassDef) or each.name in kinds for each in program.classes(write.owner))
+        and getattr(program.function(write.node), "name", "") != "__init__"
     ]  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """The old graph that retain_graph=True has kept: a carried state whose history the optimizer has changed under its feet.
 
-The words are those of an in-place error, and name a (transposed) weight; the bug is the state that was never detached
-(TORCH_FACTS 34). Told apart from an update between a forward pass and its backward by age: here the value that was
+The words are those of an in-place error, and name a (transposed) weight; the bug is the state that was never detached.
+Told apart from an update between a forward pass and its backward by age: here the value that was
 overwritten had been saved before the program last came to this same backward call.
 """
 

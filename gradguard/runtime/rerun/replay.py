@@ -20,6 +20,7 @@ from torch import nn
 
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.safe_read import attributes, is_quiet
+from gradguard.instrumentation.refusals import is_refusal
 
 _KINDS = (torch.Tensor, nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 
@@ -32,7 +33,7 @@ def can_run_again(error: BaseException) -> bool:
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
         return False
-    if isinstance(error, (torch.OutOfMemoryError, StopIteration)):
+    if is_refusal(error) or isinstance(error, StopIteration):
         return False
     return type(error).__module__.partition(".")[0] in ("builtins", "torch")
 

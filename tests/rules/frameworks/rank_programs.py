@@ -23,10 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # the first optimizer would import it in every rank
 import torch.distributed as dist
+import torch.nn.parallel
+import torch.utils.data
 
 from gradguard import gradguard
 from gradguard.core.errors import GradGuardWarning
+from gradguard.rules.registry import all_rules
 
 torch.set_num_threads(1)
 
@@ -50,7 +54,7 @@ def rank_of(rank: int, request: dict[str, Any], folder: Path, port: int) -> None
     warnings.simplefilter("ignore")
     warnings.simplefilter("always", GradGuardWarning)
     warnings.showwarning = lambda *args, **kwargs: found["at"].append(round(time.monotonic() - began, 1))  # type: ignore[assignment]
-    faulthandler.dump_traceback_later(40, exit=True)
+    faulthandler.dump_traceback_later(50, exit=True)
     path = folder / "train.py"
     world = request["world"]
     store = dist.TCPStore("127.0.0.1", port, world, is_master=False, timeout=timedelta(seconds=20))
@@ -134,4 +138,6 @@ def jobs(requests: dict[str, dict[str, Any]], at_once: int) -> dict[str, dict[st
 
 
 if __name__ == "__main__":
+    all_rules()
+    gradguard()
     print(json.dumps(jobs(json.load(sys.stdin), int(sys.argv[1]))))

@@ -19,6 +19,12 @@ numbers, coin = np.random.default_rng(0), random.random
 def heads(p):
     return random.uniform(0, 1) < p
 
+def tails(owner, p):
+    return owner.rng.random() < p
+
+def either(layers, chance):
+    return len(layers) == 6 and chance(0, 1) < 0.5
+
 class Coin:
     def random(self):
         return 1.0
@@ -71,6 +77,9 @@ def program(skips: str, inside: str = "pass", before: str = "pass") -> str:
         ("torch.zeros(1).uniform_(generator=self.generator) < 0.5", "pass", "torch.zeros(1).uniform_(generator=self.generator)"),
         ("coin() < 0.5", "pass", "coin()"),
         ("heads(0.5)", "pass", "random.uniform(0, 1)"),
+        ("tails(self, 0.5)", "pass", "owner.rng.random()"),
+        ("tails(p=0.5, owner=self)", "pass", "owner.rng.random()"),
+        ("either(self.layers, self.rng.uniform)", "pass", "chance(0, 1)"),
     ],
 )
 def test_a_draw_that_is_not_repeated(skips: str, inside: str, culprit: str, level: str, tmp_path: Path) -> None:
@@ -135,4 +144,4 @@ def test_leaving_the_check_out_is_no_way_round(tmp_path: Path) -> None:
     unchecked = source.replace("use_reentrant=False", 'use_reentrant=False, determinism_check="none"')
     for each in (source, unchecked):  # the numbers of saved tensors are compared in any case
         ((found, _),) = run_source(tmp_path, each)
-        assert found.code == "GG712" and "raises all the same" in found.avoid[0]
+        assert found.code == "GG712" and "raise all the same" in found.avoid[0]

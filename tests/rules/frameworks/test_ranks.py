@@ -244,7 +244,7 @@ def jobs() -> dict[str, Any]:
         assert sound != case.source
         requests[f"{name}-twin"] = {"source": sound, "world": case.world, "settings": {"level": "strict", **quick}, "seconds": 20}
     done = subprocess.run(
-        [sys.executable, str(_RUNNER), "6"],
+        [sys.executable, str(_RUNNER), "4"],
         input=json.dumps(requests),
         capture_output=True,
         text=True,

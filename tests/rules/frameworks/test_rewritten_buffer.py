@@ -48,6 +48,22 @@ ADDED = "self.level += h.mean().abs() + 0.3"
 COPIED = "self.level.copy_(self.level * 0.5 + h.abs().mean())"
 OUTSIDE = "net[0].level.add_(0.5)"
 
+IN_A_FUNCTION = (
+    HEAD
+    + """
+@torch.no_grad()
+def rise(gate, h):
+    gate.level += h.mean().abs() + 0.3
+
+def run(gate, x):
+    h = gate.inner(x)
+    kept = h[h[:, 0] > gate.level]
+    rise(gate, h)
+    return kept.sin().exp().sum()
+"""
+    + PROGRAM.format(start="return run(self, x)", end="pass", rise="pass", between="pass")
+)
+
 
 def program(start: str = "pass", end: str = "pass", rise: str = "pass", between: str = "pass") -> str:
     return HEAD + PROGRAM.format(start=start, end=end, rise=rise, between=between)
@@ -61,6 +77,8 @@ BROKEN = {
         "self.level.add_(h.detach().mean().abs() + 0.3)",
     ),
     "written between forward and backward": (program(between=OUTSIDE), OUTSIDE),
+    "added to in a method that goes by another name": (program(start="rise = self.rise", end="rise(h)", rise=ADDED), ADDED),
+    "forward in a function": (IN_A_FUNCTION, "gate.level += h.mean().abs() + 0.3"),
     "beside one that is set anew in each run": (
         program(start="self.last.copy_(h.detach().mean())", end="self.rise(h)", rise="self.level += self.last.abs() + 0.3"),
         "self.level += self.last.abs() + 0.3",

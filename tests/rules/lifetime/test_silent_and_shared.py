@@ -143,7 +143,7 @@ b.backward()
 
 
 def test_a_carried_state_is_found_behind_the_in_place_error() -> None:
-    """After retain_graph=True was added mechanically the next error is the in-place one (TORCH_FACTS 34)."""
+    """After retain_graph=True was added mechanically the next error is the in-place one."""
     from gradguard import gradguard
 
     torch.manual_seed(0)

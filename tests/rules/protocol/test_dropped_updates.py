@@ -136,6 +136,86 @@ def test_averages_that_are_kept_are_silent(tmp_path: Path, level: str) -> None:
     assert not said(tmp_path, together(list(SOUND.values()), DEFS, 32), level)
 
 
+BARE = """
+net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+{copy}
+for step in range({steps}):
+    opt.zero_grad()
+    F.cross_entropy(net(torch.randn(8, 4)), torch.arange(8) % 2).backward()
+    opt.step()
+    if step >= {start}:
+{update}
+"""
+BY_NAME = "shadow = {n: p.detach().clone() for n, p in net.named_parameters()}"
+BY_PLACE = "shadow = [p.detach().clone() for p in net.parameters()]"
+# how the copies are kept, the update; none of the copies is a Parameter
+DROPPED_BARE = {
+    "dict": ("shadow = {k: v.clone() for k, v in net.state_dict().items()}",
+             "with torch.no_grad():\n    for k, v in net.state_dict().items():\n        s = shadow[k]\n        s = 0.99 * s + 0.01 * v"),
+    "list": (BY_PLACE, "for a, p in zip(shadow, net.parameters()):\n    a.mul(0.99).add(p.detach(), alpha=0.01)"),
+    "lerp": (BY_NAME, "with torch.no_grad():\n    for n, p in net.named_parameters():\n        torch.lerp(shadow[n], p, 0.01)"),
+    "a copy of the copy": (BY_PLACE, "for a, p in zip(shadow, net.parameters()):\n    a.clone().mul_(0.99).add_(p.data, alpha=0.01)"),
+}  # fmt: skip
+KEPT_BARE = {
+    "dict": (BY_NAME, "with torch.no_grad():\n    for n, p in net.named_parameters():\n        shadow[n] = 0.99 * shadow[n] + 0.01 * p"),
+    "list": (BY_PLACE, "shadow = [0.99 * a + 0.01 * p.detach() for a, p in zip(shadow, net.parameters())]"),
+    "in place": (BY_PLACE, "for a, p in zip(shadow, net.parameters()):\n    a.mul_(0.99).add_(p.detach(), alpha=0.01)"),
+    "drift": (BY_PLACE, "drift = sum((a - p).norm() for a, p in zip(shadow, net.parameters())).item()"),
+    "halfway": (BY_PLACE, "half = [0.5 * a + 0.5 * p.data for a, p in zip(shadow, net.parameters())]\nsum(h.sum() for h in half)"),
+}
+
+
+def bare(copy: str, update: str, steps: int = 40, start: int = 0) -> str:
+    return BARE.format(copy=copy, update=indent(update, " " * 8), steps=steps, start=start)
+
+
+@pytest.mark.parametrize(("copy", "update"), DROPPED_BARE.values(), ids=DROPPED_BARE)
+def test_averages_of_copies_that_are_no_parameters(tmp_path: Path, copy: str, update: str) -> None:
+    (diagnosis,) = said(tmp_path, bare(copy, update))
+    assert diagnosis.code == "GG611" and "`shadow[" in diagnosis.headline
+    assert diagnosis.culprit is not None and diagnosis.culprit.text == update.splitlines()[-1].strip()
+
+
+def test_such_an_average_that_begins_late(tmp_path: Path) -> None:
+    assert [each.code for each in said(tmp_path, bare(*DROPPED_BARE["dict"], steps=120, start=40))] == ["GG611"]
+
+
+@pytest.mark.parametrize(("copy", "update"), KEPT_BARE.values(), ids=KEPT_BARE)
+def test_copies_that_are_no_parameters_and_are_kept_or_read(tmp_path: Path, copy: str, update: str) -> None:
+    assert said(tmp_path, bare(copy, update)) == []
+
+
+ATTACHED = {
+    "dict": (BY_NAME, "for n, p in net.named_parameters():\n    shadow[n] = 0.99 * shadow[n] + 0.01 * p"),
+    "list": (BY_PLACE, "shadow = [torch.lerp(a, p, 0.01) for a, p in zip(shadow, net.parameters())]"),
+    "object": (
+        "class Average:\n    def __init__(self):\n        self.values = [p.clone() for p in net.parameters()]\n"
+        "    def follow(self):\n        for i, p in enumerate(net.parameters()):\n"
+        "            self.values[i] = self.values[i] * 0.99 + p * 0.01\naverage = Average()", "average.follow()",
+    ),
+}  # fmt: skip
+CULPRITS = {"object": "self.values[i] = self.values[i] * 0.99 + p * 0.01"}
+BOUNDED = {
+    "a window": ("from collections import deque\nlast = deque(maxlen=4)", "last.append(net[0].weight * 2)\nmean = sum(last)"),
+    "once and for all": ("first = net[0].weight * 2", "seen = first + net[0].weight"),
+    "longer and longer": ("total = 0", "total = 0\nfor _ in range(step + 1):\n    total = total + net[0].weight"),
+}
+
+
+@pytest.mark.parametrize("name", ATTACHED)
+def test_averages_that_keep_the_graphs_of_all_steps(tmp_path: Path, name: str) -> None:
+    copy, update = ATTACHED[name]
+    (diagnosis,) = said(tmp_path, bare(copy, update))
+    assert diagnosis.code == "GG608" and diagnosis.culprit is not None
+    assert diagnosis.culprit.text == CULPRITS.get(name, update.splitlines()[-1].strip())
+
+
+@pytest.mark.parametrize(("copy", "update"), BOUNDED.values(), ids=BOUNDED)
+def test_graphs_that_do_not_grow_from_step_to_step(tmp_path: Path, copy: str, update: str) -> None:
+    assert said(tmp_path, bare(copy, update, steps=70)) == []
+
+
 BY_HAND = """
 net = nn.Linear(4, 1)
 {defs}

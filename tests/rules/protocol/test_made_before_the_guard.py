@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 from typing import Any
 
 import pytest
@@ -65,3 +67,20 @@ def test_an_optimizer_that_steps_by_another_is_not_taken_for_one_that_never_does
         return first, wrapped, wrapped
 
     assert _train(steps) == []
+
+
+@pytest.mark.parametrize("finalizing", [False, True])
+def test_parameters_are_not_looked_at_while_the_interpreter_ends(finalizing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A view made then outlives its base's Python object, and PyTorch aborts."""
+    with gradguard() as guard:
+        weight = nn.Parameter(torch.ones(3))
+        optimizer = torch.optim.SGD([weight], lr=0.1)
+        weight.sum().backward()
+        optimizer.step()
+        ledger = guard.run.ledger
+        monkeypatch.setattr(sys, "is_finalizing", lambda: finalizing)
+        ended = len(ledger.ended)
+        del optimizer
+        gc.collect()
+        assert len(ledger.ended) - ended == (not finalizing)
+        monkeypatch.undo()

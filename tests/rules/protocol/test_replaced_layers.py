@@ -105,3 +105,24 @@ def test_the_optimizer_is_made_after_the_call_that_replaces_layers(
 def test_no_patch_where_moving_the_optimizer_is_not_enough(making: str, tmp_path: Path) -> None:
     first = said(tmp_path, NET + BY_ATTRIBUTE + "net = Net()\n" + making)[0]
     assert first.code == "GG604" and first.fixes[0].patch is None
+
+
+KEPT_METHODS = {
+    "a method in a variable": ("", "train = net.train\n    train()"),
+    "a method of a part": ("", "cast = net.a.float\n    cast()"),
+}
+
+
+@pytest.mark.parametrize(("before", "call"), KEPT_METHODS.values(), ids=KEPT_METHODS)
+def test_what_only_a_kept_method_leads_to_is_replaced(tmp_path: Path, before: str, call: str) -> None:
+    source = f"""
+net = Net()
+opt = torch.optim.SGD(net.parameters(), lr=0.01)
+{before}for fold in range(3):
+    if fold:
+        net = Net()
+    {call}
+    fit(net, opt)
+"""
+    found = said(tmp_path, NET + source)
+    assert [(each.code, each.culprit and each.culprit.text) for each in found] == [("GG604", "net = Net()")]

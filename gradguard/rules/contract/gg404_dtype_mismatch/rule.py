@@ -38,11 +38,12 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite
 from gradguard.analysis.program.call_search import calls_in_use
 from gradguard.analysis.program.expressions import argument, closed, last_part
-from gradguard.analysis.program.provenance import Spot
+from gradguard.analysis.program.provenance import Judge, Maker, Spot
 from gradguard.analysis.program.scopes import Scope
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.core.safe_read import named_modules
 from gradguard.fixes.edits import replaced, with_argument
+from gradguard.rules import wording
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.gg404_dtype_mismatch import float_wanted
 from gradguard.rules.contract.gg404_dtype_mismatch.dtypes import (
@@ -56,6 +57,7 @@ from gradguard.rules.contract.gg404_dtype_mismatch.dtypes import (
 )
 from gradguard.rules.contract.gg404_dtype_mismatch.held_operands import held_operand
 from gradguard.rules.contract.gg404_dtype_mismatch.index_roles import index_operand, wants_integers
+from gradguard.rules.contract.gg404_dtype_mismatch.promoted import Entered, entered
 from gradguard.rules.contract.operands import Operand, model_gate, odd_operand, scope_at, tensors_at_hand, way_spans
 from gradguard.rules.contract.wording import untraced_note
 from gradguard.torch_compat.private_api import saved_data, saved_slots
@@ -158,6 +160,7 @@ def _told(incident: Incident, wrong: Dtypes, expected: torch.dtype | None, place
     judge, maker = dtype_judge(wrong), dtype_maker(wrong)
     operand: Operand | None = None
     held: Operand | None = None
+    came: Entered | None = None
     scope: Scope | None = None
     call_span: SourceSpan | None = None
     traced = True
@@ -171,6 +174,8 @@ def _told(incident: Incident, wrong: Dtypes, expected: torch.dtype | None, place
             held = held_operand(incident, place, scope, judge, maker) if operand is None or operand.value is None else None
             operand = held or operand
         call_span = place.span(_met(op or (last_part(place.call) if place.call is not None else None), wrong, expected))
+        if wrong <= FLOATS and expected in FLOATS:
+            came = _came_in(incident, wrong, operand, judge, maker)
     elif op is not None:
         camel = "".join(part.capitalize() for part in op.split("_"))
         types = {"binary_cross_entropy": ("BCELoss",), "binary_cross_entropy_with_logits": ("BCEWithLogitsLoss",)}.get(
@@ -188,12 +193,18 @@ def _told(incident: Incident, wrong: Dtypes, expected: torch.dtype | None, place
     value = operand.value if operand is not None else None
     bad = _shown([value.dtype] if value is not None and value.dtype in wrong else sorted(wrong, key=str)[:1] if len(wrong) == 1 else [])
     wanted = _shown([expected]) if expected is not None else ""
+    if came is not None:
+        operand = came.operand
     origin = operand.origin if operand is not None else None
     shown = f"`{name}`" if name else "a tensor"
     related: list[SourceSpan] = []
     culprit = call_span.model_copy(update={"role": "culprit"}) if call_span is not None else None
     if origin is not None and operand is not None and operand.way.certain:
-        made = origin.span(f"{shown if name else 'it'} is made in {bad or 'another dtype'} here", "culprit")
+        called = operand.name if came is not None else name
+        label = f"{f'`{called}`' if called else 'it'} is made in {bad or 'another dtype'} here"
+        if not _is_made_there(operand):
+            label = f"{bad or 'the dtype'} comes in here"
+        made = origin.span(label, "culprit")
         if expected is torch.int64 and culprit is not None and any(isinstance(spot.node, ast.Subscript) for spot in operand.way.spots):
             # a column of a table of floats: the table is right, and so may be the dtype of its other columns
             related.append(
@@ -206,12 +217,17 @@ def _told(incident: Incident, wrong: Dtypes, expected: torch.dtype | None, place
         else:
             culprit = made
         related += way_spans(operand, f"still in {bad}" if bad else "handed on")
+        if came is not None:
+            related.append(came.place.span(f"the result is in {bad} too" if bad else "the result has it too", "carried"))
         if call_span is not None:
             related.append(call_span)
+    elif came is not None and call_span is not None:
+        culprit = came.place.span(f"`{came.operand.name}` is {bad}, and so is the result" if came.operand.name else f"{bad} comes in here")
+        related.append(call_span)
     elif held is not None and call_span is not None:
         culprit = Spot(held.scope, held.expression).span(f"{bad or 'another dtype'} goes into the module here", "culprit")
         related.append(call_span)
-    gate = model_gate(operand, expected) if operand is not None and not operand.way.certain else None
+    gate = model_gate(operand, expected) if operand is not None and came is None and not operand.way.certain else None
     if gate is not None and call_span is not None:
         culprit = Spot(gate.scope, gate.expression).span(
             f"goes in as {bad or 'another dtype'}, and all of that module is {wanted}", "culprit"
@@ -233,13 +249,23 @@ def _told(incident: Incident, wrong: Dtypes, expected: torch.dtype | None, place
         else [],
         explanation=_why(wrong, expected, op),
         notes=[
-            *_called_elsewhere(name, gate or operand),
+            *(_called_elsewhere(name, gate or operand) if came is None and (operand is None or _is_made_there(operand)) else []),
             *_module_note(incident, place, scope),
             *([] if traced or culprit is None else [untraced_note(f"the call of `{op}`")]),
         ],
-        fixes=_fixes(gate or operand, gate.name if gate is not None else name, expected, scope),
+        fixes=_fixes(
+            gate or operand, gate.name if gate is not None else name if came is None else came.operand.name, wrong, expected, scope
+        ),
         confidence="certain" if operand is not None and traced else "likely",
     )
+
+
+def _came_in(incident: Incident, wrong: Dtypes, operand: Operand | None, judge: Judge, maker: Maker) -> Entered | None:
+    """Where the tensor that an operation refused, or one that a module of torch's refused inside, came by its dtype."""
+    value = None if operand is None else operand.value
+    if operand is None:
+        value = next((each for each in tensors_at_hand(incident) if judge(each) and each.grad_fn is not None), None)
+    return None if value is None else entered(incident, value, wrong, judge, maker)
 
 
 def _called_elsewhere(name: str | None, operand: Operand | None) -> list[str]:
@@ -301,19 +327,24 @@ def _why(wrong: Dtypes, expected: torch.dtype | None, op: str | None) -> str:
     return "The operation computes in one dtype and converts nothing by itself."
 
 
-def _fixes(operand: Operand | None, name: str | None, expected: torch.dtype | None, scope: Scope | None) -> list[Fix]:
+def _fixes(operand: Operand | None, name: str | None, wrong: Dtypes, expected: torch.dtype | None, scope: Scope | None) -> list[Fix]:
     method = CONVERTERS.get(expected) if expected is not None else None
     shown = name or "the tensor"
     if method is None:
         return [Fix(title=f"convert {shown if not name else f'`{name}`'} to the dtype of the others", safety="unsafe")]
     patch = None
-    origin = operand.origin if operand is not None and operand.way.certain and _is_made_there(operand) else None
+    itself = operand is not None and _is_made_there(operand)
+    floats = wrong <= FLOATS and expected in FLOATS  # an integer that floats are computed from may be an index elsewhere
+    origin = operand.origin if operand is not None and operand.way.certain and (itself or floats) else None
     if origin is not None and isinstance(origin.node, ast.expr):
         source, made = origin.scope.source, origin.node
         written = argument(made, "dtype") if isinstance(made, ast.Call) else None
         receiver = made.func.value if _converts(made) and isinstance(made.func, ast.Attribute) else made
         change = (made, f"{closed(source, receiver)}.{method}()") if written is None else (written, str(expected))
         patch = replaced(source, [change])
+        if not itself:
+            how = change[1] if written is None else f"dtype={expected}"
+            return [Fix(title=f"make it in {_shown([expected])}: `{wording.short(how, 60)}`", safety="unsafe", patch=patch)]
     elif operand is not None and isinstance(operand.expression, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)) and scope is not None:
         patch = replaced(operand.scope.source, [(operand.expression, f"{operand.scope.source.segment(operand.expression)}.{method}()")])
     where = "where it is made" if origin is not None else "in the call"

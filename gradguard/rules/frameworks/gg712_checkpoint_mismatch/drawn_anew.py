@@ -20,7 +20,8 @@ from gradguard.analysis.places.source import ResolvedSite, function_def
 from gradguard.analysis.program.bindings import targets_of
 from gradguard.analysis.program.blocks import function_around
 from gradguard.analysis.program.expressions import inside
-from gradguard.analysis.program.syntax import Source, load
+from gradguard.analysis.program.index import program_of
+from gradguard.analysis.program.syntax import FUNCTIONS, Source, load
 from gradguard.core.callsite import USER_FILES
 from gradguard.core.safe_read import modules_in, own_dict, unless_loud
 from gradguard.rules.spans import class_node
@@ -57,7 +58,8 @@ def draws_in(function: Any) -> list[ResolvedSite]:
                     place = site_at(source, node)
                     found.setdefault((place.file, place.line, place.column), place)
             elif depth < _DEPTH:
-                pending += [(*body, depth + 1) for each in called if type(each) is FunctionType for body in _bodies(each)]
+                for body in (body for each in called if type(each) is FunctionType for body in _bodies(each)):
+                    pending.append((body[0], body[1], _with_arguments(source, node, body[1], lookup, body[2]), depth + 1))
     return [found[key] for key in sorted(found, key=lambda key: (key[0], key[1], key[2] or 0))]
 
 
@@ -85,6 +87,18 @@ def _lookup(outside: dict[str, Any], closed: dict[str, Any], owners: list[Any]) 
         if name == "self":
             return [owner for owner in owners if owner is not None]
         return [closed[name]] if name in closed else [outside[name]] if name in outside else []
+
+    return lookup
+
+
+def _with_arguments(source: Source, call: ast.Call, function: ast.AST, outside: Lookup, inside_it: Lookup) -> Lookup:
+    """What names stand for in a function that a call runs: its parameters stand for what the call gives."""
+    program = program_of(source)
+    given = program.bind(call, function) if program is not None and isinstance(function, FUNCTIONS) else {}
+
+    def lookup(name: str) -> list[Any]:
+        value = given.get(name)
+        return _objects(value, outside) if isinstance(value, ast.expr) else inside_it(name)
 
     return lookup
 

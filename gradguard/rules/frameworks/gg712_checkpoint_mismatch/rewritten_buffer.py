@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
+from types import CodeType
 from typing import Any, NamedTuple
 
 import torch
 
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.analysis.places.source import ResolvedSite, function_def, resolve
 from gradguard.analysis.program.expressions import inside
-from gradguard.analysis.program.syntax import Source
+from gradguard.analysis.program.index import Program, program_of
+from gradguard.analysis.program.syntax import FUNCTIONS, Function
 from gradguard.core.diagnosis import Diagnosis, Fix, TensorFacts
 from gradguard.core.safe_read import function_code, in_class, store_of
 from gradguard.rules import wording
 from gradguard.rules.frameworks.gg712_checkpoint_mismatch.drawn_anew import modules_of
 from gradguard.rules.frameworks.gg712_checkpoint_mismatch.unchecked import UNCHECKED
-from gradguard.rules.spans import class_node
 from gradguard.torch_compat.private_api import storage_key
 
 _OVERWRITES = ("copy_", "zero_", "fill_")
-_DEEPEST = 4  # methods called by methods
+_DEEPEST = 4  # calls
 
 
 class Rewritten(NamedTuple):
@@ -40,10 +41,10 @@ def rewritten_in(incident: Incident, function: Any) -> Rewritten | None:
     found: dict[tuple[str, str], Rewritten] = {}
     for module in modules_of(function):
         kind = type(module)
-        read = _read_before_overwritten(kind)
-        code = function_code(in_class(kind, "forward"))
+        code = function_code(in_class(kind, "forward")) if kind.__module__.partition(".")[0] != "torch" else None
+        read, functions = _read_before_overwritten(code)
         # a write before the forward is seen by both runs
-        ran = next((op[5] for op in incident.journal.ops if op[2] is code and op[5] > begun), None) if read else None
+        ran = next((op[5] for op in incident.journal.ops if op[5] > begun and _is_one(op[2], code, functions)), None) if read else None
         for name, tensor in store_of(module, "_buffers").items() if ran is not None else ():
             storage = storage_key(tensor) if name in read and isinstance(tensor, torch.Tensor) else None
             writes = [] if storage is None or ran is None else incident.journal.writes_to(storage, ran)
@@ -84,44 +85,50 @@ def told(written: Rewritten, again: ResolvedSite | None, code: str, name: str) -
     )
 
 
-def _read_before_overwritten(kind: type) -> set[str]:
-    """Attributes whose values from before a forward are read in it, in the order in which it and the methods that it calls stand."""
-    found = None if kind.__module__.partition(".")[0] == "torch" else class_node(kind)
-    if found is None:
-        return set()
-    source, tree = found
-    methods = {node.name: node for node in tree.body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
+def _is_one(code: CodeType, forward: CodeType | None, functions: set[str]) -> bool:
+    """Whether this is the code of a forward, or of what it calls."""
+    return code is forward or (forward is not None and code.co_filename == forward.co_filename and code.co_name in functions)
+
+
+def _read_before_overwritten(code: CodeType | None) -> tuple[set[str], set[str]]:
+    """Attributes whose values from before a forward are read in it, in the order in which it and what it calls stand; the functions
+    outside of classes that it calls."""
+    function, program = (None, None) if code is None else (function_def(code), program_of(code.co_filename))
     read: set[str] = set()
     overwritten: set[str] = set()
-    for attribute, does in _accesses(source, methods, "forward", 0):
+    functions: set[str] = set()
+    for attribute, does in _accesses(program, function, functions, 0) if program is not None and isinstance(function, FUNCTIONS) else ():
         if does == "overwrite":
             overwritten.add(attribute)
         elif does == "read" and attribute not in overwritten:
             read.add(attribute)
-    return read
+    return read, functions
 
 
-def _accesses(source: Source, methods: Mapping[str, ast.AST], name: str, depth: int) -> Iterator[tuple[str, str]]:
-    definition = methods.get(name)
-    if definition is None or depth > _DEEPEST:
-        return
-    ordered: list[tuple[tuple[int, int], str, str]] = []
-    for node in inside(definition, ast.Attribute):
-        if not isinstance(node.value, ast.Name) or node.value.id != "self":
-            continue
-        above = list(islice(source.ancestors(node), 2))
+def _accesses(program: Program, function: Function, functions: set[str], depth: int) -> Iterator[tuple[str, str]]:
+    if not isinstance(function, ast.Lambda) and program.cls(function) is None:
+        functions.add(function.name)
+    ordered: list[tuple[tuple[int, int], ast.Attribute | ast.Call, str]] = []
+    for node in inside(function, ast.Attribute, ast.Call):
+        above = list(islice(program.source.ancestors(node), 2))
         place: ast.expr = node
-        does = "read" if isinstance(node.ctx, ast.Load) else "update"
-        if len(above) == 2 and isinstance(above[0], ast.Attribute) and isinstance(above[1], ast.Call) and above[1].func is above[0]:
-            method = above[0].attr
-            if method.endswith("_") and not method.endswith("__"):
-                does, place = "overwrite" if method in _OVERWRITES else "update", above[1]
-        elif above and isinstance(above[0], ast.Subscript) and isinstance(above[0].ctx, ast.Store):
-            does = "update"
-        # what a call is given is read before the call does what it does
-        ordered.append(((place.end_lineno or 0, place.end_col_offset or 0), node.attr, does))
-    for _, attribute, does in sorted(ordered):
-        if attribute in methods:
-            yield from _accesses(source, methods, attribute, depth + 1)
+        if isinstance(node, ast.Call):
+            does = "call"
         else:
-            yield attribute, does
+            does = "read" if isinstance(node.ctx, ast.Load) else "update"
+            if above and isinstance(above[0], ast.Attribute):
+                method = above[0].attr
+                if method.endswith("_") and not method.endswith("__"):
+                    called = len(above) == 2 and isinstance(above[1], ast.Call) and above[1].func is above[0]
+                    does, place = "overwrite" if method in _OVERWRITES else "update", above[1] if called else node  # type: ignore[assignment]
+            elif above and isinstance(above[0], ast.Subscript) and isinstance(above[0].ctx, ast.Store):
+                does = "update"
+        # what a call is given is read before the call does what it does
+        ordered.append(((place.end_lineno or 0, place.end_col_offset or 0), node, does))
+    for _, node, does in sorted(ordered, key=lambda each: each[0]):
+        if isinstance(node, ast.Attribute):
+            yield node.attr, does
+        elif depth < _DEEPEST:
+            for callee in program.callees(node):
+                if isinstance(callee, FUNCTIONS):
+                    yield from _accesses(program, callee, functions, depth + 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from itertools import islice, takewhile
+from itertools import chain, islice, takewhile
 from typing import TypeGuard
 
 from torch import nn
@@ -28,12 +28,13 @@ _OTHERS = (*COMPREHENSIONS, ast.Lambda, ast.Call, ast.Tuple, ast.List, ast.Dict)
 
 
 def trace_copies(incident: Incident, book: Book) -> None:
-    """Has the next steps traced where parameters that no optimizer has, of the trained ones' shapes, stay as they are: what is computed
+    """Has the next steps traced where tensors that no optimizer has, of the trained parameters' shapes, stay as they are: what is computed
     from them is to be seen."""
     ledger = incident.memory["ledger"]
     known, shapes = ledger.trained_ids(), {p.shape for p in book.parameters()}
     owned = (p for _, value in incident.names.bindings if isinstance(value, nn.Module) for p in parameters_in(value))
-    copies = islice((p for p in owned if id(p) not in known and p.shape in shapes), _MOST_COPIES)
+    bare = (tensor for _, tensor in incident.names.tensor_bindings() if not tensor.requires_grad)
+    copies = islice((p for p in chain(owned, bare) if id(p) not in known and p.shape in shapes), _MOST_COPIES)
     before, now = incident.memory.get(_SEEN, {}), {id(p): few_values(p) for p in copies}
     incident.memory[_SEEN] = now
     if any(before.get(key) == values for key, values in now.items()):

@@ -1,0 +1,1 @@
+"""GG8xx: memory that runs out, and memory that grows."""
