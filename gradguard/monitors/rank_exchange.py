@@ -4,8 +4,8 @@ A rank that has waited too long, or whose connection broke, asks; the others' wa
 blocks: a key is looked for before it is read. In training that moves, nothing is sent at all.
 
 Keys, below a prefix of the job's attempt: `on/RANK` (this rank answers), `ask/ROUND`, `at/ROUND/RANK` (a position), `end/RANK` (the last
-position of a rank that has finished or failed). Workers of one launch leave their ends in the folder that they share as well, which
-outlives the rank that keeps the store.
+position of a rank that has finished or failed), `said/KEY` (a cause that one of them tells). Workers of one launch leave their ends in
+the folder that they share as well, which outlives the rank that keeps the store.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ class Exchange:
         self._world = world
         self._prefix = f"gradguard/ranks/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         self._lock = threading.RLock()
+        self._claims: dict[str, bool] = {}
         self.round = 1
         self.step = 0
         self.pinned: tuple[Position, int] | None = None
@@ -136,6 +137,13 @@ class Exchange:
     def _read(self, key: str) -> bytes | None:
         key = f"{self._prefix}/{key}"
         return bytes(self._store.get(key)) if self._store.check([key]) else None
+
+    def claim(self, key: str) -> bool:
+        """Whether this rank is the first of all to say something, or was so before."""
+        with self._lock:
+            if key not in self._claims:
+                self._claims[key] = self._store.add(f"{self._prefix}/said/{key}", 1) == 1
+            return self._claims[key]
 
     # -- ends -----------------------------------------------------------------------------------------------------------
 

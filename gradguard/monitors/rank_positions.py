@@ -192,8 +192,8 @@ def here(thread: int, quiet: float, still: float, step: int) -> Position:
     doing = _doing(frame)
     if doing == "backward" and group is not None:
         return Position(dist.get_rank(), "waits", "backward", group, common["numbers"].get(group, 0), seconds=quiet, **common)
-    last = ring.calls[-1] if ring.calls else None
-    if last is not None and last.later and still >= _STILL and doing in ("", "backward"):  # the thread waits for what was begun before
+    last = ring.unfinished() if still >= _STILL and doing in ("", "backward") else None
+    if last is not None:  # the thread waits for what was begun before
         return _waiting(last, quiet, common)
     return Position(dist.get_rank(), "runs", doing, seconds=quiet, **common)
 
