@@ -4,8 +4,8 @@ A rank that has waited too long, or whose connection broke, asks; the others' wa
 blocks: a key is looked for before it is read. In training that moves, nothing is sent at all.
 
 Keys, below a prefix of the job's attempt: `on/RANK` (this rank answers), `ask/ROUND`, `at/ROUND/RANK` (a position), `end/RANK` (the last
-position of a rank that has finished or failed). Workers of one launch leave their ends in the folder that they share as well, which
-outlives the rank that keeps the store.
+position of a rank that has finished or failed), `said/KEY` (a cause that one of them tells). Workers of one launch leave their ends in
+the folder that they share as well, which outlives the rank that keeps the store.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from gradguard.probes.collectives import ring
 
 ANSWERS = 2.0  # seconds in which a rank answers: its watching thread wakes once a second
 _POLL = 0.2
+_MANY = 16  # ranks from which on the store is asked less often
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +65,7 @@ class Exchange:
         self._world = world
         self._prefix = f"gradguard/ranks/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
         self._lock = threading.RLock()
+        self._claims: dict[str, bool] = {}
         self.round = 1
         self.step = 0
         self.pinned: tuple[Position, int] | None = None
@@ -103,7 +105,7 @@ class Exchange:
         keys = [f"{self._prefix}/at/{asked}/{rank}" for rank in others]
         until = time.monotonic() + seconds
         while not self._store.check(keys) and time.monotonic() < until and not self._all_known(asked, others):
-            time.sleep(_POLL)
+            time.sleep(_POLL if len(others) < _MANY else 5 * _POLL)
             while self.asked():  # by another, at the same time
                 self.answer(own)
         found = {self._rank: own}
@@ -115,7 +117,7 @@ class Exchange:
 
     def _all_known(self, asked: int, others: list[int]) -> bool:
         """Whether each of a few ranks has answered or left word of its end."""
-        return len(others) < 16 and all(
+        return len(others) < _MANY and all(
             self._store.check([f"{self._prefix}/at/{asked}/{rank}"]) or self.end_of(rank) is not None for rank in others
         )
 
@@ -135,6 +137,13 @@ class Exchange:
     def _read(self, key: str) -> bytes | None:
         key = f"{self._prefix}/{key}"
         return bytes(self._store.get(key)) if self._store.check([key]) else None
+
+    def claim(self, key: str) -> bool:
+        """Whether this rank is the first of all to say something, or was so before."""
+        with self._lock:
+            if key not in self._claims:
+                self._claims[key] = self._store.add(f"{self._prefix}/said/{key}", 1) == 1
+            return self._claims[key]
 
     # -- ends -----------------------------------------------------------------------------------------------------------
 
@@ -167,9 +176,9 @@ def job_store() -> Any:
     """A client of the job's store for one thread's use; the training may be waiting in the one that torch has."""
     store: Any = dist.distributed_c10d._get_default_store()
     base = store
-    while isinstance(base, dist.PrefixStore):
+    while hasattr(base, "underlying_store"):
         base = base.underlying_store
-    return store.clone() if isinstance(base, dist.TCPStore) else store
+    return store.clone() if type(base).__name__ == "TCPStore" else store
 
 
 class Here:

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.distributed as dist
 
-from gradguard.core.callsite import USER_FILES, CallSite
+from gradguard.core.callsite import PACKAGE_DIR, USER_FILES, CallSite
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.ranks import is_lost_connection
 from gradguard.core.safe_read import peek, variables_of
@@ -192,8 +192,8 @@ def here(thread: int, quiet: float, still: float, step: int) -> Position:
     doing = _doing(frame)
     if doing == "backward" and group is not None:
         return Position(dist.get_rank(), "waits", "backward", group, common["numbers"].get(group, 0), seconds=quiet, **common)
-    last = ring.calls[-1] if ring.calls else None
-    if last is not None and last.later and still >= _STILL and doing in ("", "backward"):  # the thread waits for what was begun before
+    last = ring.unfinished() if still >= _STILL and doing in ("", "backward") else None
+    if last is not None:  # the thread waits for what was begun before
         return _waiting(last, quiet, common)
     return Position(dist.get_rank(), "runs", doing, seconds=quiet, **common)
 
@@ -249,7 +249,7 @@ def numbers() -> dict[str, int]:
 
 def _reducing() -> str | None:
     """The group over which DDP averages gradients, where there is one such group."""
-    groups = {ddp.process_group.group_name: ddp.process_group for ddp in list(replicas.known)}
+    groups: dict[str, Any] = {ddp.process_group.group_name: ddp.process_group for ddp in list(replicas.known)}
     if len(groups) != 1:
         return None
     (name, group), *_ = groups.items()
@@ -260,9 +260,11 @@ def _reducing() -> str | None:
 def _places(frame: FrameType | None) -> tuple[Place, ...]:
     found: list[Place] = []
     while frame is not None and len(found) < _FRAMES:
-        if USER_FILES[frame.f_code.co_filename]:
+        file, caller = frame.f_code.co_filename, frame.f_back
+        made = file == "<string>" and caller is not None and caller.f_code.co_filename.startswith(PACKAGE_DIR)  # a named tuple's
+        if USER_FILES[file] and not made:
             found.append(_place(CallSite(frame.f_code, frame.f_lasti)))
-        frame = frame.f_back
+        frame = caller
     return tuple(found)
 
 

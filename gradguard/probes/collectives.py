@@ -10,6 +10,7 @@ import inspect
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from types import FrameType, SimpleNamespace
@@ -79,6 +80,7 @@ class Ring:
         open: those under way, by thread, with the time at which they began.
         broken: the last that raised, with the user's frames then and what was raised.
         begun: how many were made.
+        work: the handle of the last that was begun with `async_op=True`.
     """
 
     def __init__(self) -> None:
@@ -87,6 +89,7 @@ class Ring:
         self.open: dict[int, tuple[Call, float]] = {}
         self.broken: tuple[Call, tuple[CallSite, ...], str] | None = None
         self.begun = 0
+        self.work: weakref.ref[Any] | None = None
         self._uncounted: dict[str, int] = {}  # sends and receives, by group
         self._own: dict[str, int] = {}  # collectives of groups whose backend does not number them
         self._groups: dict[str, Any] = {}
@@ -145,6 +148,16 @@ class Ring:
         default = dist.distributed_c10d._get_default_group()
         self._groups.setdefault(default.group_name, default)
         return {name: self._number(name, group) for name, group in list(self._groups.items())}
+
+    def unfinished(self) -> Call | None:
+        """The last collective, where its call has returned and it is not over, as far as that can be known."""
+        last = self.calls[-1] if self.calls else None
+        if last is None or not last.later:
+            return None
+        if self.work is None:
+            return last
+        work = self.work()
+        return last if work is not None and not work.is_completed() else None
 
     def known(self, name: str, group: Any) -> None:
         """A group that only C++ has been seen to use."""
@@ -208,8 +221,8 @@ def _recorded(kind: str, function: Any) -> Callable[[Any], Any]:
                 return original(*args, **kwargs)
             call = None
             try:
-                given = (args[i] if i >= 0 else None for i in (at, alike, later))
-                call = ring.begin(kind, *given, sys._getframe(1))
+                group, tensor, after = (args[i] if i >= 0 else None for i in (at, alike, later))
+                call = ring.begin(kind, group, tensor, after, sys._getframe(1))
             except internal_error() as fault:
                 ring.on = False
                 say("the record of collectives", "a hang of several ranks is not explained", fault)
@@ -221,6 +234,8 @@ def _recorded(kind: str, function: Any) -> Callable[[Any], Any]:
                 ring.end(sys._getframe(1), error)
                 raise
             ring.end()
+            if call.later:
+                ring.work = None if result is None else weakref.ref(result)
             return result
 
         return guarded

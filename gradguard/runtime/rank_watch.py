@@ -78,6 +78,7 @@ class Watch:
             exchange = Exchange(job_store(), dist.get_rank(), dist.get_world_size())
             exchange.begin()
             Here.exchange = exchange
+            ranks.Claims.claim = exchange.claim
             while not self._stop.wait(_EVERY):
                 if not dist.is_initialized():
                     return
@@ -94,7 +95,7 @@ class Watch:
             self._seen, self._moved = seen, now
         quiet = now - self._moved
         frame = sys._current_frames().get(self._thread)
-        at = None if frame is None else (id(frame), frame.f_lasti)
+        at = None if frame is None else (id(frame.f_code), frame.f_lasti)
         if at != self._at:
             self._at, self._still = at, now
         del frame
@@ -230,8 +231,12 @@ def _forget(seconds: float = 0.0) -> None:
     if watch is not None:
         watch.stop(seconds)
     Here.exchange, Here.over = None, False
+    ranks.Claims.claim = _nobody
     ring.on = False
     ring.reset()
+
+
+def _nobody(key: str) -> None: ...
 
 
 def _in_child() -> None:
@@ -239,6 +244,7 @@ def _in_child() -> None:
     global _watch
     _watch = None
     Here.exchange, Here.over = None, False
+    ranks.Claims.claim = _nobody
     ring.on = False
     ring.reset()
 

@@ -63,8 +63,11 @@ def recognise(incident: Incident) -> Diagnosis | None:
     found: list[skips.Skip] = []
     for view in incident.user_frames:
         place = resolve(view.site)
-        if place is not None and not found:
-            found = _skips(place)
+        if place is None:
+            continue
+        found = _skips(place)
+        if found or place.enclosing_loops:  # what stands around the loop decides nothing within it
+            break
     if not found and not finished:
         return None
     if len(found) != 1 and standing is not None and standing.behind:  # GG707 knows where the others are

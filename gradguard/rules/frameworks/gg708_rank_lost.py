@@ -80,10 +80,27 @@ def _gone(standing: Standing) -> Diagnosis | None:
         else [span(own, f"{named(each.rank for each in standing.waiting)} here, in {what(standing.own.doing or 'a collective')}")],
         explanation=f"{it} left no word of an exception: the process was killed (by the system for want of memory, by the scheduler, by a "
         "crash in C++), is stopped, or its machine is unreachable.",
+        notes=_shapes(standing),
         fixes=[Fix(title=f"Look at how the process of {named(few)} ended: exit status, `dmesg`, the scheduler's log", safety="manual")],
         avoid=["a longer timeout of the process group: a process that is gone does not come back"],
         confidence="likely",
     )
+
+
+def _shapes(standing: Standing) -> list[str]:
+    """Whether this rank has just brought another shape than at the same line before: gloo ends the process that expected fewer bytes."""
+    own = standing.own
+    made = [each for each in own.past if each.group == own.group]
+    if not made or made[-1].number != own.number or made[-1].shape is None:
+        return []
+    last = made[-1]
+    before = [each for each in made[:-1] if (each.kind, each.file, each.line) == (last.kind, last.file, last.line)]
+    if not before or (before[-1].shape, before[-1].dtype) == (last.shape, last.dtype):
+        return []
+    now, then = (f"{list(each.shape or ())} of {each.dtype}" for each in (last, before[-1]))
+    return [
+        f"this rank brought {now} to `{last.kind}`, and {then} the time before: gloo ends a process that gets more bytes than it expects"
+    ]
 
 
 RULE = Rule(

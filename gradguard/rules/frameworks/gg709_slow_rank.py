@@ -56,8 +56,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
         explanation="The ranks that wait do nothing meanwhile. Training goes on when the other has come; if that takes longer than the "
         "time limit of the process group, the job fails.",
         fixes=[
-            Fix(title="Nothing to repair if this is meant, as for a checkpoint or an evaluation on one rank", safety="manual"),
-            Fix(title="Else share the work: give every rank as much to load, evaluate or save", safety="manual"),
+            Fix(title="Leave it as it is where it is meant, as for a checkpoint or an evaluation on one rank", safety="manual"),
+            Fix(title="Share the work: give every rank as much to load, evaluate or save", safety="manual"),
         ],
     )
 

@@ -1,28 +1,36 @@
 """Runs programs of several ranks, each forked from this process, which has torch imported and no process group.
 
-Reads one JSON object a line: {"source", "world", "settings", "seconds"}; writes one a line: what each rank has said and how it ended.
+Reads programs by name, each {"source", "world", "settings", "seconds"}, as JSON; writes what each rank has said and how it ended.
 """
 
 from __future__ import annotations
 
+import atexit
+import faulthandler
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
 import tempfile
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # the first optimizer would import it in every rank
 import torch.distributed as dist
+import torch.nn.parallel
+import torch.utils.data
 
 from gradguard import gradguard
 from gradguard.core.errors import GradGuardWarning
+from gradguard.rules.registry import all_rules
 
 torch.set_num_threads(1)
 
@@ -46,12 +54,14 @@ def rank_of(rank: int, request: dict[str, Any], folder: Path, port: int) -> None
     warnings.simplefilter("ignore")
     warnings.simplefilter("always", GradGuardWarning)
     warnings.showwarning = lambda *args, **kwargs: found["at"].append(round(time.monotonic() - began, 1))  # type: ignore[assignment]
+    faulthandler.dump_traceback_later(50, exit=True)
     path = folder / "train.py"
     world = request["world"]
     store = dist.TCPStore("127.0.0.1", port, world, is_master=False, timeout=timedelta(seconds=20))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=request["seconds"]))
     names: dict[str, Any] = {"__name__": "__main__", "rank": rank, "world": world, "dist": dist, "torch": torch, "time": time, "os": os}
-    names |= {"signal": signal, "folder": str(folder), "nn": torch.nn}
+    names |= {"signal": signal, "nn": torch.nn}
+    names["told"] = lambda: (folder / "report.jsonl").exists() or time.monotonic() - began > 25
     code = compile(request["source"], str(path), "exec")
     guard = None if request["settings"] is None else gradguard(**request["settings"], report=str(folder / "report.jsonl"))
     try:
@@ -73,20 +83,10 @@ def rank_of(rank: int, request: dict[str, Any], folder: Path, port: int) -> None
 def job(request: dict[str, Any]) -> dict[str, Any]:
     """All ranks of one program, until the last has ended."""
     folder = Path(tempfile.mkdtemp(prefix="ranks-"))
+    world = request["world"]
     (folder / "train.py").write_text(request["source"])
     store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
-    pids = []
-    for rank in range(request["world"]):
-        pid = os.fork()
-        if not pid:
-            try:
-                devnull = os.open(str(folder / f"err-{rank}"), os.O_WRONLY | os.O_CREAT)
-                os.dup2(devnull, 1)
-                os.dup2(devnull, 2)
-                rank_of(rank, request, folder, store.port)
-            finally:
-                os._exit(0)
-        pids.append(pid)
+    pids = [_forked(lambda rank=rank: rank_of(rank, request, folder, store.port), folder / f"err-{rank}") for rank in range(world)]
     until = time.monotonic() + 60
     for pid in pids:
         while os.waitpid(pid, os.WNOHANG)[0] == 0:
@@ -95,11 +95,49 @@ def job(request: dict[str, Any]) -> dict[str, Any]:
             time.sleep(0.02)
     report = folder / "report.jsonl"
     lines = [json.loads(line) for line in report.read_text().splitlines()] if report.exists() else []
-    outs = [folder / f"out-{rank}.json" for rank in range(request["world"])]
-    err = "".join((folder / f"err-{rank}").read_text(errors="replace")[-2000:] for rank in range(request["world"]))
-    return {"ranks": [json.loads(out.read_text()) if out.exists() else None for out in outs], "report": lines, "stderr": err}
+    outs = [folder / f"out-{rank}.json" for rank in range(world)]
+    err = "".join((folder / f"err-{rank}").read_text(errors="replace")[-2000:] for rank in range(world))
+    found = [json.loads(out.read_text()) if out.exists() else None for out in outs]
+    shutil.rmtree(folder)
+    return {"ranks": found, "report": lines, "stderr": err}
+
+
+def _forked(run: Callable[[], None], output: Path) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        stream = os.open(output, os.O_WRONLY | os.O_CREAT)
+        os.dup2(stream, 1)
+        os.dup2(stream, 2)
+        run()
+        atexit._run_exitfuncs()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(0)
+
+
+def jobs(requests: dict[str, dict[str, Any]], at_once: int) -> dict[str, dict[str, Any]]:
+    """Several programs, so many at the same time: most of them only wait."""
+    folder = Path(tempfile.mkdtemp(prefix="jobs-"))
+    waiting, running = list(requests), dict[int, str]()
+    while waiting or running:
+        while waiting and len(running) < at_once:
+            name = waiting.pop(0)
+
+            def run(name: str = name) -> None:
+                (folder / name).write_text(json.dumps(job(requests[name])))
+
+            running[_forked(run, folder / f"{name}.err")] = name
+        pid, _ = os.wait()
+        running.pop(pid, None)
+    found = {name: json.loads((folder / name).read_text()) for name in requests}
+    shutil.rmtree(folder)
+    return found
 
 
 if __name__ == "__main__":
-    for line in sys.stdin:
-        print(json.dumps(job(json.loads(line))), flush=True)
+    all_rules()
+    gradguard()
+    print(json.dumps(jobs(json.load(sys.stdin), int(sys.argv[1]))))

@@ -9,6 +9,7 @@ from gradguard.rules.frameworks import skips
 from gradguard.rules.frameworks.standings import BACKWARD, Standing, left_loop, named, short, span, what
 
 _NEVER = "a longer timeout of the process group: the call that is missing never comes"
+_JOIN = "Let the ranks that are done keep taking part: DDP's `join()`, as a context around the loop"
 _WHY = "A collective is over when every rank of its group has made it. "
 
 
@@ -48,10 +49,7 @@ def found(standing: Standing) -> Diagnosis | None:
                 title="Give every rank the same number of batches: a `DistributedSampler`, and `drop_last=True` for the loader",
                 safety="manual",
             ),
-            Fix(
-                title="Or let the ranks that are done keep taking part: `with torch.distributed.algorithms.Join([...])` around the loop",
-                safety="manual",
-            ),
+            *([Fix(title=_JOIN, safety="manual")] if own.doing == BACKWARD else []),
         ],
         avoid=[_NEVER],
         confidence=confidence,
@@ -77,7 +75,7 @@ def _left_out(standing: Standing, those: list[Position], skip: skips.Skip) -> Di
         "they wait for a rank that has finished.",
         fixes=[
             Fix(title=f"Make the call on every rank, whatever `{skip.condition}` is", safety="manual"),
-            Fix(title=f"Or decide together: all-reduce `{skip.condition}` over the ranks before the branch", safety="manual"),
+            Fix(title=f"Decide together: all-reduce `{skip.condition}` over the ranks before the branch", safety="manual"),
         ],
         avoid=[_NEVER],
         confidence="likely",
