@@ -63,7 +63,7 @@ class Kept:
         self.each = each
         most = max(len(each.tags) for each in keepers)
         main = [each for each in keepers if 2 * len(each.tags) >= most]
-        placed = sorted(((each, _place(incident, each)) for each in main), key=lambda item: _takes_over(*item, main))
+        placed = sorted(((each, _place(incident, each)) for each in main), key=lambda item: _takes_over(item[0], item[1], main))
         self.main = [each for each, _ in placed]
         self.places = [place for _, place in placed]
         self.place = next((place for place in self.places if place is not None), None)
