@@ -104,7 +104,7 @@ class Kept:
         lines = sorted({place.line for place in self.places if place is not None})
         if len(lines) > 1:
             return Fix(
-                title=f"Detach what is kept at lines {', '.join(map(str, lines[:-1]))} and {lines[-1]}: `.detach()`, or `.item()` for a number",
+                title=f"Detach what is kept at lines {', '.join(map(str, lines[:-1]))} and {lines[-1]} (`.detach()`, or `.item()`)",
                 safety="safe",
                 detail="The values stay the same; only the graphs are let go.",
                 patch=_patch(self.main, self.places),

@@ -16,9 +16,9 @@ from gradguard.analysis.program.syntax import FUNCTIONS, Source, load
 from gradguard.core.diagnosis import Fix
 from gradguard.fixes.at_places import own_statement, spelt
 from gradguard.fixes.edits import indent_of, removed, replaced
+from gradguard.fixes.restacked import restacked, stacked
 from gradguard.fixes.statements import Layout, unwrapped
 from gradguard.rules.gradient_path import wording
-from gradguard.rules.gradient_path.restacked import restacked, stacked
 
 _LEARNS = ("backward", "grad", "step", "set_grad_enabled", "enable_grad", "__exit__")  # what is for grad mode, or switches it itself
 

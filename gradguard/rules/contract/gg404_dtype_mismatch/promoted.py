@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -69,7 +68,7 @@ def _still(scope: Scope, name: str, line: int) -> bool:
 def _scopes(incident: Incident, site: CallSite, place: ResolvedSite) -> list[Scope]:
     """The function that ran the operation, with what is known of its variables: of a method, with each live module that has it."""
     known = scope_at(incident, place)
-    if known is not None and (known.values or not isinstance(known.tree, ast.FunctionDef)):
+    if known is not None and (known.values or known.function is None):
         then = {name: value for name, value in known.values.items() if _still(known, name, place.line)}
         return [replace(known, values=then)]
     owners = {
