@@ -57,6 +57,10 @@ for _ in range(3):
     optimizer.step()
     scaler.update()
 """,
+    "GG803": """
+weight = torch.ones(3, 1, requires_grad=True)
+table = weight.expand(3, 1 << 46) * 2
+""",
 }  # fmt: skip
 
 

@@ -14,7 +14,6 @@ from gradguard.analysis.graph.older_releases import described, saved_leaves
 from gradguard.analysis.graph.walk import Mismatch, mismatches, root_nodes
 from gradguard.analysis.live.frames import FrameView, traceback_frames
 from gradguard.analysis.live.names import Names
-from gradguard.analysis.memory.allocations import Allocation, allocation
 from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.analysis.program.syntax import Source
 from gradguard.analysis.program.user_files import files_of, roots_taking_part, sources_of
@@ -105,11 +104,6 @@ class Incident:
     def message(self) -> str:
         """PyTorch's own words."""
         return "" if self.error is None else message_of(self.error)
-
-    @cached_property
-    def allocation(self) -> Allocation | None:
-        """The allocation that failed, where that is what the exception says."""
-        return allocation(self)
 
     @cached_property
     def names(self) -> Names:

@@ -106,6 +106,18 @@ class Journal(_Section):
     ops: int = Field(default=16384, ge=16, description="operations remembered")
 
 
+class Ranks(_Section):
+    """What is done where a process is one of several ranks."""
+
+    patience: float = Field(
+        default=30.0,
+        gt=0,
+        le=86_400,
+        allow_inf_nan=False,
+        description="seconds that a collective may take before the ranks tell each other where they are and one says what is wrong",
+    )
+
+
 class Settings(_Section):
     """Everything that can be set.
 
@@ -120,6 +132,7 @@ class Settings(_Section):
         default_factory=dict, description="by rule code, rule name or family prefix: an action, or a mapping of action and options"
     )
     journal: Journal = Field(default_factory=Journal, description="how many facts are kept, at most")
+    ranks: Ranks = Field(default_factory=Ranks, description="what is done where a process is one of several ranks")
     report: Path | None = Field(
         default=None, description="one JSON object a diagnosis is appended to this file; relative to the working directory"
     )

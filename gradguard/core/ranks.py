@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -19,6 +20,18 @@ from gradguard.core.foreign_exceptions import internal_error
 
 _LAUNCHED = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")  # torchrun's and accelerate's, Open MPI's, MPICH's, Slurm's
 SHARED = "GRADGUARD_SHARED"  # the folder that spawned workers of one launch share; set for them alone
+
+LOST = (
+    *("connection closed by peer", "connection reset by peer", "timed out waiting", "broken pipe", "collective operation timeout"),
+    *("pair closure", "connection was likely closed", "socket closed", "op.preamble.length <= op.nbytes", "nccl error"),
+    *("ncclremoteerror", "mpi error", "application timeout caused pair closure", "peer rank"),
+)
+"""Lower-case pieces of what gloo, NCCL and MPI say on a rank when another has gone, does not come, or brings something else."""
+
+
+def is_lost_connection(text: str) -> bool:
+    """Whether an error's text is that of a connection between ranks, which is seldom the cause of anything."""
+    return any(piece in text.lower() for piece in LOST)
 
 
 def rank() -> int | None:
@@ -59,7 +72,19 @@ def told_elsewhere(diagnosis: Diagnosis, report: Path | None) -> bool:
     folder = os.environ.get(SHARED)
     if folder is not None:
         return not _claim(Path(folder), repr(diagnosis.key))
+    try:
+        mine = Claims.claim(f"{crc32(repr(diagnosis.key).encode()):08x}")
+    except internal_error(RuntimeError):  # the rank that keeps the store has ended
+        mine = None
+    if mine is not None:
+        return not mine
     return report is not None and any(_same(line, diagnosis) for line in _lines(report, _starts.get(report, 0)))
+
+
+class Claims:
+    """Where the ranks of a job agree which of them says what; set while they are watched."""
+
+    claim: Callable[[str], bool | None] = staticmethod(lambda key: None)
 
 
 def _claim(folder: Path, key: str) -> bool:

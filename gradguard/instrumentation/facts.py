@@ -72,6 +72,21 @@ class WriteFact(NamedTuple):
     before: tuple[Region, int] | None = None  # of a write through `.data`: the written tensor's fingerprint before it
 
 
+class SelfWrite(NamedTuple):
+    """An in-place call whose operand is another tensor on the very memory that it writes: `shadow.lerp_(p, 0.1)` where shadow is `p.data`.
+
+    Attributes:
+        target: the tensor that is written.
+        previous: the function that wrote the memory before, in the steps that were traced.
+    """
+
+    target: weakref.ref[Any]
+    storage: int
+    site: CallSite | None
+    func: str
+    previous: str | None
+
+
 class Region(NamedTuple):
     """Elements of a memory, as a strided tensor over it: counted in elements of one dtype."""
 

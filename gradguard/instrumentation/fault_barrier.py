@@ -72,10 +72,13 @@ class Shield:
         self._callbacks.clear()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> bool:
+        # each is put back before it is forgotten: an exception from outside may come in between
         if self._callbacks and Compiler.running():
-            Compiler.swap(self._callbacks.pop())
+            Compiler.swap(self._callbacks[-1])
+            del self._callbacks[-1]
         if self._quiet:
-            self._quiet.pop().__exit__(None, None, None)
+            self._quiet[-1].__exit__(None, None, None)
+            del self._quiet[-1]
         if error is None or not is_internal(error):
             return False
         session = self._session()

@@ -38,6 +38,7 @@ from gradguard.instrumentation.facts import (
     OpFact,
     Prints,
     SavedFact,
+    SelfWrite,
     Spread,
     StepFact,
     Stretch,
@@ -76,6 +77,7 @@ class Journal:
         self._steps: deque[StepFact] = deque(maxlen=limits.calls)
         self._later: deque[BackwardFact | StepFact | Stretch] = deque()  # what has come since anybody asked for one of the two above
         self._waiting = 0  # facts in there
+        self.self_writes: deque[SelfWrite] = deque(maxlen=64)
         self.modes: deque[ModeFact] = deque(maxlen=limits.modes)
         self.escapes: deque[EscapeFact] = deque(maxlen=limits.escapes)
         self.prints: deque[Prints] = deque(maxlen=limits.prints)

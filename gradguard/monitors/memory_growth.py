@@ -1,7 +1,6 @@
 """Whether memory grows from step to step: the process's own, and what tensors hold on an accelerator.
 
-It is read once in each step that is looked at at all, which costs some microseconds. Whoever wants to see more of the steps after memory
-has grown, such as the saved-tensor probe, asks `just_grew`.
+It is read once in each step that is looked at at all, which costs some microseconds.
 """
 
 from __future__ import annotations
@@ -53,11 +52,6 @@ class Growth(Monitor):
         self._row = 0  # steps in a row that have grown
         self._looks = 0  # since the row began
         self._rest = 0  # the step up to which nothing is looked for
-        self._grown_at = -1
-
-    def just_grew(self, step: int) -> bool:
-        """Whether memory has grown in one of the two steps before this one, and in the step before that."""
-        return 0 <= self._grown_at <= step <= self._grown_at + 2
 
     def on_step(self, event: Step, view: View) -> Sequence[Finding]:
         step = view.steps
@@ -72,7 +66,6 @@ class Growth(Monitor):
         self._row += 1
         if self._row < _IN_A_ROW or step < self._rest:
             return ()
-        self._grown_at = step
         self._looks += 1
         if self._looks > _LOOKS:  # whatever grows is nothing that can be found: sequences that get longer, a process that warms up
             self._rest, self._looks = 4 * step, 0
@@ -82,7 +75,7 @@ class Growth(Monitor):
 
 def _reading() -> tuple[int, int]:
     """The memory that this process has by now, and what tensors hold on the accelerator."""
-    return _resident(), torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0
+    return _resident(), torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0  # type: ignore[no-untyped-call]
 
 
 def _resident() -> int:

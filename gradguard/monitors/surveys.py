@@ -32,7 +32,7 @@ _LATE, _SOON = 12, 8  # steps: a parameter that is unfrozen, or added, after the
 
 
 class Making(NamedTuple):
-    """How a parameter came to be: in the course of a module's forward call.
+    """How a parameter came to be: with a module, or in the course of a forward call.
 
     Attributes:
         site: the user's line: the call that constructs a module, or what gives a module a parameter.
@@ -130,14 +130,14 @@ _CALL = getattr(torch.nn.Module._call_impl, "__code__", None)
 
 
 def making(module: torch.nn.Module, name: str, frame: FrameType | None) -> Making | None:
-    """How a parameter was made that a module is being given; None outside of any forward call."""
+    """How a parameter was made that a module is being given; None where neither a module is being constructed nor one's forward runs."""
     caller = user_frame(frame)
     built = False
     while frame is not None and frame.f_code is not _CALL:
         if frame.f_code.co_name == "__init__" and isinstance(variables_of(frame).get("self"), torch.nn.Module):
             caller, built = user_frame(frame.f_back), True
         frame = frame.f_back
-    if frame is None or caller is None:
+    if caller is None or (frame is None and not built):
         return None
     return Making(CallSite(caller.f_code, caller.f_lasti), None if built else name, type(module).__name__)
 

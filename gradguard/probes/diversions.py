@@ -5,7 +5,8 @@ compare and wrap them. So a function is not replaced: it is given other code, of
 instead, and that one calls a copy of the function as it was. Aliases that a program made before are watched as well.
 
 The code says that it stands where the function's own stands, so that rules by file name (what Dynamo skips, what TorchScript reads)
-hold for it. Dynamo reads the branch that leads straight to the copy; it never sees gradguard's.
+hold for it. Dynamo reads the branch that leads straight to the copy, and the tracer of TorchScript goes that way; they never see
+gradguard's.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from contextlib import AbstractContextManager
 from types import CodeType, FunctionType
 from typing import Any
 
-from gradguard.torch_compat.private_api import is_compiling, never_compile, unremarkable_is_compiling
+from gradguard.torch_compat.private_api import is_compiling, jit_tracing, never_compile, unremarkable_is_compiling
 
 _TARGET = "gradguard's function goes here"
 _AROUND = "__gradguard_around_{}__"
 _COMPILING = "__gradguard_compiling__"
+_TRACING = "__gradguard_tracing__"
 
 _FUTURE = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 
@@ -55,6 +57,7 @@ class Diversion:
         never_compile(self._detour)
         originals[self._detour] = copy
         function.__globals__.setdefault(_COMPILING, is_compiling)
+        function.__globals__.setdefault(_TRACING, jit_tracing)
         function.__globals__[self._name] = copy
         function.__code__ = self._detour
 
@@ -120,7 +123,8 @@ def prepare_for_dynamo() -> None:
 
 
 def _detour(code: CodeType, target: Callable[..., Any], copy: str) -> CodeType:
-    """Code of the same signature that calls `target`, or while something compiles the function called `copy`."""
+    """Code of the same signature that calls `target`, or while something compiles or TorchScript traces, and writes the stack into what
+    it makes, the function called `copy`."""
     names = list(code.co_varnames)
     positional, keyword = names[: code.co_argcount], names[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
     rest = names[code.co_argcount + code.co_kwonlyargcount :]
@@ -145,7 +149,7 @@ def _detour(code: CodeType, target: Callable[..., Any], copy: str) -> CodeType:
         f"def outer():\n{free}"
         f"    def inner({', '.join(formal)}):\n"
         f"       {kept}\n"
-        f"        if {_COMPILING}(): return {copy}{call}\n"
+        f"        if {_COMPILING}() or {_TRACING}(): return {copy}{call}\n"
         f"        _gradguard = {_TARGET!r}; return _gradguard{call}\n"
     )
     outer = next(const for const in compile(source, "<gradguard>", "exec", dont_inherit=True).co_consts if isinstance(const, CodeType))

@@ -9,13 +9,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from gradguard.instrumentation.event_buffer import Coast
 from gradguard.instrumentation.fault_barrier import Shield
-
-if TYPE_CHECKING:
-    from gradguard.probes.saved_tensor_hooks import SavedTensors
 
 
 class Listener(Protocol):
@@ -64,7 +61,7 @@ class _Local(threading.local):
 
     listener: Listener | None = None
     coast: Coast | None = None
-    saving: SavedTensors | None = None
+    saving: Any = None  # the saved-tensor probe where its hooks are in place
     compiled: int = 0
 
 

@@ -44,6 +44,11 @@ _TELLING, _ARRAYS_SEARCHED = 4, 32  # values of an array by which it is known ag
 _ESCAPES_SEARCHED = 256  # for the number a new tensor is made of; all 4,096 would take milliseconds
 
 
+def _of_graph(tensor: Any) -> Any:
+    """The tensor itself; the base of a view made under no_grad, which still says that it requires grad."""
+    return tensor._base if tensor.requires_grad and grad_fn_of(tensor) is None and tensor._base is not None else tensor
+
+
 class LostPaths:
     """Writes to a journal where paths end, and what has lost its path goes into.
 
@@ -271,6 +276,7 @@ class LostPaths:
     def _sever(self, cut: Cut, inputs: list[Any]) -> None:
         """Notes which of the parameters looked for stand behind what was cut off here."""
         journal = self.journal
+        inputs = [_of_graph(each) for each in inputs]
         if self._searched_in != journal.step:
             self._searched_in, self._searched = journal.step, {}
         nodes = [-1 if (node := grad_fn_of(each)) is None else node._sequence_nr() for each in inputs]
@@ -373,10 +379,8 @@ class LostPaths:
         cut_of = self.journal.cut_of
         for tensor in tensors_in(args, kwargs):
             if tensor.requires_grad:
+                tensor = _of_graph(tensor)
                 node = grad_fn_of(tensor)
-                if node is None and tensor._base is not None:  # a view made under no_grad still says that it requires grad
-                    tensor = tensor._base
-                    node = grad_fn_of(tensor)
                 attached.append(-1 if node is None else node._sequence_nr())
                 leaf = tensor if node is None else only_leaf(node, 5)
                 if leaf is not None:

@@ -36,10 +36,10 @@ from torch.overrides import TorchFunctionMode
 from gradguard.core.callsite import USER_FILES, CallSite, user_frame
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.safe_read import function_code, variables_of
-from gradguard.instrumentation.facts import CallableRef, ModeFact, Region, WriteFact
+from gradguard.instrumentation.facts import CallableRef, ModeFact, Region, SelfWrite, WriteFact
 from gradguard.instrumentation.fingerprints import fingerprint
 from gradguard.instrumentation.journal import Journal
-from gradguard.instrumentation.tensor_refs import UncountedRef
+from gradguard.instrumentation.tensor_refs import TensorRef, UncountedRef
 from gradguard.probes.broadcasts import PAIRING, Columns, note_spread, note_spread_loss
 from gradguard.probes.call_arguments import any_requires_grad, call_name, region_written, versions_of
 from gradguard.probes.loss_inputs import LOSSES, LossInputs
@@ -135,6 +135,8 @@ class OpProbe(TorchFunctionMode):
             kind = SKIP
         if _is_compiling() or not self.live:
             return func(*args, **(kwargs or _NO_KWARGS))
+        if kind & MODE:
+            return self._mode_call(func, args, kwargs or _NO_KWARGS)
         if self.results.open and not (kind == SKIP and func.__name__ == "__get__"):
             try:
                 self.results.use(args, kwargs)
@@ -262,9 +264,7 @@ class OpProbe(TorchFunctionMode):
     ) -> None:
         if watched is not None:
             self._writes(func, args, watched)
-        if kind & MODE:
-            self._mode_switch(args)
-        elif kind & TOGGLE:
+        if kind & TOGGLE:
             self._toggle(func, args)
         elif kind & ESCAPE:
             self.lost.escape(func, args, result)
@@ -302,8 +302,23 @@ class OpProbe(TorchFunctionMode):
             self.on_fault(fault)
         return result
 
-    def _mode_switch(self, args: tuple[Any, ...]) -> None:
-        enabled = bool(args[0]) if args else True
+    def _mode_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Grad mode is switched: noted while it is on, so that an exception from outside that comes meanwhile does not leave it off."""
+        enabled = not args or args[0] is not False
+        try:
+            if not enabled:
+                self._mode_switch(enabled)
+        except internal_error() as fault:
+            self.on_fault(fault)
+        result = func(*args, **kwargs)
+        try:
+            if enabled:
+                self._mode_switch(enabled)
+        except internal_error() as fault:
+            self.on_fault(fault)
+        return result
+
+    def _mode_switch(self, enabled: bool) -> None:
         frame: FrameType | None = sys._getframe(2)
         decorated: CodeType | None = None
         via = "set_grad_enabled"
@@ -326,6 +341,8 @@ class OpProbe(TorchFunctionMode):
             return [(tensor, (version, fingerprint(tensor)) if self._is_data_alias(tensor) else version) for tensor, version in watched]
 
     def _writes(self, func: Any, args: tuple[Any, ...], watched: list[tuple[Any, Any]]) -> None:
+        if len(args) > 1 and isinstance(args[0], _Tensor) and isinstance(args[1], _Tensor) and args[0] is not args[1]:
+            self._into_itself(func, args[0], args[1])
         for tensor, version in watched:
             mark = None
             if type(version) is tuple:
@@ -367,6 +384,17 @@ class OpProbe(TorchFunctionMode):
                     (Region.of(tensor), mark) if mark is not None else None,
                 )
             )
+
+    def _into_itself(self, func: Any, target: Any, operand: Any) -> None:
+        """Notes a write whose operand is the same memory by another tensor."""
+        storage = storage_key(target)
+        if storage is None or storage != storage_key(operand) or target.layout != torch.strided or operand.layout != torch.strided:
+            return
+        if not target.is_nested and target.shape == operand.shape and target.storage_offset() == operand.storage_offset():
+            caller = user_frame(sys._getframe(3))
+            site = None if caller is None else CallSite(caller.f_code, caller.f_lasti)
+            previous = next((write.func for write in reversed(self.journal.writes) if write.storage == storage), None)
+            self.journal.self_writes.append(SelfWrite(TensorRef(target), storage, site, call_name(func), previous))
 
     def _is_data_alias(self, tensor: Any) -> bool:
         aliases = self.journal.data_aliases

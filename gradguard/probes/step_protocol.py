@@ -236,15 +236,17 @@ def watch_registrations(report: Callable[[Any, str, Any, FrameType], None]) -> M
 
 def _enter(original: Original) -> Original:
     def guarded(self: Any) -> Any:
-        result = original(self)
-        session = idle_listener()
+        session, watched = idle_listener(), False
         if session is not None:
             caller = _caller()
             with session.lookout:
-                if _is_users(caller) and session.wants_forwards():
-                    _state["depth"] += 1
-                    self._gradguard = True
-                    watch_forwards()
+                watched = _is_users(caller) and session.wants_forwards()
+                if watched:
+                    watch_forwards(entering=True)
+        result = original(self)
+        if watched:  # no call from here on: an exception from outside would leave grad mode off
+            _state["depth"] += 1
+            self._gradguard = True
         return result
 
     return guarded
@@ -252,6 +254,7 @@ def _enter(original: Original) -> Original:
 
 def _exit(original: Original) -> Original:
     def guarded(self: Any, *args: Any) -> Any:
+        result = original(self, *args)
         if getattr(self, "_gradguard", False):
             self._gradguard = False
             _state["depth"] -= 1
@@ -261,14 +264,14 @@ def _exit(original: Original) -> Original:
                     forget_forwards()
                 except internal_error() as fault:
                     say("the watch of forwards without grad", "it goes on looking", fault)
-        return original(self, *args)
+        return result
 
     return guarded
 
 
-def watch_forwards() -> None:
-    """Reports forwards without grad while a block of the user's without grad is open."""
-    if _state["depth"] and (_state["hook"] is None or not _state["hook"].stands):
+def watch_forwards(entering: bool = False) -> None:
+    """Reports forwards without grad while a block of the user's without grad is open, or about to be."""
+    if (entering or _state["depth"]) and (_state["hook"] is None or not _state["hook"].stands):
         _state["hook"] = ModuleHook(_module.register_module_forward_pre_hook, _forward)
 
 

@@ -53,7 +53,7 @@ def install(*more: Callable[[Callable[..., None]], None]) -> None:
         compilers.install()
         _divert(torch.autograd, "backward", _backward("backward"))
         _divert(torch.autograd, "grad", _backward("grad"))
-        _replace(torch.autograd, "_engine_run_backward", _engine)
+        _divert(torch.autograd, "_engine_run_backward", _engine)
         _divert(torch.autograd.Function, "apply", _apply)
         _divert(torch.optim.Optimizer, "zero_grad", _zero_grad)
         _divert(torch.nn.Module, "zero_grad", _zero_grad)

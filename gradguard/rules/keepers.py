@@ -63,7 +63,7 @@ class Kept:
         self.each = each
         most = max(len(each.tags) for each in keepers)
         main = [each for each in keepers if 2 * len(each.tags) >= most]
-        placed = sorted(((each, _place(incident, each)) for each in main), key=lambda item: _takes_over(*item, main))
+        placed = sorted(((each, _place(incident, each)) for each in main), key=lambda item: _takes_over(item[0], item[1], main))
         self.main = [each for each, _ in placed]
         self.places = [place for _, place in placed]
         self.place = next((place for place in self.places if place is not None), None)
@@ -103,8 +103,9 @@ class Kept:
         value = None if self.place is None else _value(self.place)
         lines = sorted({place.line for place in self.places if place is not None})
         if len(lines) > 1:
+            listed = f"{', '.join(map(str, lines[:-1]))} and {lines[-1]}"
             return Fix(
-                title=f"Detach what is kept at lines {', '.join(map(str, lines[:-1]))} and {lines[-1]} (`.detach()`, or `.item()`)",
+                title=f"Detach what is kept at lines {listed}: `.detach()`, or `.item()` for a number",
                 safety="safe",
                 detail="The values stay the same; only the graphs are let go.",
                 patch=_patch(self.main, self.places),

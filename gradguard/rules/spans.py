@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, at_line, dotted
-from gradguard.analysis.program.expressions import calls_inside, inside
-from gradguard.analysis.program.index import program_of
+from gradguard.analysis.program.expressions import calls_inside, inside, is_constant
+from gradguard.analysis.program.index import program_of, programs_of, writes_in
 from gradguard.analysis.program.syntax import FUNCTIONS, Source, load
 from gradguard.analysis.program.user_files import loaded_files, sources_of
 from gradguard.core.callsite import USER_FILES
@@ -112,6 +112,30 @@ def attribute_sets(kind: type, name: str) -> list[ResolvedSite]:
         and dotted(write.owner) == "self" and program.source.stands_in(write.node, tree)
     ]  # fmt: skip
     return [place for line in lines if source is not None and (place := at_line(source.filename, line)) is not None]
+
+
+def gradient_writes(sources: Iterable[Source]) -> Iterator[tuple[Source, ast.stmt]]:
+    """The statements that set a `.grad` to something."""
+    for source, write in (each for name in ("grad", "_grad") for each in writes_in(sources, name)):
+        statement = source.statement(write.node)
+        if statement is not None and not isinstance(statement, ast.AugAssign) and not is_constant(write.value, None):
+            yield source, statement
+
+
+def bindings(sources: Iterable[Source], name: str, any_owner: bool = False) -> Iterator[tuple[Source, ast.stmt]]:
+    """The statements that bind a variable, or an attribute by its dotted name (`self.net`).
+
+    Args:
+        any_owner: whether a name without an owner stands for attributes of that name as well.
+    """
+    owner, _, last = name.rpartition(".")
+    for program in programs_of(sources):
+        nodes: list[ast.AST] = [] if owner else [each.node for each in program.definitions(name) if each.kind in ("assign", "loop", "with")]
+        if owner or any_owner:
+            nodes += [each.node for each in program.writes(last) if any_owner or (each.owner is not None and dotted(each.owner) == owner)]
+        for statement in map(program.source.statement, nodes):
+            if statement is not None:
+                yield program.source, statement
 
 
 def calls_of(source: Source, method: str, receiver: str | None = None) -> list[ast.Call]:

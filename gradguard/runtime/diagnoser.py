@@ -19,6 +19,7 @@ from gradguard.core.safe_read import attributes
 from gradguard.fixes.patched_files import completed
 from gradguard.instrumentation.fault_barrier import say
 from gradguard.reporting.jsonl import JsonlReport
+from gradguard.reporting.terminal.layout import one_line
 from gradguard.reporting.terminal.render import render_for_error, render_verified
 from gradguard.reporting.tracebacks import shorten, show_if_uncaught, take_back_hook
 from gradguard.rules.base import Rule
@@ -136,6 +137,20 @@ class Diagnoser:
                 with faults.lookout:
                     repeats.learn(rule, incident, diagnosis)
 
+    def noticed(self, rules: tuple[Rule, ...], incident: Incident, run: Run, faults: FaultHandler) -> None:
+        """Says what a watching thread has found. Nothing is raised: training may go on.
+
+        Raises:
+            GradGuardWarning: the user's warning filters turn warnings into errors.
+        """
+        diagnosis = self._diagnosis(rules, incident, faults)
+        if diagnosis is None or _suppressed(diagnosis, incident, run):
+            return
+        action = run.policy.action_for(diagnosis, raised=False)
+        if diagnosis.severity == "info" and action == "log" and not run.speaker.knows(diagnosis):
+            _LOGGER.warning("%s", one_line(f"{diagnosis.title()}: {diagnosis.headline}"), extra={"diagnosis": diagnosis})
+        self._tell(diagnosis, "warn" if action == "raise" else action, incident, run, faults)
+
     def verified(self, diagnosis: Diagnosis) -> Diagnosis:
         """The diagnosis, about to be raised, with its fixes tried, where the settings ask for it (`gradguard.runtime.trials`)."""
         if not self.settings.verify or _verified_in_the_end:
@@ -215,8 +230,9 @@ class Diagnoser:
         except internal_error() as fault:
             say("the renderer", "a diagnosis is shown without its code", fault)
             text = f"{diagnosis.title()}: {diagnosis.headline}\n\n{diagnosis.torch_message or ''}".rstrip()
+        again = diagnosis.rank is not None and any(each.key == diagnosis.key for each in self._found)  # of a job, each cause once
         self._found.append(diagnosis)
-        if self.report is not None and not self._told_elsewhere(diagnosis, faults):
+        if self.report is not None and not again and not self._told_elsewhere(diagnosis, faults):
             try:
                 self.report.write(diagnosis, text)
             except internal_error() as fault:

@@ -25,10 +25,10 @@ from gradguard.core.safe_read import UNKNOWN, in_class
 from gradguard.instrumentation import tensor_refs
 from gradguard.instrumentation.fault_barrier import say
 from gradguard.instrumentation.refusals import reserve
-from gradguard.probes import replicas, torch_functions
+from gradguard.probes import collectives, replicas, torch_functions
 from gradguard.reporting.jsonl import JsonlReport
 from gradguard.reporting.tracebacks import take_back_hook
-from gradguard.runtime import workers
+from gradguard.runtime import rank_watch, workers
 from gradguard.runtime.decorator import decorated
 from gradguard.runtime.diagnoser import Diagnoser
 from gradguard.runtime.memory_watch import present_memory
@@ -117,6 +117,10 @@ class Guard:
             return last
         return next((opened for opened in reversed(self._open) if opened[0] is session), None)
 
+    def run_of(self, session: Session) -> Run:
+        """The run of this guard in another thread, whose session this is."""
+        return next((opened[1] for opened in reversed(self._open) if opened[0] is session), None) or self._run_in(session)
+
     def _run_in(self, session: Session) -> Run:
         if self.made_at is not None:
             return session.run_of(self.made_at, self.settings, _close)
@@ -181,7 +185,7 @@ class Guard:
             return self
         entered = len(self._open)
         try:
-            torch_functions.install(workers.install, replicas.install, saved_tensors.install, tensor_refs.install)
+            torch_functions.install(workers.install, replicas.install, collectives.install, saved_tensors.install, tensor_refs.install)
             reserve.fill()
             session = current_session()
             last = self._last
@@ -191,6 +195,7 @@ class Guard:
             run.entries += 1
             self._open.append(last)
             session.open(self)
+            rank_watch.entered(self, session)
             self._entered_at = session.steps_so_far()
         except BaseException as error:  # `__exit__` will not be called
             if len(self._open) > entered:
@@ -201,12 +206,12 @@ class Guard:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        opened = self._opened() if self._open else None
-        if opened is None:  # `off`; or left in another thread than it was entered in
-            self.leave()
-            return
-        session = opened[0]
-        try:
+        opened, leaving = None, error
+        try:  # at once: an exception from outside may come anywhere
+            opened = self._opened() if self._open else None
+            if opened is None:  # `off`; or left in another thread than it was entered in
+                return
+            session = opened[0]
             if error is None:
                 # a guard around a single step is left a thousand times: only one around a loop has seen a run end
                 run = opened[1]
@@ -224,15 +229,21 @@ class Guard:
             if error is None:
                 take_back_hook()
         except GradGuardError as found:
+            leaving = found
             self.diagnoser.shorten(found, tb)
             raise
         except internal_error() as fault:
-            session.fault(fault, lasting=False)
+            current_session().fault(fault, lasting=False)
         finally:
             try:
-                self._leave(opened)
+                if leaving is not None and opened is not None and len(opened[0].guards) == 1:
+                    rank_watch.failed(leaving)
+                if opened is None:
+                    self.leave()
+                else:
+                    self._leave(opened)
             except BaseException:
-                if opened in self._open:  # an exception from outside, at the first instruction
+                if opened is not None and opened in self._open:  # an exception from outside, at the first instruction
                     self._leave(opened)
                 raise
 

@@ -34,6 +34,7 @@ from gradguard.instrumentation.refusals import is_refusal, refused, reserve
 from gradguard.instrumentation.tensor_refs import UncountedRef
 from gradguard.monitors import checkpoints, idle_ledger
 from gradguard.monitors.findings import Finding
+from gradguard.monitors.memory_growth import MemoryGrew
 from gradguard.probes import warning_attribution
 from gradguard.probes.backward_nodes import NodeWatch
 from gradguard.probes.call_arguments import any_requires_grad
@@ -49,7 +50,7 @@ from gradguard.runtime.module_hooks import ModuleHooks
 from gradguard.runtime.op_tracing import OpTracing
 from gradguard.runtime.run import Run
 from gradguard.runtime.step_skipping import Withheld, give_back_gradients, withhold_gradients
-from gradguard.torch_compat.private_api import can_trace_ops, in_backward, quiet, sequence_number
+from gradguard.torch_compat.private_api import can_trace_ops, compiles_backward, in_backward, quiet, sequence_number
 from gradguard.torch_compat.saved_tensors import SHOWN
 
 if TYPE_CHECKING:
@@ -500,6 +501,8 @@ class Session:
         run = self.run
         if not finding.ROUTINE:  # a look that every healthy program gets
             run.depth.incident()  # the next steps are traced
+        if isinstance(finding, MemoryGrew):
+            self.watch_memory()
         rules = tuple(rule for rule in run.silent_rules("finding", True) if rule.code == finding.code)
         if rules:
             optimizer = None if finding.book is None else finding.book.ref()
@@ -562,7 +565,7 @@ class Session:
             return original(*args, **kwargs)
         watch: NodeWatch | None = None
         try:
-            if call is not None and self.tracing and self.run.settings.trace.node_hooks:
+            if call is not None and self.tracing and self.run.settings.trace.node_hooks and not compiles_backward():
                 with self.lookout, quiet():
                     watch = NodeWatch(nodes_from(root_nodes(roots)), self.journal, call.index)
             self.depth = depth + 1

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 from gradguard.core import ranks
 from gradguard.core.errors import GradGuardError, mark_seen
 from gradguard.probes.listeners import listener
+from gradguard.runtime import rank_watch
 from gradguard.runtime.module_isolation import received_worker
 
 _folders: dict[str, int] = {}  # that are not removed yet, and the process that made each
@@ -58,10 +59,12 @@ class GuardedWorker:
         os.environ["GRADGUARD_WORKER"] = str(index)
         try:
             result = self._run(index, args)
-        except BaseException:
+        except BaseException as error:
             ranks.note_end("raised")
+            rank_watch.failed(error)
             raise
         ranks.note_end("returned")
+        rank_watch.finished()
         return result
 
     def _run(self, index: int, args: tuple[Any, ...]) -> Any:

@@ -2,7 +2,7 @@
 
 **Hooks.** While any saved-tensor hook is on, PyTorch checks no versions. So what gradguard's pack hook returns, a
 `Packed`, remembers the version, and its unpack hook repeats PyTorch's checks in PyTorch's words: those of the release at hand, read from
-errors that it has raised (`Words`). The hooks stand at the bottom of the thread's stack, so that those of the program win wherever it has
+errors that it raises (`_specimen`). The hooks stand at the bottom of the thread's stack, so that those of the program win wherever it has
 any, and a `with` of the program's that ends pops its own.
 
 **Older releases** (2.10 and older; seen in 2.4, 2.8 and their stubs) have a `SavedTensor` that does not show the tensor it
@@ -189,7 +189,7 @@ def _check(packed: Packed, tensor: Any) -> None:
     if packed.had_node and tensor.grad_fn is None:
         raise RuntimeError(_DETACHED)
     if tensor._version != packed.version:
-        raise RuntimeError(_words.modified(packed, tensor))
+        raise RuntimeError(_words(packed, tensor))
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -197,47 +197,46 @@ _function_modes: Callable[[], int] = getattr(torch._C, "_len_torch_function_stac
 _no_torch_function: Any = torch._C.DisableTorchFunction
 
 
-class Words:
-    """What PyTorch says of a saved tensor that was modified, as it says it of one that was made for that."""
-
-    def __init__(self) -> None:
-        self._specimen: Any = None
-
-    def learn(self) -> None:
-        """Makes that tensor; once, where no hook is on and no mode hears of it."""
-        if self._specimen is None:
-            with torch.inference_mode(False), torch.enable_grad():
-                result = torch.ones(1, device="cpu", dtype=torch.float32, requires_grad=True).exp()
-                self._specimen = result.grad_fn
-                result.add_(1)
-
-    def modified(self, packed: Packed, tensor: torch.Tensor) -> str:
-        """The text for a saved tensor that is at another version now; it depends on anomaly mode, so PyTorch is asked anew."""
-        text = _WORDS
-        try:
-            self._specimen._saved_result  # noqa: B018
-        except (RuntimeError, AttributeError) as error:
-            if all(part in str(error) for part in _PARTS):
-                text = str(error)
-        name = packed.name if packed.in_place is None else packed.in_place()
-        if packed.had_node and tensor.grad_fn is not None:
-            name = tensor.grad_fn.name()
-        if name is not None and "ExpBackward0" not in text:  # since 2.13 the operation is named, before the node was
-            name = _BACKWARD.sub("", name)
-        of, _, versions = _PARTS
-        of_which = "" if name is None else f", which is output {packed.output} of {name},"
-        before, after = text.split(of, 1)[0], text.split(versions, 1)[1]
-        sizes = tensor._nested_tensor_size() if tensor.is_nested else list(tensor.shape)
-        return f"{before}[{tensor.type()} {sizes}]{of_which} is at version {tensor._version}; expected version {packed.version}{after}"
+def _words(packed: Packed, tensor: torch.Tensor) -> str:
+    """What PyTorch says of a saved tensor that was modified: what it says of one of the same kind that was made for that, with this one's
+    sizes, operation and versions."""
+    text, kind = _specimen(tensor) or (_WORDS, str(tensor.type()))
+    name = packed.name if packed.in_place is None else packed.in_place()
+    if packed.name is None and tensor.grad_fn is not None:
+        name = tensor.grad_fn.name()
+    if name is not None and "ExpBackward0" not in text:  # since 2.13 the operation is named, before the node was
+        name = _BACKWARD.sub("", name)
+    before, after = text.split("[", 1)[0], text.split(_VERSIONS, 1)[1]
+    sizes = tensor._nested_tensor_size() if tensor.is_nested else list(tensor.shape)
+    of_which = "" if name is None else f", which is output {packed.output} of {name},"
+    return f"{before}[{kind} {sizes}]{of_which} is at version {tensor._version}; expected version {packed.version}{after}"
 
 
-_PARTS = ("[torch.FloatTensor [1]]", ", which is output 0 of Exp", " is at version 1; expected version 0")
+def _specimen(tensor: torch.Tensor) -> tuple[str, str] | None:
+    """PyTorch's words of a tensor of this dtype on this device, and what it calls such a tensor. They depend on the release, and on
+    anomaly mode, so PyTorch is asked each time."""
+    others = _hooks()
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            result = torch.ones(1, device=tensor.device, dtype=tensor.dtype, requires_grad=True).exp()
+            node: Any = result.grad_fn
+            result.add_(1)
+            node._saved_result  # noqa: B018
+    except (RuntimeError, TypeError, AttributeError) as error:
+        found = _SPECIMEN.search(str(error))
+        return None if found is None else (str(error), found[1])
+    finally:
+        _put_back(others)
+    return None
+
+
+_VERSIONS = " is at version 1; expected version 0"
+_SPECIMEN = re.compile(rf"\[(\S+) \[1\]\], which is output 0 of Exp\w*,{_VERSIONS}")
 _WORDS = (
-    f"one of the variables needed for gradient computation has been modified by an inplace operation: {_PARTS[0]}{_PARTS[1]},{_PARTS[2]}"
+    f"one of the variables needed for gradient computation has been modified by an inplace operation: [tensor [1]],{_VERSIONS}"
     " instead. Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
     "torch.autograd.set_detect_anomaly(True)."
 )
-_words = Words()
 _DETACHED = (
     "Trying to use a saved tensor that has been detached in-place, i.e. with .detach_()."
     "This is not supported, please use out-of-place `.detach()` instead"
@@ -300,8 +299,6 @@ def hook_below(pack: Callable[[torch.Tensor], Any]) -> None:
     """Puts `pack` and `unpack` on this thread's stack of hooks, below all that are there."""
     others = _hooks()
     try:
-        with _no_torch_function():
-            _words.learn()
         if _autograd.SavedTensor.register_hooks is _ORIGINAL:
             _autograd.SavedTensor.register_hooks = _register_hooks(_ORIGINAL)
         _autograd._push_saved_tensors_default_hooks(pack, unpack)

@@ -89,6 +89,52 @@ def test_a_shadow_in_the_weights_own_memory_is_named(tmp_path: Path, blend: str)
     assert not run_source(tmp_path, applied(source, diagnosis.fixes[0].patch or ""))
 
 
+SHADOWS = {
+    "list": ("kept = [p.detach() for p in net.parameters()]", "for s, p in zip(kept, net.parameters()): s.lerp_(p.data, 0.1)"),
+    "dict": (
+        "kept = {name: p.data for name, p in net.named_parameters()}",
+        "for name, p in net.named_parameters(): kept[name].mul_(0.9).add_(p.detach(), alpha=0.1)",
+    ),
+    "state dict": (
+        "kept = net.state_dict()", "for name, value in net.state_dict().items(): kept[name].mul_(0.9).add_(value, alpha=0.1)",
+    ),
+    "late": ("kept = [p.data for p in net.parameters()]", "if it >= 8: [s.copy_(p.detach()) for s, p in zip(kept, net.parameters())]"),
+}  # fmt: skip
+OWN = {
+    "copies": ("kept = [p.detach().clone() for p in net.parameters()]", SHADOWS["list"][1]),
+    "copied state": ("import copy\nkept = copy.deepcopy(net.state_dict())", SHADOWS["state dict"][1]),
+    "decay by hand": ("kept = [p.data for p in net.parameters()]", "for s, p in zip(kept, net.parameters()): s.add_(p.data, alpha=-0.01)"),
+    "clipped": ("kept = [p.data for p in net.parameters()]", "for s in kept: s.clamp_(-1, 1)"),
+}
+
+
+def shadowed(kept: str, update: str, steps: int = 16) -> str:
+    return f"""{HEAD}
+net = nn.Linear(4, 2)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+{kept}
+for it in range({steps}):
+    opt.zero_grad()
+    net(torch.randn(8, 4)).pow(2).mean().backward()
+    opt.step()
+    with torch.no_grad():
+        {update}
+"""
+
+
+@pytest.mark.parametrize("name", ["list", "dict", "state dict", pytest.param("late", marks=pytest.mark.slow)])
+def test_a_shadow_is_the_weights_however_it_is_kept(tmp_path: Path, name: str) -> None:
+    source = shadowed(*SHADOWS[name], steps=30 if name == "late" else 16)
+    (diagnosis,) = [each for each, _ in run_source(tmp_path, source)]
+    assert diagnosis.code == "GG615" and diagnosis.culprit is not None and diagnosis.culprit.text == SHADOWS[name][0]
+    assert not run_source(tmp_path, applied(source, diagnosis.fixes[0].patch or ""))
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_copies_and_other_writes_are_silent(tmp_path: Path, name: str) -> None:
+    assert not run_source(tmp_path, shadowed(*OWN[name]))
+
+
 @pytest.mark.parametrize("write", ["self.shadow[name].clamp_(-1, 1)", "self.shadow[name].lerp_(other[0].mean(), 0.01)"])
 def test_weights_that_are_written_through_another_tensor_are_silent(tmp_path: Path, write: str) -> None:
     assert not run_source(tmp_path, HEAD + SHADOW.replace("BLEND", write))

@@ -257,3 +257,34 @@ def test_term_whose_parameters_were_detached_before_vmap(tmp_path: Path, mapped:
 )
 def test_vmap_that_is_to_have_no_graph(tmp_path: Path, taken: str, whose: str, mapped: str, loss: str) -> None:
     assert said(tmp_path, MAPPED.format(taken=taken, whose=whose, mapped=mapped, loss=loss)) == []
+
+
+DRAWN = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(6, 8), nn.Linear(4, 6)
+
+    def forward(self, x):
+        {made}
+        z = {drawn}.sample()
+        return self.decoder(z)
+
+net = Net()
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "drawn"),
+    [
+        ("mean, log_std = self.encoder(x).chunk(2, dim=1)", "torch.distributions.Normal(mean, log_std.exp())"),
+        ("posterior = torch.distributions.Normal(self.encoder(x)[:, :4], 1.0)", "posterior"),
+        ("low = self.encoder(x)[:, :4]", "torch.distributions.Uniform(low, low + 1)"),
+    ],
+    ids=["both", "mean", "uniform"],
+)
+def test_a_sample_that_is_all_that_goes_on(made: str, drawn: str, tmp_path: Path) -> None:
+    source = DRAWN.format(made=made, drawn=drawn) + TRAIN
+    found = only(tmp_path, source, "GG605", f"{drawn}.sample()")
+    assert "drawn with `.sample()`" in found.headline
+    mended(tmp_path, source, found)

@@ -57,6 +57,33 @@ def test_a_term_as_a_number(body: str, after: str, tmp_path: Path) -> None:
     assert ".item()" not in changed
 
 
+SIZE = (
+    "for step in range(4):",
+    """
+def size(parameters):
+    return {size}
+for step in range(4):""",
+)
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        "sum(p.pow(2).sum().item() for p in parameters)",
+        "0.5 * sum([(p * p).sum().item() for p in parameters])",
+        "next(parameters).norm().item()",
+    ],
+)
+def test_a_term_as_a_number_of_a_function_of_its_own(size: str, tmp_path: Path) -> None:
+    body = "loss = base + 0.1 * size(net.parameters())"
+    source = TERM.format(body=body, after="").replace(SIZE[0], SIZE[1].format(size=size))
+    _, changed = repaired(tmp_path, source, "GG308")
+    assert ".item()" not in changed
+    printed = TERM.format(body=body, after="print(f'{size(net.parameters()):.3f}')").replace(SIZE[0], SIZE[1].format(size=size))
+    [(told, _)] = run_source(tmp_path, HEAD + printed)  # which a tensor may be no number for
+    assert told.code == "GG308" and told.fixes[0].patch is None
+
+
 @pytest.mark.parametrize(
     ("body", "after"),
     [

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import copy
 import io
+import os
 import pickle
+import sys
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
+import gradguard
 from gradguard import GradGuardError
 from tests.transparency.helpers import assert_transparent, grads, guarding
 from tests.transparency.workloads import WORKLOADS, conv
@@ -139,3 +144,29 @@ def test_printing_and_comparing_tensors() -> None:
         )
 
     assert_transparent(program)
+
+
+def test_the_tracer_of_torchscript_finds_no_frame_of_gradguards(level: str) -> None:
+    """It writes the stack of each operator into what it makes."""
+    package = os.path.dirname(gradguard.__file__)
+    files: list[str] = []
+
+    def note(grad: torch.Tensor) -> None:
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            files.append(frame.f_code.co_filename)
+            frame = frame.f_back
+
+    def force(x: torch.Tensor) -> torch.Tensor:
+        y = x.detach().requires_grad_()
+        z = y * 2
+        z.register_hook(note)
+        with torch.enable_grad():
+            torch.autograd.grad(F.silu(z).sum(), [y])
+        return x.sin()
+
+    with guarding(level):
+        torch.ones(2, requires_grad=True).sum().backward()
+        torch.jit.trace(force, (torch.ones(2),), check_trace=False)
+    assert any(file.endswith("graph.py") for file in files)
+    assert not [file for file in files if file.startswith(package)]

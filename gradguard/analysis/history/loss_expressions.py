@@ -61,8 +61,8 @@ def _behind_name(place: ResolvedSite, call: ast.Call) -> ast.expr | None:
         named = named.args[0]
     if not isinstance(named, ast.Attribute) or named.attr not in ("backward", "grad"):
         return None
-    of_library = (dotted(named.value) or "").rpartition(".")[2] == "autograd"
-    return given[0] if of_library and given else None if of_library else named.value
+    unbound = (dotted(named.value) or "").rpartition(".")[2] in ("autograd", "Tensor")
+    return given[0] if unbound and given else None if unbound else named.value
 
 
 def written_root(incident: Incident, follower: Follower) -> tuple[ast.expr, Scope] | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from gradguard.analysis.graph.walk import nodes_from
+from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.alive_tensors import every_tensor
 from gradguard.analysis.memory.accounting import account, step_began
 from gradguard.core.account import Account
@@ -24,7 +25,6 @@ from gradguard.instrumentation.refusals import Refused, is_refusal
 from gradguard.torch_compat.private_api import grad_fn_of, memory_of, node_sequence, saved_data, saved_slots
 
 if TYPE_CHECKING:
-    from gradguard.analysis.incident import Incident
     from gradguard.analysis.live.frames import FrameView
     from gradguard.instrumentation.journal import Journal
 
@@ -217,8 +217,12 @@ def graphs_now(journal: Journal) -> Account:
 
 
 def allocation(incident: Incident) -> Allocation | None:
-    """The failed allocation that an incident is; None where it is something else."""
-    return Allocation(incident) if incident.error is not None and is_refusal(incident.error) else None
+    """The failed allocation that an incident is, the same object for all rules; None where it is something else."""
+    known = vars(incident)
+    if "_allocation" not in known:
+        known["_allocation"] = Allocation(incident) if incident.error is not None and is_refusal(incident.error) else None
+    found: Allocation | None = known["_allocation"]
+    return found
 
 
 def _step_of(marks: list[int], seq: int) -> int:

@@ -14,6 +14,7 @@ from gradguard.analysis.graph.walk import is_accumulate, nodes_from
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.frames import FrameView
 from gradguard.analysis.live.holders import Holding
+from gradguard.analysis.memory.allocations import allocation
 from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.analysis.program.differentiated import is_differentiated, repeated_by
 from gradguard.analysis.program.expressions import calls_inside, inside
@@ -100,7 +101,7 @@ def evaluation(incident: Incident) -> Evaluation | None:
         around = repeated_by(program, node)
         if found is None or (around is not None and found[2] is None and not _trains(incident, view, program, around)):
             found = place, program, around
-    failed = incident.allocation
+    failed = allocation(incident)
     if found is None or failed is None:
         return None
     roots: dict[int, nn.Module] = {}

@@ -97,10 +97,9 @@ def look(census: Census, step: int, least: int) -> list[Grown]:
 
 
 def _length(obj: Any) -> int:
-    for kind in _KINDS:
-        if isinstance(obj, kind):
-            return int(kind.__len__(obj))
-    return 0
+    """Whatever its class makes of `len()`."""
+    kind: Any = next((kind for kind in _KINDS if isinstance(obj, kind)), None)
+    return 0 if kind is None else int(kind.__len__(obj))
 
 
 def _is_bounded(obj: Any) -> bool:

@@ -58,6 +58,18 @@ class Result:
         return None
 
     @property
+    def first_alone(self) -> bool:
+        """Whether of two results that the call returns the second goes nowhere: to `_`, or only the first is taken."""
+        source, statement, call = self.place.source, self.place.statement, self.place.call
+        if source is None or call is None:
+            return False
+        around = source.parents.get(call)
+        if isinstance(around, ast.Subscript) and isinstance(around.slice, ast.Constant):
+            return around.slice.value == 0
+        targets = self.place.targets
+        return isinstance(statement, ast.Assign) and statement.value is call and len(targets) == 2 and targets[1].startswith("_")
+
+    @property
     def is_square(self) -> bool:
         """Whether each position of a sequence meets every other."""
         return self.kind != "broadcast" and len(self.shape) >= 2 and self.shape[-1] == self.shape[-2] > 1

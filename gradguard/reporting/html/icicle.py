@@ -27,8 +27,8 @@ td.bytes, th.bytes { text-align: right; white-space: nowrap; font-variant-numeri
 tr + tr td { border-top: 1px solid var(--soft); }
 code { font: 12.5px ui-monospace, Menlo, Consolas, monospace; overflow-wrap: anywhere; }
 .more { opacity: .65; }
-svg { display: block; width: 100%; height: auto; } svg text { font: 12px ui-monospace, Menlo, Consolas, monospace; fill: #10151c; }
-svg rect { stroke: var(--bg); stroke-width: 1; } svg g:hover > rect { filter: brightness(.9); }
+body > svg { display: block; width: 100%; height: auto; } svg text { font: 12px ui-monospace, Menlo, Consolas, monospace; fill: #10151c; }
+svg rect { stroke: var(--bg); stroke-width: 1; } svg svg:hover > rect { filter: brightness(.9); }
 @media (prefers-color-scheme: dark) { :root { --fg: #e2e6ea; --bg: #14171c; } }
 """
 _KINDS = {"saved": "saved for backward", "older graphs": "graphs of older steps"}
@@ -117,9 +117,10 @@ def _draw(cell: Cell, x: float, row: int, scale: float, total: int, hue: int, sh
     shown = label if len(label) <= room else cell.name if len(cell.name) <= room else cell.name[: room - 1] + "…" if room > 3 else ""
     title = f"{cell.name}: {size(cell.nbytes)}, {share:.1f} %" + (f"; {cell.detail}" if cell.detail else "")
     color = "hsl(210 15% 82%)" if row == 0 else f"hsl({(28 + 47 * hue) % 360} 62% {min(90, 70 + 3 * row)}%)"
+    # an inner svg cuts off what a wider font than expected would write over the neighbour
     shapes.append(
-        f"<g><title>{_text(title)}</title><rect x='{x:.2f}' y='{row * _ROW}' width='{width:.2f}' height='{_ROW}' rx='2' fill='{color}'/>"
-        f"<text x='{x + 5:.2f}' y='{row * _ROW + 17}'>{_text(shown)}</text></g>"
+        f"<svg x='{x:.2f}' y='{row * _ROW}' width='{width:.2f}' height='{_ROW}'><title>{_text(title)}</title>"
+        f"<rect width='100%' height='100%' rx='2' fill='{color}'/><text x='5' y='17'>{_text(shown)}</text></svg>"
     )
     for i, inner in enumerate(sorted(cell.cells.values(), key=lambda each: -each.nbytes)):
         _draw(inner, x, row + 1, scale, total, hue + (i if row < 2 else 0), shapes)

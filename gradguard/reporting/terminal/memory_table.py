@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from gradguard.core.memory_report import HeldFor, MemoryReport
 from gradguard.reporting.terminal.layout import Row, Segment, cells, clean, one_line, paint
 
 _LISTED = 8
+_LEAST = 0.03  # of all that is saved for backward: a module with less has no row
+_DEEPEST = 4
 _BAR = 16
 _WORDS = {
     "saved": "saved for backward",
@@ -23,7 +26,7 @@ def render_memory(report: MemoryReport, color: bool = False, width: int = 100) -
     total = report.for_backward
     if total:
         rows += _section("by line", total, [(each, _place(each.file, each.line, each.function), each.text) for each in report.lines], width)
-        rows += _section("by module", total, [(each, each.name or "outside any module", "") for each in report.modules], width)
+        rows += _modules(report)
         rows += _section("by operation", total, [(each, each.name or "not known", "") for each in report.operations], width)
     if report.savings:
         rows += [[], [Segment("  what would be freed", "label")]]
@@ -75,6 +78,39 @@ def _section(title: str, total: int, entries: Sequence[tuple[HeldFor, str, str]]
     left = entries[_LISTED:]
     if left:
         rows.append([Segment(f"  {size(sum(held.nbytes for held, _, _ in left)):>10}  {'':>{_BAR}} {len(left)} more", "dim")])
+    return rows
+
+
+@dataclass
+class _Module:
+    nbytes: int = 0
+    inner: dict[str, _Module] = field(default_factory=dict)
+
+
+def _modules(report: MemoryReport) -> list[Row]:
+    """Modules as a tree, each with all that lies in it; what is too small to matter is left out."""
+    total = report.for_backward
+    root = _Module()
+    for held in report.modules:
+        at = root
+        for name in ("outside any module",) if held.name is None else held.name.split("."):
+            at = at.inner.setdefault(name, _Module())
+            at.nbytes += held.nbytes
+    rows: list[Row] = [[], [Segment("  saved for backward by module", "label")]]
+
+    def show(module: _Module, prefix: str, depth: int) -> None:
+        for name, inner in sorted(module.inner.items(), key=lambda item: -item[1].nbytes):
+            if inner.nbytes < _LEAST * total or depth > _DEEPEST:
+                continue
+            while len(inner.inner) == 1 and next(iter(inner.inner.values())).nbytes == inner.nbytes:  # `model.encoder`, in one row
+                following, inner = next(iter(inner.inner.items()))
+                name = f"{name}.{following}"
+            filled = round(_BAR * inner.nbytes / total)
+            bar = [Segment("#" * filled, "related"), Segment("." * (_BAR - filled), "dim")]
+            rows.append([Segment(f"  {size(inner.nbytes):>10}  "), *bar, Segment(f" {prefix}{clean(name)}", "path")])
+            show(inner, f"{prefix}  ", depth + 1)
+
+    show(root, "", 0)
     return rows
 
 

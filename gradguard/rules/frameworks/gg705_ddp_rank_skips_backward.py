@@ -37,13 +37,14 @@ import torch
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, dotted, resolve, segment, span_of
 from gradguard.analysis.program.bindings import statement_names
-from gradguard.analysis.program.expressions import calls_inside, inside, last_part
+from gradguard.analysis.program.expressions import calls_inside, inside
 from gradguard.core import ranks
 from gradguard.core.diagnosis import Confidence, Diagnosis, Fix
 from gradguard.fixes.edits import indent_of
 from gradguard.fixes.statements import Layout, siblings
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import ddp as shared
+from gradguard.rules.frameworks import skips, standings
 
 CODE, NAME = "GG705", "ddp-rank-skips-backward"
 _BACKWARD = ("backward", "manual_backward")
@@ -54,16 +55,22 @@ def recognise(incident: Incident) -> Diagnosis | None:
     ddp = shared.replica(incident)
     if ddp is None:
         return None
+    standing = standings.standing(incident)
     ends = ranks.ends(wait=1.0)
-    if "raised" in ends.values():
+    if "raised" in ends.values() or (standing is not None and standing.failed):
         return None
     finished = sorted(index for index, outcome in ends.items() if outcome == "returned")
-    skips: list[tuple[str, ast.stmt, ast.expr]] = []
+    found: list[skips.Skip] = []
     for view in incident.user_frames:
         place = resolve(view.site)
-        if place is not None and not skips:
-            skips = _skips(place)
-    if not skips and not finished:
+        if place is None:
+            continue
+        found = _skips(place)
+        if found or place.enclosing_loops:  # what stands around the loop decides nothing within it
+            break
+    if not found and not finished:
+        return None
+    if len(found) != 1 and standing is not None and standing.behind:  # GG707 knows where the others are
         return None
     confidence: Confidence = "likely"
     backward = incident.place
@@ -74,8 +81,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
         "Backward of a DistributedDataParallel module averages gradients over all ranks, call by call. A rank that leaves one out pairs "
         "its next batch with the others' last one, and at the end the others wait for a call that never comes."
     )
-    if len(skips) != 1:
-        notes = [f"line {node.lineno}: `{_text(file, test)}` can skip backward too" for file, node, test in skips]
+    if len(found) != 1:
+        notes = [f"line {node.lineno}: `{_text(file, test)}` can skip backward too" for file, node, test in found]
         return Diagnosis(
             code=CODE,
             name=NAME,
@@ -92,7 +99,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
             avoid=avoid,
             confidence=confidence,
         )
-    file, node, test = skips[0]
+    file, node, test = found[0]
     word = {ast.Continue: "continue", ast.Break: "break", ast.Return: "return"}.get(type(node), "if")
     condition = _text(file, test)
     how = f"`{word}` skips backward on a rank where `{condition}` holds"
@@ -154,61 +161,15 @@ def _text(file: str, test: ast.expr) -> str:
     return segment(file, test) or ast.unparse(test)
 
 
-def _skips(place: ResolvedSite) -> list[tuple[str, ast.stmt, ast.expr]]:
-    """Statements that leave a round of the loop, or the function, before the place; or the condition around it."""
+def _skips(place: ResolvedSite) -> list[skips.Skip]:
+    """What can leave out the backward call, where backward runs in a loop of the user's."""
     start = place.node or place.statement
     if start is None:
         return []
-    found: list[tuple[str, ast.stmt, ast.expr]] = []
-    counters: set[str] = set()
-    around = list(shared.inside_out(place.file, start))
-    for child, above in around:
+    for child, above in shared.inside_out(place.file, start):
         if isinstance(above, (ast.For, ast.While)) and child in above.body:
-            if not _holds_backward(above):
-                return []
-            counters |= _counters(above)
-            break
-    for child, above in around:
-        looping = isinstance(above, (ast.For, ast.While)) and child in above.body
-        block = next((b for b in (getattr(above, name, None) for name in ("body", "orelse")) if isinstance(b, list) and child in b), None)
-        for before in block[: block.index(child)] if block is not None else ():
-            if isinstance(before, ast.If) and not _by_count(before.test, counters):
-                found += [(place.file, leave, before.test) for leave in _leaves(before)]
-        if isinstance(above, ast.If) and child in above.body and not _by_count(above.test, counters):
-            found.append((place.file, above, above.test))
-        if looping:
-            break
-    return found
-
-
-def _leaves(branch: ast.If) -> list[ast.stmt]:
-    last: list[ast.stmt] = [item for item in branch.body if isinstance(item, (ast.Continue, ast.Break, ast.Return))]
-    return last[:1]
-
-
-def _holds_backward(loop: ast.AST) -> bool:
-    return any(calls_inside(loop, *_BACKWARD)) or not any(inside(loop, ast.Continue))
-
-
-def _counters(loop: ast.For | ast.While) -> set[str]:
-    """Variables that count rounds: they are the same on every rank."""
-    counted = [node for node in inside(loop, ast.AugAssign) if isinstance(node.value, ast.Constant)]
-    found = {node.target.id for node in counted if isinstance(node.target, ast.Name)}
-    if isinstance(loop, ast.For) and isinstance(loop.iter, ast.Call):
-        target = loop.target
-        if last_part(loop.iter.func) == "range" and isinstance(target, ast.Name):
-            found.add(target.id)
-        elif last_part(loop.iter.func) == "enumerate" and isinstance(target, ast.Tuple) and isinstance(target.elts[0], ast.Name):
-            found.add(target.elts[0].id)
-    return found
-
-
-def _by_count(test: ast.expr, counters: set[str]) -> bool:
-    """Whether a condition reads nothing but counters and constants of the program."""
-    if any(inside(test, ast.Call)):
-        return False
-    names = [dotted(node) or "" for node in inside(test, ast.Name)]
-    return bool(names) and any(name in counters for name in names)
+            return skips.before(place) if any(calls_inside(above, *_BACKWARD)) or not any(inside(above, ast.Continue)) else []
+    return skips.before(place)
 
 
 RULE = Rule(
@@ -216,14 +177,6 @@ RULE = Rule(
     name=NAME,
     summary="a rank leaves out a backward call that the others make",
     recognise=recognise,
-    messages=(
-        "connection closed by peer",
-        "connection reset by peer",
-        "timed out waiting",
-        "broken pipe",
-        "collective operation timeout",
-        "pair closure",
-        "connection was likely closed",
-    ),
+    messages=ranks.LOST,
     priority=30,
 )

@@ -86,7 +86,10 @@ def _with_grad_mode(switch: Switch, place: ResolvedSite | None) -> str | None:
 
 
 def term_without_item(origin: Origin, term: ResolvedSite | None) -> str | None:
-    """The diff that drops `.item()` from a term of the loss, where what it is assigned to is read there only, or as `float(...)`."""
+    """The diff that drops `.item()` from a term of the loss, where what it is assigned to is read there only, or as `float(...)`.
+
+    It may stand in a sum over parts, and in a function that nothing but the term calls.
+    """
     place = origin.place
     node = None if place is None else place.node
     if place is None or place.source is None or term is None or term.source is not place.source or not origin.certain:
@@ -95,9 +98,15 @@ def term_without_item(origin: Origin, term: ResolvedSite | None) -> str | None:
         return None
     source, statement = place.source, place.statement
     way = list(takewhile(lambda each: each is not statement, source.ancestors(node)))
-    if place.enclosing_function is not term.enclosing_function or not all(isinstance(each, _ARITHMETIC) for each in way):
+    if not all(isinstance(each, _ARITHMETIC) or _is_summed(each) for each in way):
         return None
-    if statement is not term.statement:
+    if isinstance(statement, ast.Return):
+        function = place.enclosing_function
+        if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)) or not _is_for(function.name, source, term):
+            return None
+    elif place.enclosing_function is not term.enclosing_function:
+        return None
+    elif statement is not term.statement:
         target = statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
         scope = place.enclosing_function or source.tree
         if not isinstance(target, ast.Name):
@@ -107,6 +116,18 @@ def term_without_item(origin: Origin, term: ResolvedSite | None) -> str | None:
             return None
     text = source.segment(node.func.value)
     return None if text is None else replaced(source, [(node, text)])
+
+
+def _is_summed(node: ast.AST) -> bool:
+    """Whether it is Python's sum over parts, which is a tensor where each of them is."""
+    return isinstance(node, ast.Call) and dotted(node.func) == "sum" and len(node.args) == 1 and not node.keywords
+
+
+def _is_for(function: str, source: Source, term: ResolvedSite) -> bool:
+    """Whether the only thing in the file that names a function is the statement of a term."""
+    named = [each for each in inside(source.tree, ast.Name) if each.id == function]
+    named += [each for each in inside(source.tree, ast.Attribute) if each.attr == function]  # type: ignore[misc]
+    return bool(named) and all(source.statement(each) is term.statement for each in named)
 
 
 def _as_number(source: Source, read: ast.AST) -> bool:

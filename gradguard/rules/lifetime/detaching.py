@@ -17,7 +17,7 @@ from gradguard.analysis.program.index import writes_in
 from gradguard.core.diagnosis import Fix
 from gradguard.core.safe_read import attributes, elements, pairs, peek, variables_of
 from gradguard.fixes.at_places import detached_value
-from gradguard.fixes.edits import after, edit_of, patched
+from gradguard.fixes.edits import after, appended, edit_of, patched
 from gradguard.fixes.statements import siblings
 
 DETAIL = "truncated backpropagation through time: the value goes on, the history ends at the step"
@@ -51,6 +51,20 @@ def detached(carrier: Carrier, name: str) -> str | None:
         value = {(): carrier.tensor, ("tuple",): (carrier.tensor,), ("list",): [carrier.tensor]}.get(through)
     text = detached_value(name, value)
     return None if text is None else f"{name} = {text}"
+
+
+def kept_detached(carrier: Carrier) -> str | None:
+    """The diff that keeps a variable without its graph from where it is bound on; None where that is not a plain assignment."""
+    store, name = carrier.store, carrier.name or ""
+    if store is None or not name.isidentifier() or not isinstance(store.statement, ast.Assign):
+        return None
+    names = [dotted(target) for target in targets_of(store.statement)]
+    line = detached(carrier, name)
+    if name not in names or line is None:
+        return None
+    if names == [name] and line == f"{name} = {name}.detach()" and isinstance(store.value, (ast.Call, ast.Attribute, ast.Subscript)):
+        return patched(store.source, appended(store.value, ".detach()"))
+    return patched(store.source, insert=[after(store.source, store.statement, line)])
 
 
 def held(carrier: Carrier) -> Any:

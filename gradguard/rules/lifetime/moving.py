@@ -31,15 +31,9 @@ def into_iteration(facts: Study, store: Store) -> str | None:
     """The diff that moves a statement, with the statements of the forward pass that it hangs on, into the loop (or the closure) below it
     that is running."""
     source = store.source
-    block = siblings(source, store.statement)
-    running = _running_below(facts, source, block[block.index(store.statement) + 1 :]) if block else None
-    if running is None:
-        return None
-    view, target = running
-    anchor = _first_statement(target)
-    between = block[: block.index(target)]
-    chain = _chain(source, view, between, store.statement)
-    if anchor is None or not chain:
+    view, target, chain = _to_move(facts, store)
+    anchor = None if target is None else _first_statement(target)
+    if view is None or target is None or anchor is None or not chain or _brings_data(source, view, chain, target):
         return None
     if isinstance(target, (ast.FunctionDef, ast.AsyncFunctionDef)):  # what it binds is its own: nothing else may read it
         own = {id(node) for statement in (target, *chain) for node in inside(statement, ast.expr)}
@@ -48,6 +42,28 @@ def into_iteration(facts: Study, store: Store) -> str | None:
         if any(id(read) not in own for name in bound for read in uses_of(tree, name)):
             return None
     return moved_before(source, chain, anchor)
+
+
+def comes_with_data(facts: Study, store: Store) -> bool:
+    """Whether what makes a kept value makes data as well that the loop below works on: a rollout, which is one for all of its turns."""
+    view, target, chain = _to_move(facts, store)
+    return view is not None and target is not None and _brings_data(store.source, view, chain, target)
+
+
+def _to_move(facts: Study, store: Store) -> tuple[FrameView | None, ast.stmt | None, list[ast.stmt]]:
+    """The frame of a store's block, the loop or function below that is running, and the statements that belong together."""
+    block = siblings(store.source, store.statement)
+    running = _running_below(facts, store.source, block[block.index(store.statement) + 1 :]) if block else None
+    if running is None:
+        return None, None, []
+    view, target = running
+    return view, target, _chain(store.source, view, block[: block.index(target)], store.statement)
+
+
+def _brings_data(source: Source, view: FrameView, chain: list[ast.stmt], target: ast.stmt) -> bool:
+    bound = {name for statement in chain for item in targets_of(statement) if (name := dotted(item)) is not None}
+    data = {name for name in bound if isinstance(value := view.locals.get(name), torch.Tensor) and not value.requires_grad}
+    return bool(data & set(names_read(source, [target])))
 
 
 def _running_below(facts: Study, source: Source, below: list[ast.stmt]) -> tuple[FrameView, ast.stmt] | None:

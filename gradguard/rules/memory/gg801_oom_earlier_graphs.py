@@ -25,6 +25,7 @@ least as much as was asked for, and a quarter of what all tensors hold. GG608 sa
 from __future__ import annotations
 
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.memory.allocations import allocation
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.rules.base import Rule
 from gradguard.rules.keepers import Kept, keepers
@@ -36,7 +37,7 @@ _LOOKED_AT = 12
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """Who keeps the graphs of earlier steps."""
-    failed = incident.allocation
+    failed = allocation(incident)
     if failed is None or incident.where != "escape":
         return None
     old = failed.account.total("older graphs")

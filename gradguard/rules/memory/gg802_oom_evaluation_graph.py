@@ -30,7 +30,7 @@ variable or container keeps those of several iterations.
 from __future__ import annotations
 
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.memory.allocations import Allocation
+from gradguard.analysis.memory.allocations import Allocation, allocation
 from gradguard.analysis.memory.evaluation import Evaluation, evaluation
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.fixes.at_places import spelt
@@ -45,7 +45,7 @@ _LOOKED_AT = 12
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """The loop that evaluates, or what keeps its results."""
-    failed = incident.allocation
+    failed = allocation(incident)
     if failed is None or incident.where != "escape" or failed.stepping is not None:
         return None
     saved = failed.account.total("saved")

@@ -28,24 +28,24 @@ tensors hold.
 
 from __future__ import annotations
 
-import ast
-
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.memory.allocations import Allocation
+from gradguard.analysis.memory.allocations import Allocation, allocation
 from gradguard.analysis.memory.results import Result, result_of
 from gradguard.analysis.program.expressions import calls_inside
 from gradguard.core.diagnosis import Diagnosis, Fix, TensorFacts
+from gradguard.fixes.at_places import applied_to
 from gradguard.fixes.edits import replaced, with_argument
 from gradguard.rules.base import Rule
 from gradguard.rules.memory.wording import breakdown, ran_out, shape, size
 
 CODE, NAME = "GG803", "oom-one-tensor"
 _LEAST = 16 << 20
+_PIECES = Fix(title="Check that this size is meant; if it is, compute it in pieces: a slice at a time, reduced before the next is made")
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """The tensor and its line."""
-    failed = incident.allocation
+    failed = allocation(incident)
     if failed is None or incident.where != "escape" or failed.stepping is not None or not failed.is_torchs or failed.is_elsewhere:
         return None
     if failed.asked < max(failed.held, failed.device.allocated or 0, _LEAST) or incident.place is None:
@@ -53,7 +53,13 @@ def recognise(incident: Incident) -> Diagnosis | None:
     found = result_of(incident, failed)
     if found is None:
         return _told(
-            incident, failed, f"one tensor of {size(failed.asked)} is asked for", f"asks for {size(failed.asked)} at once", "", [], []
+            incident,
+            failed,
+            f"one tensor of {size(failed.asked)} is asked for",
+            f"asks for {size(failed.asked)} at once",
+            "",
+            [],
+            [_PIECES],
         )
     if found.column_and_row is not None:
         return _table(incident, failed, found)
@@ -61,7 +67,9 @@ def recognise(incident: Incident) -> Diagnosis | None:
         return _pairs(incident, failed, found)
     names = " and ".join(f"`{each.text}` {shape(each.shape)}" for each in found.operands if each.text is not None)
     made = f"makes {shape(found.shape)}, {size(failed.asked)}" + (f", of {names}" if names else "")
-    return _told(incident, failed, f"this makes one tensor of {shape(found.shape)}, {size(failed.asked)}", made, "", _tensors(found), [])
+    return _told(
+        incident, failed, f"this makes one tensor of {shape(found.shape)}, {size(failed.asked)}", made, "", _tensors(found), [_PIECES]
+    )
 
 
 def _told(
@@ -91,10 +99,10 @@ def _table(incident: Incident, failed: Allocation, found: Result) -> Diagnosis:
     column, row = (found.operands[i] for i in found.column_and_row)
     left = f"`{column.text}` is {shape(column.shape)}" if column.text else f"one side is {shape(column.shape)}"
     right = f"`{row.text}` is {shape(row.shape)}" if row.text else f"the other {shape(row.shape)}"
-    patch = None
-    if column.node is not None and found.place.source is not None:
-        simple = isinstance(column.node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript))
-        patch = replaced(found.place.source, [(column.node, f"{column.text}.squeeze(-1)")]) if simple else None
+    patch, source = None, found.place.source
+    if column.node is not None and source is not None:
+        flat = applied_to(source, column.node, "{}.squeeze(-1)")
+        patch = None if flat is None else replaced(source, [(column.node, flat)])
     fix = Fix(
         title=f"Give both one shape: `{column.text}.squeeze(-1)`" if column.text else "Give both one shape: `.squeeze(-1)` on the column",
         safety="unsafe",
@@ -121,7 +129,7 @@ def _pairs(incident: Incident, failed: Allocation, found: Result) -> Diagnosis:
         patch = None
         call, source = found.place.call, found.place.source
         if call is not None and source is not None and not any(word.arg in ("need_weights", None) for word in call.keywords):
-            patch = with_argument(source, call, "need_weights=False") if _weights_unused(found) else None
+            patch = with_argument(source, call, "need_weights=False") if found.first_alone else None
         fixes.append(
             Fix(
                 title="Call it with `need_weights=False`: attention is then computed in blocks, without this tensor",
@@ -153,18 +161,6 @@ def _pairs(incident: Incident, failed: Allocation, found: Result) -> Diagnosis:
         _tensors(found),
         fixes,
     )
-
-
-def _weights_unused(found: Result) -> bool:
-    """Whether the second result of an attention module goes nowhere: to `_`, or only the first is taken."""
-    source, statement, call = found.place.source, found.place.statement, found.place.call
-    if source is None or call is None:
-        return False
-    around = source.parents.get(call)
-    if isinstance(around, ast.Subscript) and isinstance(around.slice, ast.Constant):
-        return around.slice.value == 0
-    targets = found.place.targets
-    return isinstance(statement, ast.Assign) and statement.value is call and len(targets) == 2 and targets[1].startswith("_")
 
 
 def _is_attention(found: Result) -> bool:

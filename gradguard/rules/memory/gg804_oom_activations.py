@@ -26,7 +26,7 @@ of what all tensors hold, and nothing of the family GG8 that is more particular 
 from __future__ import annotations
 
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.memory.allocations import Allocation
+from gradguard.analysis.memory.allocations import Allocation, allocation
 from gradguard.analysis.memory.batches import Batch, batch_of
 from gradguard.core.account import Group, Line
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
@@ -39,7 +39,7 @@ _LINES = 3
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """The lines that hold the most, and the batch."""
-    failed = incident.allocation
+    failed = allocation(incident)
     if failed is None or incident.where != "escape" or failed.stepping is not None or not failed.is_torchs or failed.is_elsewhere:
         return None
     saved = failed.account.total("saved")

@@ -27,11 +27,11 @@ from typing import Any
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.optimizer_contents import parameters_of
-from gradguard.analysis.memory.allocations import Allocation
+from gradguard.analysis.memory.allocations import Allocation, allocation
 from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import attributes, elements, pairs
-from gradguard.fixes.edits import with_argument
+from gradguard.fixes.edits import replaced, with_argument
 from gradguard.rules.base import Rule
 from gradguard.rules.memory.wording import asked, breakdown, ran_out, size
 from gradguard.torch_compat.private_api import memory_of
@@ -41,7 +41,7 @@ CODE, NAME = "GG805", "oom-optimizer-state"
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """What the optimizer was about to make."""
-    failed = incident.allocation
+    failed = allocation(incident)
     if failed is None or incident.where != "escape" or failed.stepping is None or failed.is_elsewhere:
         return None
     optimizer, _ = failed.stepping
@@ -54,7 +54,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if complete and len(complete) == len(parameters) and _made_at_once(incident):
         return _temporary(incident, failed, optimizer, whole)
     kept = sum(_bytes(value) for each in complete for value in elements(state[id(each)]))
-    ratio = kept / sum(_bytes(each) for each in complete) if complete else 0
+    done = complete[:-1]  # the last one's state may have been made in part
+    ratio = sum(_bytes(value) for each in done for value in elements(state[id(each)])) / sum(map(_bytes, done)) if done else 0
     return _making(incident, failed, optimizer, whole, kept, ratio)
 
 
@@ -100,9 +101,10 @@ def _temporary(incident: Incident, failed: Allocation, optimizer: Any, whole: in
     place, made = incident.place, _maker(incident, optimizer)
     related: list[SourceSpan] = [] if made is None else [made.span("works on all parameters at once", "declared")]
     patch = None
-    call = None if made is None else made.call
-    if made is not None and made.source is not None and call is not None and not any(w.arg in ("foreach", None) for w in call.keywords):
-        patch = with_argument(made.source, call, "foreach=False")
+    call, source = (None, None) if made is None else (made.call, made.source)
+    if source is not None and call is not None and all(word.arg is not None for word in call.keywords):
+        given = next((word.value for word in call.keywords if word.arg == "foreach"), None)
+        patch = with_argument(source, call, "foreach=False") if given is None else replaced(source, [(given, "False")])
     return Diagnosis(
         code=CODE,
         name=NAME,

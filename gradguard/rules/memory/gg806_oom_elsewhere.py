@@ -23,7 +23,7 @@ Where an exception that says that memory could not be had leaves the guard, and 
 from __future__ import annotations
 
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.memory.allocations import Allocation
+from gradguard.analysis.memory.allocations import Allocation, allocation
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.rules.base import Rule
 from gradguard.rules.memory.wording import breakdown, ran_out, size
@@ -34,7 +34,7 @@ _ITSELF = 512 << 20  # what Python and the libraries have, at most
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """What else there is."""
-    failed = incident.allocation
+    failed = allocation(incident)
     if failed is None or incident.where != "escape" or failed.is_programs:
         return None
     said, fixes = _of_worker(failed) or _of_device(failed) or _of_process(failed)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, dotted
 from gradguard.analysis.program.bindings import library_module
+from gradguard.analysis.program.index import calls_in
 from gradguard.analysis.program.syntax import Source
 from gradguard.core.diagnosis import Fix
 from gradguard.rules.spans import function_around, the_one
@@ -32,13 +33,11 @@ def without_wrapper(made: ResolvedSite) -> Fix:
 
 
 def _wrapped(sources: list[Source]) -> Iterator[tuple[Source, ast.stmt]]:
-    for source in sources:
-        for node in ast.walk(source.tree or ast.Module([], [])):
-            if isinstance(node, ast.Call) and (dotted(node.func) or "").rpartition(".")[2] == "Parameter":
-                around, statement = function_around(source, node), source.statement(node)
-                computed = bool(node.args) and _is_computed(source, node.args[0])
-                if computed and statement is not None and getattr(around, "name", "__init__") != "__init__":
-                    yield source, statement
+    for source, call in calls_in(sources, "Parameter"):
+        around, statement = function_around(source, call), source.statement(call)
+        computed = bool(call.args) and _is_computed(source, call.args[0])
+        if computed and statement is not None and getattr(around, "name", "__init__") != "__init__":
+            yield source, statement
 
 
 def _is_computed(source: Source, value: ast.expr) -> bool:

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.places.source import ResolvedSite, assignments_to, at_line, dotted, resolve
-from gradguard.analysis.program.syntax import Source, load
+from gradguard.analysis.places.source import ResolvedSite, at_line, dotted, resolve
+from gradguard.analysis.program.index import calls_in, writes_in
+from gradguard.analysis.program.syntax import Source
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import is_quiet, modules_in, own_dict, peek
 from gradguard.fixes.at_places import repeated_after, without_keyword
@@ -21,7 +22,7 @@ from gradguard.rules import wording
 from gradguard.rules.protocol.made_later import later
 from gradguard.rules.protocol.owners import Owner
 from gradguard.rules.protocol.placed import classes_on_the_way, placing
-from gradguard.rules.spans import function_around, in_tiers, only_one, the_one
+from gradguard.rules.spans import bindings, function_around, in_tiers, only_one, the_one
 
 CODE, NAME = "GG604", "optimizer-orphaned-parameters"
 
@@ -185,11 +186,7 @@ def alive_owner(parameter: torch.Tensor) -> nn.Module | None:
 
 
 def _copies(source: Source) -> Iterator[ast.stmt]:
-    for node in ast.walk(source.tree or ast.Module([], [])):
-        if isinstance(node, ast.Call) and (dotted(node.func) or "").rpartition(".")[2] == "deepcopy":
-            statement = source.statement(node)
-            if statement is not None:
-                yield statement
+    yield from (each for _, call in calls_in([source], "deepcopy") if (each := source.statement(call)) is not None)
 
 
 def _replaced(incident: Incident, book: Book, owner: Owner, everything: bool) -> tuple[SourceSpan | None, bool]:
@@ -212,7 +209,7 @@ def _replaced(incident: Incident, book: Book, owner: Owner, everything: bool) ->
         whole = whole and outside is None
         rebound = None
         if whole or not inner:
-            rebound = only_one(made, ((source, node) for source in sources for node in _new_variables(source, owner.variable)))
+            rebound = only_one(made, bindings(sources, owner.variable or ""))
         found = outside or within or rebound
         if found is None:
             classes = classes_on_the_way(owner)
@@ -232,11 +229,9 @@ def _replaced(incident: Incident, book: Book, owner: Owner, everything: bool) ->
 
 def _new_parts(source: Source, *names: str) -> Iterator[ast.stmt]:
     """Assignments to an attribute of one of these names, on anything but `self` itself."""
-    for node in ast.walk(source.tree or ast.Module([], [])):
-        if isinstance(node, ast.Assign) and any(
-            isinstance(target, ast.Attribute) and target.attr in names and dotted(target.value) != "self" for target in node.targets
-        ):
-            yield node
+    for _, write in (each for name in dict.fromkeys(names) for each in writes_in([source], name)):
+        if isinstance(write.node, ast.Assign) and write.owner is not None and dotted(write.owner) != "self":
+            yield write.node
 
 
 def _of_new_objects(source: Source, node: ast.stmt) -> bool:
@@ -247,33 +242,21 @@ def _of_new_objects(source: Source, node: ast.stmt) -> bool:
 def _kept_copies(source: Source, node: ast.Assign) -> list[ast.Assign]:
     """Where what is assigned was kept before, as a copy: `self.raw = copy.deepcopy(model.net)`."""
     kept = dotted(node.value)
-    return [
-        other
-        for other in (ast.walk(source.tree or ast.Module([], [])) if kept is not None else ())
-        if isinstance(other, ast.Assign)
-        and isinstance(other.value, ast.Call)
-        and (dotted(other.value.func) or "").rpartition(".")[2] == "deepcopy"
-        and any(dotted(target) == kept for target in other.targets)
-    ]
+    found = (source.statement(call) for _, call in (calls_in([source], "deepcopy") if kept is not None else ()))
+    return [each for each in found if isinstance(each, ast.Assign) and any(dotted(target) == kept for target in each.targets)]
 
 
 def _copy_put_back(culprit: SourceSpan | None) -> tuple[ResolvedSite, str, str] | None:
     """For an assignment of a copy that was kept before: where it was copied, and the names of the variable and of the original."""
-    source = None if culprit is None else load(culprit.file)
-    for node in ast.walk(source.tree or ast.Module([], [])) if source is not None else ():
-        if culprit is not None and isinstance(node, ast.Assign) and node.lineno == culprit.line and source is not None:
-            copies = _kept_copies(source, node)
-            place = at_line(culprit.file, copies[0].lineno) if len(copies) == 1 else None
-            call = copies[0].value if copies else None
-            original = dotted(call.args[0]) if isinstance(call, ast.Call) and call.args else None
-            if place is not None and original is not None:
-                return place, dotted(node.value) or "it", original
+    put = None if culprit is None else at_line(culprit.file, culprit.line)
+    if put is not None and put.source is not None and isinstance(put.statement, ast.Assign):
+        copies = _kept_copies(put.source, put.statement)
+        place = at_line(put.file, copies[0].lineno) if len(copies) == 1 else None
+        call = copies[0].value if copies else None
+        original = dotted(call.args[0]) if isinstance(call, ast.Call) and call.args else None
+        if place is not None and original is not None:
+            return place, dotted(put.statement.value) or "it", original
     return None
-
-
-def _new_variables(source: Source, name: str | None) -> Iterator[ast.stmt]:
-    for scope in _scopes(source) if name else ():
-        yield from assignments_to(scope, name or "")
 
 
 def _parts_replaced(source: Source, owner: Owner) -> Iterator[ast.stmt]:
@@ -281,13 +264,11 @@ def _parts_replaced(source: Source, owner: Owner) -> Iterator[ast.stmt]:
     parts = owner.path.split(".")
     if len(parts) - (parts[0] == owner.variable) < 2:
         return
-    for node in ast.walk(source.tree or ast.Module([], [])):
-        if isinstance(node, ast.Assign) and any(dotted(t) in (f"self.{parts[-2]}", f"self.{parts[-2]}.{parts[-1]}") for t in node.targets):
-            around = function_around(source, node)
-            if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)) and around.name != "__init__":
-                yield node
-
-
-def _scopes(source: Source) -> list[ast.AST]:
-    assert source.tree is not None
-    return [source.tree, *(node for node in ast.walk(source.tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))]
+    for _, write in (each for name in (parts[-2], parts[-1]) for each in writes_in([source], name)):
+        if not isinstance(write.node, ast.Assign) or write.owner is None or dotted(write.owner) not in ("self", f"self.{parts[-2]}"):
+            continue
+        around = function_around(source, write.node)
+        if isinstance(around, (ast.FunctionDef, ast.AsyncFunctionDef)) and around.name != "__init__":
+            targets = [dotted(each) for each in write.node.targets]
+            if any(each in (f"self.{parts[-2]}", f"self.{parts[-2]}.{parts[-1]}") for each in targets):
+                yield write.node

@@ -142,6 +142,52 @@ new.backward()
 """,
         ("rows", "data"),
     ),
+    Case(
+        "gradient_of_the_old_shape_is_still_there",
+        "GG402",
+        """
+net = nn.Linear(4, 6)
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(3):
+    net(torch.randn(2, 4)).pow(2).mean().backward()
+    optimizer.step()
+    net.weight.data, net.bias.data = net.weight.data[:4].clone(), net.bias.data[:4].clone()  # <<
+""",
+        ("net.", "grad"),
+    ),
+    Case(
+        "gradient_of_the_old_shape_of_a_method",
+        "GG402",
+        """
+class Table(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Parameter(torch.randn(6))
+    def grow(self):
+        self.rows.data = torch.cat([self.rows.data, torch.zeros(1)])  # <<
+table = Table()
+for _ in range(3):
+    table.rows.pow(2).sum().backward()
+    table.grow()
+""",
+        ("rows", "grad = None"),
+    ),
+    Case(
+        "gradient_of_the_old_shape_in_a_loop",
+        "GG402",
+        """
+def pruned(parameters, left):
+    for p in parameters:
+        p.data = p.data[:left].clone()  # <<
+weights = [nn.Parameter(torch.randn(6, 3)) for _ in range(2)]
+def run():
+    for step in range(3):
+        sum(w.exp().sum() for w in weights).backward()
+        pruned(weights, 5 - step)
+run()
+""",
+        ("data", "backward"),
+    ),
 ]
 
 SOUND_RETURNS = [
@@ -155,6 +201,32 @@ for step in range(3):
     net.zero_grad(set_to_none=True)
     net.weight.data = net.weight.data[: 5 - step].clone()
     net.bias.data = net.bias.data[: 5 - step].clone()
+""",
+    ),
+    Case(
+        "gradient_cleared_with_the_shape",
+        "",
+        """
+rows = nn.Parameter(torch.randn(6))
+for _ in range(3):
+    rows.pow(2).sum().backward()
+    rows.data = torch.cat([rows.data, torch.zeros(1)])
+    rows.grad = None
+""",
+    ),
+    Case(
+        "a_hook_fails_beside_a_gradient_of_the_old_shape",
+        "",
+        """
+rows = nn.Parameter(torch.randn(3))
+rows.pow(2).sum().backward()
+rows.data = torch.zeros(4)
+loss = rows.pow(2)
+loss.register_hook(lambda grad: torch.ones(3) * torch.ones(4))
+try:
+    loss.sum().backward()
+except RuntimeError:
+    pass
 """,
     ),
     Case(

@@ -11,6 +11,7 @@ from typing import Any
 
 from gradguard import gradguard
 from gradguard.cli.script import run_program
+from gradguard.instrumentation.refusals import reserve
 from tests.cases.case import Outcome, forked
 
 _MMAP_THRESHOLD = -3  # of glibc's mallopt
@@ -49,8 +50,19 @@ def entered(mib: int, **settings: Any) -> gradguard:
 
 
 def limit(mib: int) -> None:
-    """From now on this process may have `mib` MiB of address space more than it has, of which no freed block is kept for later."""
-    ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, 1 << 20)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    size = pages * resource.getpagesize() + (mib << 20)
-    resource.setrlimit(resource.RLIMIT_AS, (size, size))
+    """From now on this process may have `mib` MiB of memory more than it uses: what it has free is used up, and none is kept for later."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+    libc.mallopt(_MMAP_THRESHOLD, 1 << 20)
+    reserve.fill()
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (_mapped(), most))
+    for size in (8 << 20, 1 << 20, 1 << 18):
+        while libc.malloc(size):  # from any arena that a thread has left
+            pass
+    resource.setrlimit(resource.RLIMIT_AS, (_mapped() + (mib << 20), most))
+
+
+def _mapped() -> int:
+    """The bytes of this process's address space."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

@@ -444,7 +444,7 @@ for _ in range(3):
     F.cross_entropy(model(x), y).backward()
     opt.step()
 """,
-        100,
+        60,
         {"batch": "8192"},
         {"batch": "2048"},
         "model(x)",
@@ -476,4 +476,88 @@ for n in (512, 1024, {batch}):
         {"batch": "2048"},
         "torch.tanh(self.cell(x))",
     ),
+}
+
+_DEEP = """
+model = nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(256, 256), nn.ReLU())], nn.Linear(256, 1))
+opt = torch.optim.SGD(model.parameters(), lr=1e-3)
+"""
+NEEDED = {  # graphs that a backward call needs, in programs that look as if they kept or evaluated something
+    "losses summed over micro-batches": _DEEP
+    + """
+total = 0.0
+for _ in range(40):
+    total = total + model(torch.randn(1024, 256)).pow(2).mean()
+total.backward()
+opt.step()
+""",
+    "losses in a list": _DEEP
+    + """
+def losses(batches):
+    found = []
+    for x in batches:
+        found.append(model(x).pow(2).mean())
+    return found
+
+loss = torch.stack(losses(torch.randn(1024, 256) for _ in range(40))).sum()
+loss.backward()
+""",
+    "an attack on a model in eval mode": _DEEP
+    + """
+def attack(x):
+    model.eval()
+    for _ in range(4):
+        x = x.detach().requires_grad_()
+        score = model(x).sum()
+        (grad,) = torch.autograd.grad(score, x)
+        x = x + 0.1 * grad.sign()
+    return x
+
+attack(torch.randn(16384, 256))
+""",
+    "a closure": _DEEP
+    + """
+model.eval()
+def closure():
+    opt.zero_grad()
+    loss = model(torch.randn(16384, 256)).square().mean()
+    loss.backward()
+    return loss
+for _ in range(3):
+    opt.step(closure)
+""",
+    "a step that returns its loss": _DEEP
+    + """
+class Trainer:
+    def training_step(self, x):
+        return {"loss": model(x).square().mean()}
+
+    def fit(self):
+        for _ in range(3):
+            out = self.training_step(torch.randn(16384, 256))
+            opt.zero_grad()
+            out["loss"].backward()
+            opt.step()
+
+model.eval()
+Trainer().fit()
+""",
+    "states of a recurrent net": """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cell = nn.RNNCell(32, 256)
+        self.head = nn.Linear(256, 1)
+
+    def forward(self, x):
+        h, outputs = torch.zeros(x.shape[1], 256), []
+        for each in x:
+            h = self.cell(each, h)
+            outputs.append(h)
+        return self.head(torch.stack(outputs))
+
+net = Net()
+for n in (8, 400):
+    net(torch.randn(n, 512, 32)).mean().backward()
+""",
 }

@@ -11,6 +11,7 @@ from tests.cases.case import load_everything
 from tests.rules.memory import programs
 from tests.rules.memory.limited import limited
 from tests.rules.memory.programs import Program
+from tests.running import applied
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits the address space")
 CODES = {
@@ -41,3 +42,41 @@ def test_the_line_is_named(code: str, program: Program, tmp_path: Path) -> None:
 def test_its_sound_twin_is_silent_within_the_same_limit(code: str, program: Program, tmp_path: Path) -> None:
     outcome = limited(tmp_path, program.repaired(), program.mib)
     assert (outcome.status, outcome.diagnoses) == (0, []), outcome.output
+
+
+@pytest.mark.parametrize("name", programs.NEEDED)
+def test_graphs_that_a_backward_call_needs_are_activations(name: str, tmp_path: Path) -> None:
+    outcome = limited(tmp_path, programs.NEEDED[name], 60)
+    (found,) = outcome.diagnoses
+    assert found["code"] == "GG804", outcome.output
+    assert not any("no_grad" in fix["title"] or "detach" in fix["title"].lower() for fix in found["fixes"])
+
+
+@pytest.mark.parametrize("level", ["watch", "strict", "forensic"])
+@pytest.mark.parametrize("kind", ["KEPT", "EVALUATION", "OUTPUTS", "HUGE", "OPTIMIZER", "ATTENTION"])
+def test_at_every_level(kind: str, level: str, tmp_path: Path) -> None:
+    program: Program = next(iter(getattr(programs, kind).values()))
+    outcome = limited(tmp_path, program.broken(), program.mib, level)
+    (found,) = outcome.diagnoses
+    assert found["culprit"]["text"] == program.culprit, outcome.output
+
+
+REPAIRED = [("GG801", "list"), ("GG802", "sum"), ("GG802", "outputs list"), ("GG803", "difference"), ("GG803", "attention module")]
+
+
+@pytest.mark.parametrize(("code", "name"), [*REPAIRED, ("GG805", "AdamW")])
+def test_the_recommended_patch_repairs_the_program(code: str, name: str, tmp_path: Path) -> None:
+    program = CODES[code][name]
+    (found,) = limited(tmp_path, program.broken(), program.mib).diagnoses
+    patch = found["fixes"][0]["patch"]
+    assert patch is not None
+    outcome = limited(tmp_path, applied(program.broken(), patch), program.mib)
+    assert (outcome.status, outcome.diagnoses) == (0, []), outcome.output
+
+
+def test_the_size_of_a_state_is_told_only_where_that_of_a_parameter_is_known(tmp_path: Path) -> None:
+    program = programs.OPTIMIZER["Adam"]
+    (found,) = limited(tmp_path, program.broken(), 90).diagnoses  # in the midst of the first weight's
+    assert found["headline"].endswith("`opt` makes its state in its first step")
+    (found,) = limited(tmp_path, program.broken(), 106).diagnoses  # of the second's
+    assert found["headline"].endswith("`opt` makes its state of about 64 MiB in its first step")

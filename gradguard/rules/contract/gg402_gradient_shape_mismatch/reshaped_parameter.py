@@ -34,7 +34,7 @@ def reshaped(incident: Incident, index: int, got: list[int] | None, wanted: list
         return None
     name = incident.names.leaf(leaf)
     shown = f"`{name}`" if name else "a leaf"
-    culprit, others, written = _where(incident, leaf, name)
+    culprit, others, written = where_reshaped(incident, leaf, name)
     related: list[SourceSpan] = [place.statement_span("this may have done it: it gives a `.data` another tensor") for place in others]
     if incident.place is not None:
         related.append(incident.place.span("backward was called here", "backward"))
@@ -61,7 +61,7 @@ def _differs(node: Any) -> bool:
     return shape is not None and tuple(node.variable.shape) != shape
 
 
-def _where(incident: Incident, leaf: torch.Tensor, name: str | None) -> tuple[ResolvedSite | None, list[ResolvedSite], list[Found]]:
+def where_reshaped(incident: Incident, leaf: torch.Tensor, name: str | None) -> tuple[ResolvedSite | None, list[ResolvedSite], list[Found]]:
     """The assignment to `.data` of this leaf, else those that may be it; and all statements of that kind around."""
     writes = writes_in(incident.sources, "data")
     found = [

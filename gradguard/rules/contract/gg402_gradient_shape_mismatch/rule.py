@@ -3,7 +3,7 @@
 ## What it is
 A gradient does not have the shape of the thing it is the gradient of: a custom Function's backward returned one of another
 shape than forward's input, `backward(gradient=...)` was given one of another shape than the output, or a parameter was given
-another shape through `.data` while a graph still has the old one.
+another shape through `.data` while a graph, or its `.grad`, still has the old one.
 
 ## Why it is wrong
 The gradient of a number with respect to a tensor has one entry for each entry of the tensor. PyTorch sums a gradient over
@@ -49,6 +49,7 @@ from gradguard.fixes.edits import before, edit_of, patched, replaced
 from gradguard.rules.base import Rule
 from gradguard.rules.contract.gg402_gradient_shape_mismatch.gradient_order import exchanged_with, returned_in_order
 from gradguard.rules.contract.gg402_gradient_shape_mismatch.reshaped_parameter import reshaped
+from gradguard.rules.contract.gg402_gradient_shape_mismatch.stale_gradient import MESSAGES, of_another_shape
 from gradguard.rules.contract.gg402_gradient_shape_mismatch.taken_path import Returned, returns_taken
 from gradguard.rules.contract.wording import backward_called
 
@@ -89,7 +90,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if mismatch is not None:
         return _from_argument(incident, int(mismatch[1]), mismatch[2], mismatch[3])
     assigned = _ASSIGN.search(incident.message)
-    return None if assigned is None else _from_assignment(incident, assigned[1], assigned[2])
+    return of_another_shape(incident) if assigned is None else _from_assignment(incident, assigned[1], assigned[2])
 
 
 def _from_function(incident: Incident, view: FunctionView, index: int, got: str | None, expected: str | None) -> Diagnosis | None:
@@ -335,5 +336,5 @@ RULE = Rule(
     summary="a gradient does not have the shape of its tensor",
     recognise=recognise,
     priority=50,
-    messages=("returned an invalid gradient at index", "mismatch in shape: grad_output", "assign a gradient of size"),
+    messages=("returned an invalid gradient at index", "mismatch in shape: grad_output", "assign a gradient of size", *MESSAGES),
 )

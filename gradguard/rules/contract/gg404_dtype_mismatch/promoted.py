@@ -12,6 +12,7 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, assignments_to
 from gradguard.analysis.program.provenance import Judge, Maker
 from gradguard.analysis.program.scopes import Scope, function_scope
+from gradguard.analysis.program.syntax import FUNCTIONS
 from gradguard.core.callsite import CallSite
 from gradguard.core.safe_read import function_code, in_class, modules_in
 from gradguard.rules.contract.operands import Operand, odd_operand, scope_at
@@ -68,7 +69,7 @@ def _still(scope: Scope, name: str, line: int) -> bool:
 def _scopes(incident: Incident, site: CallSite, place: ResolvedSite) -> list[Scope]:
     """The function that ran the operation, with what is known of its variables: of a method, with each live module that has it."""
     known = scope_at(incident, place)
-    if known is not None and (known.values or known.function is None):
+    if known is not None and (known.values or not isinstance(known.tree, FUNCTIONS)):
         then = {name: value for name, value in known.values.items() if _still(known, name, place.line)}
         return [replace(known, values=then)]
     owners = {

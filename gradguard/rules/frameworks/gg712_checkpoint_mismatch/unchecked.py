@@ -1,6 +1,6 @@
 """What `determinism_check="none"` does and does not do. Part of GG712."""
 
 UNCHECKED = (
-    '`determinism_check="none"`: it leaves out the comparison of shapes and dtypes alone; another number of saved tensors raises all the '
-    "same, and where nothing raises the gradients are wrong"
+    '`determinism_check="none"`: it only leaves out the comparison of shapes and dtypes; too few saved tensors raise all the same, and '
+    "where nothing raises, backward computes with other values than forward did"
 )

@@ -39,6 +39,7 @@ from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.analysis.program.syntax import header_range
 from gradguard.core.diagnosis import Diagnosis, Fix, Role, SourceSpan
 from gradguard.fixes.edits import edit_of, patched
+from gradguard.fixes.one_backward import summed
 from gradguard.instrumentation.facts import BackwardFact
 from gradguard.rules.base import Rule
 from gradguard.rules.lifetime import wording
@@ -179,10 +180,12 @@ def _two_losses(facts: Study) -> Diagnosis:
         f"{_next(facts)} has to go through that part again."
     )
     stepped = any(fact.seq >= facts.freed_by.seq for fact in facts.incident.journal.steps) if facts.freed_by is not None else False
+    once = None if stepped else summed(first, _place_apart(facts.call, facts.freed_by))
     fixes = [
         Fix(
-            title="add the losses up and call backward() once on the sum",
+            title="add the losses up and call backward() once on the sum" + (f": `{once[0]}`" if once is not None else ""),
             safety="unsafe" if stepped else "safe",
+            patch=None if once is None else once[1],
             detail="gradients add up just the same, and the common part is gone through once"
             if not stepped
             else "one optimizer step for both, in place of the two",

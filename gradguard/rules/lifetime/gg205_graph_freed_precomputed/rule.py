@@ -47,6 +47,7 @@ from gradguard.analysis.program.syntax import FUNCTIONS
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.rules.base import Rule
 from gradguard.rules.lifetime import kept_by_retain_graph, wording
+from gradguard.rules.lifetime.detaching import kept_detached
 from gradguard.rules.lifetime.gg205_graph_freed_precomputed.caching import (
     CachedBlock,
     cached_parametrization,
@@ -54,7 +55,7 @@ from gradguard.rules.lifetime.gg205_graph_freed_precomputed.caching import (
     opened_in_loop,
     plain_property,
 )
-from gradguard.rules.lifetime.moving import computed_each_time
+from gradguard.rules.lifetime.moving import comes_with_data, computed_each_time
 from gradguard.rules.lifetime.second_backward import MESSAGES, Study, study
 
 AVOID = (
@@ -225,24 +226,9 @@ def _fixes(facts: Study, carrier: Carrier, block: CachedBlock | None, name: str)
         if closure
         else f"compute {name} anew in each step, from the parameters as they are then"
     )
-    if _is_old_probability(facts, carrier):
-        return [
-            Fix(
-                title=f"keep {name} without its graph: compute it under `torch.no_grad()`, or `.detach()` it where it is kept",
-                safety="unsafe",
-                detail="the log-probability of the policy that acted is a constant of the ratio",
-            ),
-            Fix(title=title, safety="manual"),
-        ]
-    if _untrained(facts, carrier):
-        return [
-            Fix(
-                title=f"compute {name} under `torch.no_grad()`, or `.detach()` it: no optimizer trains what is behind it",
-                safety="unsafe",
-                detail="a constant can be used in as many losses as wanted",
-            ),
-            Fix(title=title, safety="manual"),
-        ]
+    constant = _constant(facts, carrier, name)
+    if constant is not None:
+        return [constant.model_copy(update={"safety": "unsafe", "patch": kept_detached(carrier)}), Fix(title=title, safety="manual")]
     patch = None if carrier.store is None else computed_each_time(facts, carrier.store)
     return [
         Fix(title=title, safety="safe" if patch else "manual", patch=patch),
@@ -253,6 +239,27 @@ def _fixes(facts: Study, carrier: Carrier, block: CachedBlock | None, name: str)
     ]
 
 
+def _constant(facts: Study, carrier: Carrier, name: str) -> Fix | None:
+    """What to do with a value that is a constant of the losses, as far as what ran tells."""
+    anew = _is_reached_anew(facts, carrier)
+    if anew and carrier.store is not None and comes_with_data(facts, carrier.store):
+        return Fix(
+            title=f"keep {name} without its graph: `.detach()` it where it is kept",
+            detail="it belongs to data that was made once; what the loss is to train it reaches by what is computed anew",
+        )
+    if anew and _is_a_probability(carrier):
+        return Fix(
+            title=f"keep {name} without its graph: compute it under `torch.no_grad()`, or `.detach()` it where it is kept",
+            detail="the log-probability of the policy that acted is a constant of the ratio",
+        )
+    if _untrained(facts, carrier):
+        return Fix(
+            title=f"compute {name} under `torch.no_grad()`, or `.detach()` it: no optimizer trains what is behind it",
+            detail="a constant can be used in as many losses as wanted",
+        )
+    return None
+
+
 def _untrained(facts: Study, carrier: Carrier) -> bool:
     """Whether optimizers are known, and none of them trains a parameter that the value was computed from: target networks, a teacher."""
     behind = {id(leaf) for leaf in leaves([carrier.link.source])}
@@ -260,11 +267,14 @@ def _untrained(facts: Study, carrier: Carrier) -> bool:
     return bool(behind) and bool(optimizers) and not any(behind & trained_by(optimizer) for optimizer in optimizers)
 
 
-def _is_old_probability(facts: Study, carrier: Carrier) -> bool:
-    """A log-probability taken once, whose parameters the same loss reaches anew as well: what PPO and its kin compare with."""
+def _is_a_probability(carrier: Carrier) -> bool:
+    """A log-probability: one that was taken once is what PPO and its kin compare with."""
     callee = carrier.made.callee if carrier.made is not None else None
-    if callee is None or callee.rpartition(".")[2] != "log_prob":
-        return False
+    return callee is not None and callee.rpartition(".")[2] == "log_prob"
+
+
+def _is_reached_anew(facts: Study, carrier: Carrier) -> bool:
+    """Whether the same loss reaches all parameters behind the value by what is computed anew as well."""
     behind = {id(leaf) for leaf in leaves([carrier.link.source])}
     old = facts.graph.below(carrier.link.source)
     anew = {

@@ -22,7 +22,8 @@ Manual.
 When the optimizer or the guard comes to its end (or after 400 steps of the optimizer), about parameters that no step has
 ever changed and no backward filled, while the others were; at its 16th step, as likely, where the line that cuts them off stands under
 no condition, and nothing else calls them. Only if the module was called (at steps 13 and 14 calls are
-looked at), or nothing in its class's source ever reads the attribute it is kept in. Heads that this run does not use and
+looked at), or nothing in its class's source ever reads the attribute it is kept in. What began as a copy of a module that trains, as
+target networks and momentum encoders do, is silent. Heads that this run does not use and
 that the source does use are silent, and so is what drops out of a loss made of derivatives (`autograd.grad(...,
 create_graph=True)`). Parameters that are frozen count where one statement freezes them and others in each iteration of the loop,
 and only the others are switched on again; where all of an optimizer's parameters were switched off and on in turns and are only
@@ -41,6 +42,7 @@ from torch import nn
 
 from gradguard.analysis.history import cut_origins
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.live.copied_weights import is_copied
 from gradguard.analysis.places.source import ResolvedSite, at_line, resolve
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import parameters_in, peek
@@ -82,7 +84,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     ledger = incident.memory["ledger"]
     filled = ledger.severed.filled  # and cleared again: by other means than a step, or another rule has said so
     parameters = [p for ref in refs if (p := ref()) is not None and id(p) not in filled]
-    idle = _idle(incident, [p for p in parameters if id(p) not in told or told[id(p)]() is not p])
+    idle = _of_their_own(incident, book, _idle(incident, [p for p in parameters if id(p) not in told or told[id(p)]() is not p]))
     if not idle:
         return None
     diagnosis = (
@@ -141,6 +143,25 @@ def _idle(incident: Incident, parameters: list[torch.Tensor]) -> Idle:
             parent = peek(parent, step, parent)
         found.append((parameter, state.full, state.owner, parent if steps else None, steps[-1] if steps else state.path))
     return found
+
+
+def _of_their_own(incident: Incident, book: Book, idle: Idle) -> Idle:
+    """Without the modules that began as copies of what trains, such as a target network: nobody meant them to get gradients."""
+    waiting = {id(each[0]) for each in idle}
+    trained = [p for p in book.parameters() if id(p) not in waiting]
+    copies = [each[1] for each in idle if is_copied(each[0], trained)]
+    if not copies:
+        return idle
+    paths = [state.full for p in trained if (state := incident.names.state(p)) is not None]
+    whole = {_apart(path, paths) for path in copies}
+    return [each for each in idle if not any(each[1].startswith(module) for module in whole)]
+
+
+def _apart(path: str, others: list[str]) -> str:
+    """The path, with its final dot, of the largest module around a parameter that has none of the others; else the parameter's."""
+    parts = path.split(".")
+    modules = (".".join(parts[:i]) + "." for i in range(1, len(parts)))
+    return next((module for module in modules if not any(other.startswith(module) for other in others)), path)
 
 
 def _called(incident: Incident, book: Book, idle: Idle, called: dict[int, Any]) -> Diagnosis | None:

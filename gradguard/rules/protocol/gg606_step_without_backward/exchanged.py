@@ -3,7 +3,6 @@ GG604, where the gradients of those others are not to be seen in the graph."""
 
 from __future__ import annotations
 
-import ast
 from collections import Counter
 from typing import Any
 
@@ -12,7 +11,8 @@ from torch import nn
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.sites import site_at
-from gradguard.analysis.places.source import dotted, resolve
+from gradguard.analysis.places.source import resolve
+from gradguard.analysis.program.index import calls_in
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import modules_in, parameters_in
 from gradguard.monitors.optimizer_books import Book
@@ -59,8 +59,6 @@ def _sharding(incident: Incident) -> list[SourceSpan]:
     """The calls that shard a module, the last in the source first: it is the whole model's."""
     found = [
         site_at(source, node).span("puts sharded parameters in the place of these", "context")
-        for source in incident.sources
-        for node in ast.walk(source.tree or ast.Module([], []))
-        if isinstance(node, ast.Call) and (dotted(node.func) or "").rpartition(".")[2] == _SHARDS
+        for source, node in calls_in(incident.sources, _SHARDS)
     ]
     return found[::-1]

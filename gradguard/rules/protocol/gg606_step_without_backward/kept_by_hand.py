@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.places.source import ResolvedSite, at_line, dotted, resolve
-from gradguard.analysis.program.syntax import Source
+from gradguard.analysis.places.source import ResolvedSite, at_line, resolve
+from gradguard.analysis.program.expressions import is_constant
+from gradguard.analysis.program.index import program_of
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.monitors.optimizer_books import Book
 from gradguard.rules import wording
-from gradguard.rules.spans import function_around, the_one
+from gradguard.rules.spans import gradient_writes, the_one
 
 _NAMES = ("grad", "_grad")
 
@@ -22,7 +22,7 @@ def told(incident: Incident, book: Book, code: str, name: str) -> Diagnosis | No
     if not used or not any(bool(p.grad.any()) for p in used[:8] if p.grad is not None):
         return None
     optimizer = wording.optimizer_name(book, incident)
-    place = the_one(incident, _assignments)
+    place = the_one(incident, gradient_writes)
     guard = None if place is None else _guard(place)
     culprit = None if place is None else place.statement_span("sets the gradient, and what it set is all that the steps get", "culprit")
     set_once = None
@@ -59,33 +59,14 @@ def told(incident: Incident, book: Book, code: str, name: str) -> Diagnosis | No
     )
 
 
-def _assignments(sources: list[Source]) -> Iterator[tuple[Source, ast.stmt]]:
-    """`p.grad = ...`, `p._grad = ...`, except for None."""
-    for source in sources:
-        for node in ast.walk(source.tree or ast.Module([], [])):
-            if not isinstance(node, ast.Assign) or (isinstance(node.value, ast.Constant) and node.value.value is None):
-                continue
-            if any(isinstance(t, ast.Attribute) and t.attr in _NAMES for t in node.targets):
-                yield source, node
-
-
 def _guard(place: ResolvedSite) -> ResolvedSite | None:
     """The condition on a gradient that lets the statement run only while there is none."""
-    source, statement = place.source, place.statement
-    if source is None or statement is None:
-        return None
-    function = function_around(source, statement)
-    for node in ast.walk(function) if function is not None else ():
-        if not isinstance(node, ast.If) or not isinstance(node.test, ast.Compare) or len(node.test.ops) != 1:
+    program = program_of(place.source)
+    for test, holds in program.conditions(place.statement) if program is not None and place.statement is not None else ():
+        if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not is_constant(test.comparators[0], None):
             continue
-        about = (dotted(node.test.left) or "").rpartition(".")[2]
-        none = isinstance(node.test.comparators[0], ast.Constant) and node.test.comparators[0].value is None
-        if about not in _NAMES or not none:
-            continue
-        leaves = any(isinstance(each, (ast.Return, ast.Continue, ast.Break)) for each in node.body)
-        within = any(each is statement for part in node.body for each in ast.walk(part)) and not node.orelse
-        if within if isinstance(node.test.ops[0], ast.Is) else leaves and node.lineno < statement.lineno:
-            return at_line(source.filename, node.lineno)
+        if isinstance(test.left, ast.Attribute) and test.left.attr in _NAMES and isinstance(test.ops[0], ast.Is) is holds:
+            return at_line(program.source.filename, test.lineno) if program is not None else None
     return None
 
 

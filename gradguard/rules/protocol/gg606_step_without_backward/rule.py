@@ -124,8 +124,12 @@ def recognise(incident: Incident) -> Diagnosis | None:
     culprit = None if step is None else step.span("applies gradients that the step before has applied", "culprit")
     detail = "One step for each set of gradients."
     fix = Fix(title="Remove this second `step()`", safety="unsafe", detail=detail, patch=None if before is None else taken_out(step))
+    if before is None and earlier is not None:  # one line has run twice, in a function or a loop
+        fix = Fix(title="Run this `step()` once for each backward()", safety="unsafe")
+        caller = next((view.site for view in incident.user_frames if view.site != book.step_site), None)
+        before = wording.span(caller, "called from here, a second time", "context")
     clipped = wording.span(finding.clipped, "clips them in between", "context")
-    first = None if clipped is None or before is None else resolve(earlier.site if earlier is not None else None)
+    first = None if clipped is None or earlier is None or earlier.site == book.step_site else resolve(earlier.site)
     if first is not None and culprit is not None:  # the one that is meant comes after the clipping
         before = culprit.model_copy(update={"role": "context", "label": "applies them a second time, clipped"})
         culprit = first.span("applies the gradients before they are clipped", "culprit")

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
-
 import torch
 
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.places.source import dotted
-from gradguard.analysis.program.syntax import Source
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.monitors.optimizer_books import Book
 from gradguard.rules import wording
-from gradguard.rules.spans import the_one
+from gradguard.rules.spans import bindings, gradient_writes, the_one
 from gradguard.torch_compat.private_api import storage_key
 
 
@@ -23,7 +18,7 @@ def written_aside(incident: Incident, book: Book, parameters: list[torch.Tensor]
     memory = {key for p in parameters if (key := storage_key(p)) is not None}
     copies = {
         id(tensor): (name, tensor)
-        for name, tensor in incident.names.tensor_bindings()
+        for name, tensor in sorted(incident.names.tensor_bindings(), key=lambda each: "[" in each[0])  # a loop's variable has it by another
         if id(tensor) not in ours and tensor.is_leaf and tensor.grad is not None and storage_key(tensor) in memory
     }
     if not copies:
@@ -33,8 +28,8 @@ def written_aside(incident: Incident, book: Book, parameters: list[torch.Tensor]
     holder = holders.pop() if len(holders) == 1 else None
     what = f"`{holder}`" if holder is not None else wording.listed(names, len(names))
     name = wording.optimizer_name(book, incident)
-    written = the_one(incident, _writes)
-    made = None if holder is None else the_one(incident, lambda sources: _bindings(sources, holder))
+    written = the_one(incident, gradient_writes)
+    made = None if holder is None else the_one(incident, lambda sources: bindings(sources, holder.rpartition(".")[2], any_owner=True))
     step = wording.span(book.step_site, "no gradient to apply: `.grad` of every parameter is None", "context")
     label = f"fills `.grad` of what is in {what}, and not of the parameters"
     culprit = written.statement_span(label, "culprit") if written is not None else step and step.model_copy(update={"role": "culprit"})
@@ -59,21 +54,3 @@ def written_aside(incident: Incident, book: Book, parameters: list[torch.Tensor]
         "gradient silently.",
         fixes=[Fix(title="Write the gradients to the parameters: `dict(model.named_parameters())[name].grad = ...`", safety="unsafe")],
     )
-
-
-def _writes(sources: list[Source]) -> Iterator[tuple[Source, ast.stmt]]:
-    """Statements that set a `.grad` to something."""
-    for source in sources:
-        for node in ast.walk(source.tree or ast.Module([], [])):
-            sets = isinstance(node, ast.Assign) and any(isinstance(t, ast.Attribute) and t.attr == "grad" for t in node.targets)
-            if isinstance(node, ast.Assign) and sets and not (isinstance(node.value, ast.Constant) and node.value.value is None):
-                yield source, node
-
-
-def _bindings(sources: list[Source], holder: str) -> Iterator[tuple[Source, ast.stmt]]:
-    """Statements that bind the container's name, or an attribute of that name: it is called otherwise where it is made."""
-    last = holder.rpartition(".")[2]
-    for source in sources:
-        for node in ast.walk(source.tree or ast.Module([], [])):
-            if isinstance(node, ast.Assign) and any((dotted(target) or "").rpartition(".")[2] == last for target in node.targets):
-                yield source, node

@@ -9,12 +9,14 @@ from torch import nn
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, dotted
-from gradguard.analysis.program.syntax import FUNCTIONS, Source
+from gradguard.analysis.program.expressions import is_constant
+from gradguard.analysis.program.index import writes_in
+from gradguard.analysis.program.syntax import Source
 from gradguard.core.callsite import CallSite
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.fixes.edits import replaced
 from gradguard.rules import wording
-from gradguard.rules.spans import the_one
+from gradguard.rules.spans import function_around, the_one
 
 
 def bare_flag(incident: Incident, module: nn.Module, site: CallSite, what: str, code: str, name: str) -> Diagnosis | None:
@@ -48,15 +50,11 @@ def bare_flag(incident: Incident, module: nn.Module, site: CallSite, what: str, 
 
 def _sets(sources: list[Source]) -> Iterator[tuple[Source, ast.stmt]]:
     """`x.training = False`, outside methods that set their own."""
-    for source in sources:
-        for node in ast.walk(source.tree or ast.Module([], [])):
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and node.value.value is False:
-                names = [dotted(t.value) for t in node.targets if isinstance(t, ast.Attribute) and t.attr == "training"]
-                methods = [above for above in source.ancestors(node) if isinstance(above, FUNCTIONS)]
-                if any(name is not None for name in names) and not (
-                    names == ["self"] and methods and getattr(methods[0], "name", "") in ("train", "eval")
-                ):
-                    yield source, node
+    for source, write in writes_in(sources, "training"):
+        owner = None if write.owner is None else dotted(write.owner)
+        own = owner == "self" and getattr(function_around(source, write.node), "name", "") in ("train", "eval")
+        if isinstance(write.node, ast.Assign) and is_constant(write.value, False) and owner is not None and not own:
+            yield source, write.node
 
 
 def _receiver(place: ResolvedSite | None) -> str | None:

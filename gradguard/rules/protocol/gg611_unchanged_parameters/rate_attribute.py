@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import dotted
+from gradguard.analysis.program.index import writes_in
 from gradguard.analysis.program.syntax import Source
 from gradguard.core.diagnosis import Fix, SourceSpan
 from gradguard.fixes.edits import indent_of, replaced
@@ -34,9 +35,7 @@ def place(incident: Incident, name: str) -> tuple[SourceSpan, Fix] | None:
 
 def _sets(sources: list[Source]) -> Iterator[tuple[Source, ast.stmt]]:
     """Assignments to `<something>.lr`, where that is not the object's own."""
-    for source in sources:
-        for node in ast.walk(source.tree or ast.Module([], [])):
-            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Attribute):
-                target = node.targets[0]
-                if target.attr == "lr" and dotted(target.value) not in (None, "self", "cls"):
-                    yield source, node
+    for source, write in writes_in(sources, "lr"):
+        owner = None if write.owner is None else dotted(write.owner)
+        if isinstance(write.node, ast.Assign) and len(write.node.targets) == 1 and owner not in (None, "self", "cls"):
+            yield source, write.node

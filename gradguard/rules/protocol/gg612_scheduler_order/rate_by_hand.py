@@ -6,8 +6,9 @@ import ast
 from collections.abc import Iterator
 
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.places.source import ResolvedSite, dotted
+from gradguard.analysis.places.source import ResolvedSite
 from gradguard.analysis.program.bindings import assignments_to
+from gradguard.analysis.program.index import calls_in
 from gradguard.analysis.program.syntax import FUNCTIONS, Source
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.monitors.optimizer_books import Book
@@ -97,9 +98,7 @@ def _function(place: ResolvedSite) -> str | None:
 
 
 def _calls(sources: list[Source], function: str | None) -> Iterator[tuple[Source, ast.stmt]]:
-    for source in sources:
-        for node in ast.walk(source.tree or ast.Module([], [])):
-            if isinstance(node, ast.Call) and (dotted(node.func) or "").rpartition(".")[2] == function:
-                statement = source.statement(node)
-                if statement is not None:
-                    yield source, statement
+    for source, call in calls_in(sources, function) if function is not None else ():
+        statement = source.statement(call)
+        if statement is not None:
+            yield source, statement

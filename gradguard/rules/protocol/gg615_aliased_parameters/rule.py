@@ -19,9 +19,9 @@ Unsafe: the gradients of both uses are added from then on.
 
 ## When it speaks, what silences it
 At the third step of an optimizer that holds two different Parameters with the same address and the same number of elements.
-A parameter shared as one object is silent, and so are views of a flat buffer at different places. At that step, too, about tensors
-kept in a container at a parameter's address, where this very parameter was seen to be blended into one of them (`add_`, `lerp_`,
-`copy_`); other writes to such tensors are silent.
+A parameter shared as one object is silent, and so are views of a flat buffer at different places. At each survey (steps 3, 12, 24,
+60 ...), about tensors kept in a container whose memory is a parameter's, where a traced step has blended one of them with itself
+(`lerp_`, `copy_`, `mul_` and then `add_`, whose operand is another tensor on the same memory); other writes to such tensors are silent.
 """
 
 from __future__ import annotations
@@ -47,8 +47,10 @@ CODE, NAME = "GG615", "aliased-parameters"
 def recognise(incident: Incident) -> Diagnosis | None:
     """The two parameters, and the assignment that put them on one memory."""
     book: Book = incident.finding.book
-    if book.steps != 3:
-        return None
+    return (_two_parameters(incident, book) if book.steps == 3 else None) or no_copy.told(incident, book, CODE, NAME)
+
+
+def _two_parameters(incident: Incident, book: Book) -> Diagnosis | None:
     seen: dict[tuple[int, int], torch.Tensor] = {}
     for parameter in book.parameters():
         try:
@@ -60,7 +62,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
         other = seen.setdefault(key, parameter)
         if other is not parameter and other.requires_grad and parameter.requires_grad:
             return _told(incident, book, other, parameter)
-    return no_copy.told(incident, book, CODE, NAME)
+    return None
 
 
 def _told(incident: Incident, book: Book, first: torch.Tensor, second: torch.Tensor) -> Diagnosis:

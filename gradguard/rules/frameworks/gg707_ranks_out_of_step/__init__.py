@@ -1,0 +1,1 @@
+"""GG707 ranks-out-of-step: the rule and the causes it tells apart."""

@@ -1,0 +1,305 @@
+"""Jobs of two and three gloo ranks that hang or fall apart: the cause and the line that are told, and their sound twins."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch.distributed as dist
+
+pytestmark = pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available() or not hasattr(os, "fork"), reason="needs gloo")
+_RUNNER = Path(__file__).with_name("rank_programs.py")
+_ROOT = Path(__file__).parents[3]
+
+
+class Case(NamedTuple):
+    """A program, the code and the text of the line that is told, pieces of the headline, and what to replace for the sound twin."""
+
+    source: str
+    code: str
+    line: str
+    says: tuple[str, ...]
+    twin: tuple[str, str]
+    world: int = 2
+    severity: str = "error"
+
+
+DDP = """
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+"""
+CASES = {
+    "fewer_batches": Case(
+        """
+def train(size):
+    total = torch.zeros(3)
+    for x in torch.ones(size, 3):
+        dist.all_reduce(total + x)
+
+train(5 - (rank == 2))
+dist.barrier()
+""",
+        "GG707",
+        "for x in torch.ones(size, 3)",
+        ("ranks 0 and 1 wait in `all_reduce` at train.py:5", "rank 2 has left the loop", "train.py:8", "fewer batches"),
+        ("- (rank == 2)", "- 1"),
+        world=3,
+    ),
+    "fewer_batches_of_ddp": Case(
+        DDP
+        + """
+model = DDP(nn.Linear(4, 2))
+opt = torch.optim.SGD(model.parameters(), lr=0.1)
+for (x,) in DataLoader(TensorDataset(torch.randn(20 - 4 * rank, 4)), batch_size=4):
+    model(x).sum().backward()
+    opt.step()
+    opt.zero_grad()
+dist.destroy_process_group()
+""",
+        "GG707",
+        "for (x,) in DataLoader(TensorDataset(torch.randn(20 - 4 * rank, 4)), batch_size=4)",
+        ("rank 0 waits in backward of step 5 at train.py:9", "rank 1 has left the loop", "fewer batches"),
+        ("20 - 4 * rank", "20"),
+    ),
+    "asynchronous": Case(
+        """
+for x in torch.ones(5 - rank, 3):
+    work = dist.all_reduce(x, async_op=True)
+    x.sum().item()
+    work.wait()
+while rank and not told():
+    time.sleep(0.1)
+""",
+        "GG707",
+        "for x in torch.ones(5 - rank, 3)",
+        ("rank 0 waits in `all_reduce`", "rank 1 has left the loop"),
+        ("5 - rank, 3):", "5, 3):\n    told = lambda: True"),
+    ),
+    "condition": Case(
+        """
+for step in range(5):
+    x = torch.ones(8)
+    dist.all_reduce(x)
+    if rank == 0 and step == 3:
+        dist.broadcast(x, 0)
+dist.barrier()
+""",
+        "GG707",
+        "rank == 0 and step == 3",
+        ("`broadcast` is made only where `rank == 0 and step == 3` holds", "train.py:6", "train.py:4"),
+        ("rank == 0 and", ""),
+    ),
+    "condition_on_the_data": Case(
+        """
+for step in range(5):
+    x = torch.ones(8) * (-1 if step == 2 and rank == 1 else 1)
+    if x.sum() < 0:
+        continue
+    dist.all_reduce(x)
+""",
+        "GG707",
+        "continue",
+        ("rank 1 left out", "`x.sum() < 0`"),
+        ("and rank == 1", ""),
+    ),
+    "order": Case(
+        """
+a, b = torch.ones(4), torch.ones(4)
+
+def first():
+    dist.all_reduce(a)
+
+def second():
+    dist.broadcast(b, 0)
+
+for step in range(4):
+    for do in (first, second) if rank == 0 or step < 3 else (second, first):
+        do()
+dist.barrier()
+""",
+        "GG707",
+        "dist.broadcast(b, 0)",
+        ("different order", "rank 0 is in `all_reduce` at train.py:5", "rank 1 is in `broadcast` at train.py:8"),
+        ("rank == 0 or step < 3", "True"),
+    ),
+    "branches": Case(
+        """
+for step in range(4):
+    x = torch.ones(6)
+    if step == rank + 2:
+        dist.barrier()
+    else:
+        dist.all_reduce(x)
+""",
+        "GG707",
+        "step == rank + 2",
+        ("different branches of `if step == rank + 2`",),
+        ("rank + 2", "2"),
+    ),
+    "failed": Case(
+        """
+for step in range(4):
+    x = torch.ones(8)
+    if rank == 1 and step == 2:
+        x = x.view(3, 3)
+    dist.all_reduce(x)
+""",
+        "GG708",
+        "x = x.view(3, 3)",
+        ("rank 1 failed first at train.py:5", "shape '[3, 3]' is invalid"),
+        ("x.view(3, 3)", "x.view(2, 4).flatten()"),
+    ),
+    "unused_parameters": Case(
+        DDP
+        + """
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x, short):
+        return self.a(x) if short else self.b(self.a(x))
+
+model = DDP(Two())
+for step in range(4):
+    model(torch.ones(2, 4), rank == 1 and step == 2).sum().backward()
+""",
+        "GG708",
+        "model(torch.ones(2, 4), rank == 1 and step == 2).sum().backward()",
+        ("rank 1 failed first", "GG701 ddp-unused-parameters", "`b` got no gradient"),
+        ("rank == 1 and step == 2", "False"),
+    ),
+    "killed": Case(
+        """
+for step in range(4):
+    x = torch.ones(8)
+    if rank == 1 and step == 2:
+        time.sleep(1.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(x)
+""",
+        "GG708",
+        "",
+        ("rank 0 waits in `all_reduce` at train.py:7", "rank 1 does not answer"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "pass"),
+    ),
+    "slow_loader": Case(
+        """
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, i):
+        while rank == 1 and i == 3 and not told():
+            time.sleep(0.1)
+        return torch.ones(3)
+
+for x in torch.utils.data.DataLoader(Slow()):
+    dist.all_reduce(x)
+""",
+        "GG709",
+        "time.sleep(0.1)",
+        ("rank 0 waits in `all_reduce` at train.py:12 for rank 1", "the data loader"),
+        ("rank == 1 and", "False and"),
+        severity="info",
+    ),
+    "slow_evaluation": Case(
+        """
+class Long(nn.Linear):
+    def forward(self, x):
+        while not self.training and not told():
+            time.sleep(0.1)
+        return super().forward(x)
+
+model = Long(3, 3)
+for step in range(3):
+    if rank == 0 and step == 1:
+        model.eval()(torch.ones(2, 3))
+        model.train()
+    dist.barrier()
+""",
+        "GG709",
+        "time.sleep(0.1)",
+        ("rank 1 waits in `barrier`", "for rank 0, which is in evaluation"),
+        ("while not self.training and", "while False and"),
+        severity="info",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def jobs() -> dict[str, Any]:
+    quick = {"ranks__patience": 1}
+    requests: dict[str, Any] = {}
+    for name, case in CASES.items():
+        settings = {"level": "standard", **quick}
+        requests[name] = {"source": case.source, "world": case.world, "settings": settings, "seconds": 20 if case.severity == "info" else 9}
+        sound = case.source.replace(*case.twin)
+        assert sound != case.source
+        requests[f"{name}-twin"] = {"source": sound, "world": case.world, "settings": {"level": "strict", **quick}, "seconds": 20}
+    done = subprocess.run(
+        [sys.executable, str(_RUNNER), "4"],
+        input=json.dumps(requests),
+        capture_output=True,
+        text=True,
+        timeout=400,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT)},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_cause_and_the_line(jobs: dict[str, Any], name: str) -> None:
+    case, job = CASES[name], jobs[name]
+    told = [line for line in job["report"] if line["code"] == case.code]
+    assert told, job
+    text = told[0]["culprit"]["text"] if told[0]["culprit"] else ""
+    assert text == case.line
+    for piece in case.says:
+        assert piece in told[0]["headline"], told[0]["headline"]
+    assert told[0]["severity"] == case.severity and told[0]["rank"] is not None
+    keys = [(line["code"], (line["culprit"] or {}).get("line")) for line in job["report"]]
+    assert len(keys) == len(set(keys))  # each cause once, however many ranks see it
+    if case.severity == "info":
+        assert all(rank["status"] == 0 for rank in job["ranks"])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_sound_twin_is_silent(jobs: dict[str, Any], name: str) -> None:
+    job = jobs[f"{name}-twin"]
+    assert [line["headline"] for line in job["report"]] == []
+    for rank in job["ranks"]:
+        assert rank is not None and rank["status"] == 0 and not rank["log"], rank
+    assert "Warning" not in job["stderr"], job["stderr"]
+
+
+LAUNCHED = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+for x in torch.ones(6 - dist.get_rank(), 3):
+    dist.all_reduce(x)
+"""
+
+
+def test_torchrun(tmp_path: Path) -> None:
+    program, report = tmp_path / "train.py", tmp_path / "report.jsonl"
+    program.write_text(LAUNCHED)
+    command = ["torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "gradguard", "run", "--report", str(report)]
+    done = subprocess.run(
+        [sys.executable, "-m", *command, str(program)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "GRADGUARD_RANKS__PATIENCE": "2"},
+    )
+    [told] = [json.loads(line) for line in report.read_text().splitlines()]
+    assert (told["code"], told["rank"], told["culprit"]["line"]) == ("GG707", 0, 4)
+    assert "rank 1 has left the loop: its loader had fewer batches" in told["headline"]
+    assert done.returncode == 1 and "error[GG707]" in done.stderr
