@@ -161,3 +161,12 @@ def _grouped(rows: Iterable[Held], key: Callable[[Held], Key | None]) -> list[Gr
         found.setdefault(key(row), []).append(row)
     groups = [Group(each, tuple(sorted(members, key=lambda row: -row.nbytes))) for each, members in found.items()]
     return sorted(groups, key=lambda group: -group.nbytes)
+
+
+def size(nbytes: float) -> str:
+    """Bytes in the unit that suits them: `512 MiB`, `4.0 KiB`."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if nbytes < 1024 or unit == "GiB":
+            return f"{nbytes:.0f} {unit}" if nbytes >= 100 or unit == "bytes" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    raise AssertionError

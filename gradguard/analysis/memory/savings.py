@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from gradguard.core.account import FOR_BACKWARD, Account, Held, Saved
+from gradguard.core.account import FOR_BACKWARD, Account, Held, Saved, size
 from gradguard.core.memory_report import Saving
 
 _SHOWN = 5
@@ -89,7 +89,7 @@ def _checkpointing(account: Account) -> Iterator[Saving]:
             continue
         taken += members
         each = "each of " if len(members) > 1 else ""
-        detail = f"runs its forward again in backward, which then holds {_mib(again)} for a while"
+        detail = f"runs its forward again in backward, which then holds {size(again)} for a while"
         yield Saving(title=f"Checkpoint {each}`{title}`", nbytes=gain, detail=detail)
         if len(taken) > 64 or gain <= 0:
             return
@@ -148,7 +148,3 @@ def _in_place(account: Account) -> Iterator[Saving]:
             nbytes=sum(row.nbytes for row in rows),
             detail="as far as the graph tells, nothing else reads what they overwrite",
         )
-
-
-def _mib(nbytes: int) -> str:
-    return f"{nbytes / 2**20:.1f} MiB"

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple, TypeVar
 
+import torch
+
 from gradguard.analysis.program.bindings import dotted, full_name, targets_of
 from gradguard.analysis.program.blocks import (
     Condition,
@@ -206,13 +208,18 @@ class Program:
                             pending.append((definition.node, left))  # type: ignore[arg-type]
                     if isinstance(node.ctx, ast.Load):
                         pending += [(value, left) for growth in self.grows(node.id) if self._same(growth, node) for value in growth.values]
-                elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and not self._is_tensor_method(node):
                     pending += [(write.value, left) for write in self.writes(node.attr) if write.value is not None]
                     pending += [(value, left) for growth in self.grows(dotted(node) or "") for value in growth.values]
                 elif isinstance(node, ast.Call) and left > 0:
                     callees = self.callees(node)
                     pending += [(value, left - 1) for callee in callees if isinstance(callee, FUNCTIONS) for value in self.returns(callee)]
         return found
+
+    def _is_tensor_method(self, node: ast.Attribute) -> bool:
+        """Whether an attribute is called by the name of a method of tensors: `x.mean()` reads nothing that is kept in a `self.mean`."""
+        above = self.source.parents.get(node)
+        return isinstance(above, ast.Call) and above.func is node and hasattr(torch.Tensor, node.attr)
 
     def _same(self, growth: Growth, read: ast.Name) -> bool:
         """Whether a growth of a name is one of the same variable."""

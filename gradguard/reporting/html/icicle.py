@@ -10,9 +10,9 @@ import os
 from dataclasses import dataclass, field
 from html import escape
 
+from gradguard.core.account import size
 from gradguard.core.memory_report import HeldFor, MemoryReport
 from gradguard.reporting.terminal.layout import clean, one_line
-from gradguard.reporting.terminal.memory_table import size
 
 _WIDTH, _ROW, _LEAST = 1180, 26, 2.0
 _CHARACTER = 6.9  # pixels a character takes

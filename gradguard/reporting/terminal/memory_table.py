@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from gradguard.core.account import size
 from gradguard.core.memory_report import HeldFor, MemoryReport
 from gradguard.reporting.terminal.layout import Row, Segment, cells, clean, one_line, paint
 
@@ -128,13 +129,3 @@ def _short(file: str) -> str:
     except (OSError, ValueError):
         relative = file
     return relative if not relative.startswith("..") else os.path.join(*file.split(os.sep)[-2:])
-
-
-def size(nbytes: int) -> str:
-    """Bytes in the unit that suits them."""
-    value = float(nbytes)
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.2f} GiB"

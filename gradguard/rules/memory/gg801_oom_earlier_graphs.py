@@ -26,10 +26,11 @@ from __future__ import annotations
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.memory.allocations import allocation
+from gradguard.core.account import size
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.rules.base import Rule
 from gradguard.rules.keepers import Kept, keepers
-from gradguard.rules.memory.wording import AVOID, asked, breakdown, ran_out, size
+from gradguard.rules.memory.wording import AVOID, asked, breakdown, ran_out
 
 CODE, NAME = "GG801", "oom-earlier-graphs"
 _LOOKED_AT = 12

@@ -32,12 +32,13 @@ from __future__ import annotations
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.memory.allocations import Allocation, allocation
 from gradguard.analysis.memory.evaluation import Evaluation, evaluation
+from gradguard.core.account import size
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.fixes.at_places import spelt
 from gradguard.fixes.statements import wrapped
 from gradguard.rules.base import Rule
 from gradguard.rules.keepers import Keeper, Kept, keepers
-from gradguard.rules.memory.wording import AVOID, asked, breakdown, ran_out, size
+from gradguard.rules.memory.wording import AVOID, asked, breakdown, ran_out
 
 CODE, NAME = "GG802", "oom-evaluation-graph"
 _LOOKED_AT = 12

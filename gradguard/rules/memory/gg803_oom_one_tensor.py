@@ -32,11 +32,12 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.memory.allocations import Allocation, allocation
 from gradguard.analysis.memory.results import Result, result_of
 from gradguard.analysis.program.expressions import calls_inside
+from gradguard.core.account import size
 from gradguard.core.diagnosis import Diagnosis, Fix, TensorFacts
 from gradguard.fixes.at_places import applied_to
 from gradguard.fixes.edits import replaced, with_argument
 from gradguard.rules.base import Rule
-from gradguard.rules.memory.wording import breakdown, ran_out, shape, size
+from gradguard.rules.memory.wording import breakdown, ran_out, shape
 
 CODE, NAME = "GG803", "oom-one-tensor"
 _LEAST = 16 << 20

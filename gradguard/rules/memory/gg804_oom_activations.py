@@ -28,10 +28,10 @@ from __future__ import annotations
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.memory.allocations import Allocation, allocation
 from gradguard.analysis.memory.batches import Batch, batch_of
-from gradguard.core.account import Group, Line
+from gradguard.core.account import Group, Line, size
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.rules.base import Rule
-from gradguard.rules.memory.wording import AVOID, asked, breakdown, ran_out, size
+from gradguard.rules.memory.wording import AVOID, asked, breakdown, ran_out
 
 CODE, NAME = "GG804", "oom-activations"
 _LINES = 3

@@ -29,11 +29,12 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.optimizer_contents import parameters_of
 from gradguard.analysis.memory.allocations import Allocation, allocation
 from gradguard.analysis.places.source import ResolvedSite, resolve
+from gradguard.core.account import size
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import attributes, elements, pairs
 from gradguard.fixes.edits import replaced, with_argument
 from gradguard.rules.base import Rule
-from gradguard.rules.memory.wording import asked, breakdown, ran_out, size
+from gradguard.rules.memory.wording import asked, breakdown, ran_out
 from gradguard.torch_compat.private_api import memory_of
 
 CODE, NAME = "GG805", "oom-optimizer-state"

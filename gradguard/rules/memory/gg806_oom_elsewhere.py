@@ -24,9 +24,10 @@ from __future__ import annotations
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.memory.allocations import Allocation, allocation
+from gradguard.core.account import size
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.rules.base import Rule
-from gradguard.rules.memory.wording import breakdown, ran_out, size
+from gradguard.rules.memory.wording import breakdown, ran_out
 
 CODE, NAME = "GG806", "oom-elsewhere"
 _ITSELF = 512 << 20  # what Python and the libraries have, at most

@@ -41,11 +41,11 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.holders import held_by_objects, holdings
 from gradguard.analysis.memory.growing import Census, Grown, look
 from gradguard.analysis.program.store_reads import reads_of_store, saves_objects
+from gradguard.core.account import size
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.fixes.at_places import taken_out
 from gradguard.rules.base import Rule
 from gradguard.rules.keepers import Keeper, Kept
-from gradguard.rules.memory.wording import size
 from gradguard.rules.spans import written_in
 
 CODE, NAME = "GG807", "memory-growth"

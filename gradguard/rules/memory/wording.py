@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gradguard.analysis.memory.allocations import Allocation
-from gradguard.core.account import KINDS, Kind
+from gradguard.core.account import KINDS, Kind, size
 
 _WORDS: dict[Kind, str] = {
     "parameters": "parameters",
@@ -14,15 +14,6 @@ _WORDS: dict[Kind, str] = {
     "older graphs": "graphs of earlier steps",
 }
 AVOID = ["`gc.collect()` or `torch.cuda.empty_cache()`: this memory is in use, not lost"]
-
-
-def size(nbytes: float) -> str:
-    """Bytes as people say them: `512 MiB`."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if nbytes < 1024 or unit == "GiB":
-            return f"{nbytes:.0f} {unit}" if nbytes >= 10 or unit == "bytes" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    raise AssertionError
 
 
 def shape(sizes: tuple[int, ...]) -> str:

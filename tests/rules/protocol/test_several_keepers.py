@@ -66,6 +66,9 @@ def test_each_keeper_by_what_it_does(tmp_path: Path) -> None:
     assert found.code == "GG608"
     assert "own last value" in by_text["self.mean"] and "own last value" not in by_text["self.last"], text
     assert "keeps tensors of every step" in by_text["self.kept.append(loss)"], text
+    better = applied(source, found.fixes[0].patch or "")
+    assert "loss = loss.detach()" in better
+    assert not run_source(tmp_path, better)
 
 
 def test_a_scheduler_is_made_anew_after_the_new_optimizer(tmp_path: Path) -> None:
