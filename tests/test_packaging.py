@@ -47,7 +47,7 @@ def test_nothing_but_the_declared_dependencies_is_needed() -> None:
     command = [sys.executable, str(Path(__file__).with_name("bare_install.py")), "--hide-extras"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert f"{len(all_rules())} rules of 7 families" in done.stdout
+    assert f"{len(all_rules())} rules of 8 families" in done.stdout
 
 
 def test_a_module_is_known_by_its_name() -> None:

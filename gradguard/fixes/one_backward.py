@@ -68,7 +68,7 @@ def _leaves_alone(source: Source, statement: ast.stmt, calls: list[ast.stmt]) ->
     if not isinstance(statement, (ast.Assign, ast.AnnAssign)) or list(memory_writes(source, statement)):
         return False
     bound = {dotted(target) for target in targets_of(statement)}
-    if None in bound or bound & set(names_read(source, calls)):
+    if None in bound or bound & set(names_read(source, [*calls])):
         return False
     used = {last_part(call) for call in inside(statement, ast.Call)} | {read.attr for read in inside(statement, ast.Attribute)}
     return not used & {"backward", "grad", "step", "zero_grad"}

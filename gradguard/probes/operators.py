@@ -388,9 +388,9 @@ class OpProbe(TorchFunctionMode):
     def _into_itself(self, func: Any, target: Any, operand: Any) -> None:
         """Notes a write whose operand is the same memory by another tensor."""
         storage = storage_key(target)
-        if storage is None or storage != storage_key(operand) or target.shape != operand.shape:
+        if storage is None or storage != storage_key(operand) or target.layout != torch.strided or operand.layout != torch.strided:
             return
-        if target.storage_offset() == operand.storage_offset():
+        if not target.is_nested and target.shape == operand.shape and target.storage_offset() == operand.storage_offset():
             caller = user_frame(sys._getframe(3))
             site = None if caller is None else CallSite(caller.f_code, caller.f_lasti)
             previous = next((write.func for write in reversed(self.journal.writes) if write.storage == storage), None)

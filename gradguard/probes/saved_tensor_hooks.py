@@ -24,13 +24,13 @@ import torch
 
 from gradguard.core.callsite import USER_FILES
 from gradguard.core.foreign_exceptions import internal_error
-from gradguard.core.safe_read import in_training
 from gradguard.instrumentation.facts import SavedFact, Saver
 from gradguard.instrumentation.journal import Journal
 from gradguard.instrumentation.tensor_refs import UncountedRef
 from gradguard.probes.call_arguments import call_name
 from gradguard.probes.listeners import local
 from gradguard.torch_compat.private_api import (
+    compiles_backward,
     dispatch_modes,
     function_modes,
     grad_fn_of,
@@ -49,6 +49,9 @@ from gradguard.torch_compat.saved_tensors import Packed, can_hook, hook_below, h
 
 _CALL = torch.nn.Module._call_impl.__code__
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_STRIDED = torch.strided
+_NO_SHAPE = torch.Size(())
+_dict_of = torch.nn.Module.__dict__["__dict__"].__get__  # whatever a module's class makes of `__dict__`
 _HAS_PROXIES = sys.version_info >= (3, 13)  # `f_locals` is no dictionary that a frame would keep
 
 
@@ -101,7 +104,7 @@ class SavedTensors:
 
     def switch(self, on: bool) -> None:
         """Puts the hooks on this thread's stack, or takes them off."""
-        self.on = on = on and can_hook()
+        self.on = on = on and can_hook() and not compiles_backward()
         local.saving = self if on else None
         if not hooks_allowed():
             return
@@ -165,12 +168,16 @@ class SavedTensors:
     def _fact(self, tensor: torch.Tensor, saver: Saver, version: int, made: int) -> SavedFact | None:
         if self._ended:
             self._settle()
-        memory = memory_of(tensor)
-        if not memory or has_own_dispatch(tensor):
-            return None
-        storage, nbytes = memory[0]
-        leaf = tensor.requires_grad and tensor.is_leaf
-        shape = () if tensor.is_nested else tuple(tensor.shape)
+        if type(tensor) in _PLAIN and tensor.layout is _STRIDED:
+            memory = tensor.untyped_storage()
+            storage, nbytes, shape = memory._cdata, memory.nbytes(), tensor.shape if not tensor.is_nested else _NO_SHAPE
+        else:
+            parts = [] if has_own_dispatch(tensor) else memory_of(tensor)
+            if not parts:
+                return None
+            (storage, nbytes), shape = parts[0], _NO_SHAPE
+        owner = tensor if tensor._base is None else tensor._base  # `F.linear` saves its weight transposed
+        leaf = owner.requires_grad and owner.is_leaf
         fact = SavedFact(saver, storage, nbytes, tensor.dtype, shape, tensor.device, version, made, leaf, self._tick())
         self._facts.append(fact)
         if leaf:
@@ -228,7 +235,7 @@ class SavedTensors:
             ref = self._modules.get(id(module))
             if ref is None or ref() is not module:
                 ref = self._modules[id(module)] = UncountedRef(module)
-        return Saver(seq, code, lasti, ref, self._journal.step, module is None or in_training(module))
+        return Saver(seq, code, lasti, ref, self._journal.step, module is None or _dict_of(module).get("training") is not False)
 
     # -- what is not seen being saved ---------------------------------------------------------------------------------
 
@@ -341,7 +348,7 @@ def _packed(tensor: torch.Tensor, seq: int) -> Packed:
     node = tensor.grad_fn
     if node is None:
         return Packed(tensor, tensor._version, None, 0, -1)
-    made = node_sequence(node)
+    made = node._sequence_nr()
     if made >= seq or waits_for_its_result(node):
         return Packed(tensor.detach(), tensor._version, node.name(), tensor.output_nr, made)
     return Packed(tensor, tensor._version, None, 0, made)  # PyTorch's words call every input the output 0 of its operation

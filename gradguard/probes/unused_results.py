@@ -158,14 +158,20 @@ class UnusedResults:
         if type(result) is not _Tensor or not args:
             return
         tensors = [arg for arg in args if isinstance(arg, _Tensor) and arg is not result]
-        if len(tensors) != 1 or type(tensors[0]) is not _Tensor or tensors[0].shape != result.shape or result is args[0]:
+        if len(tensors) != 1 or type(tensors[0]) is not _Tensor or result is args[0]:
             return
         if not (is_elementwise(func) or getattr(func, "__name__", "") in _COPYING):
             return
         of = tensors[0]
+        try:
+            if of.shape != result.shape:
+                return
+            operand = self._made_of(of) or Operand(TensorRef(of), of._version)
+        except internal_error():  # tensors without a shape or a version: nested ones, those of inference mode
+            return
         if len(self._made) >= _MOST_MADE:
             self._made.pop(next(iter(self._made)))
-        self._made[id(result)] = (TensorRef(result), self._made_of(of) or Operand(TensorRef(of), of._version))
+        self._made[id(result)] = (TensorRef(result), operand)
 
     def _made_of(self, tensor: Any) -> Operand | None:
         known = self._made.get(id(tensor))

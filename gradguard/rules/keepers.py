@@ -18,6 +18,7 @@ from gradguard.analysis.program.differentiated import is_differentiated
 from gradguard.analysis.program.index import GROWING_METHODS, Program, program_of
 from gradguard.core.diagnosis import Fix, SourceSpan
 from gradguard.fixes.at_places import kept_detached
+from gradguard.fixes.edits import before, patched
 from gradguard.rules import wording
 from gradguard.rules.spans import class_node
 
@@ -61,25 +62,32 @@ class Kept:
     def __init__(self, incident: Incident, keepers: Sequence[Keeper], each: str = "step") -> None:
         self.each = each
         most = max(len(each.tags) for each in keepers)
-        self.main = [each for each in keepers if 2 * len(each.tags) >= most]
-        self.places = [_place(incident, each) for each in self.main]
+        main = [each for each in keepers if 2 * len(each.tags) >= most]
+        placed = sorted(((each, _place(incident, each)) for each in main), key=lambda item: _takes_over(item[0], item[1], main))
+        self.main = [each for each, _ in placed]
+        self.places = [place for _, place in placed]
         self.place = next((place for place in self.places if place is not None), None)
         self.names = list(dict.fromkeys(each.name for each in self.main[:3]))
-        self.subject = " and ".join(f"`{name}`" for name in self.names)
+        shown = [f"`{name}`" for name in self.names]
+        self.subject = " and ".join([", ".join(shown[:-1]), shown[-1]] if shown[1:] else shown)
 
     def culprit(self) -> SourceSpan | None:
         """The line that keeps them."""
-        first = self.main[0]
-        label = (
-            f"`{first.holding.attribute}` is computed from its own last value, with the graphs of all {self.each}s before"
-            if first.is_chain
-            else f"keeps tensors of every {self.each} in `{first.name}` with their graphs"
-        )
-        return None if self.place is None else self.place.statement_span(label, "culprit")
+        first = next((each for each, place in zip(self.main, self.places, strict=True) if place is not None), self.main[0])
+        return None if self.place is None else self.place.statement_span(self._label(first, self.place), "culprit")
 
     def related(self) -> list[SourceSpan]:
         """Further lines that do."""
-        return wording.spans(*(place.statement_span("and so does this", "context") for place in self.places[1:3] if place is not None))
+        rest = [(each, place) for each, place in zip(self.main, self.places, strict=True) if place is not None and place is not self.place]
+        return wording.spans(*(place.statement_span(self._label(each, place), "context") for each, place in rest[:2]))
+
+    def _label(self, keeper: Keeper, place: ResolvedSite) -> str:
+        name = keeper.holding.attribute
+        if not keeper.is_chain:
+            return f"keeps tensors of every {self.each} in `{keeper.name}` with their graphs"
+        if _takes_over(keeper, place, self.main):
+            return f"`{name}` is given a value that has the graphs of all {self.each}s before"
+        return f"`{name}` is computed from its own last value, with the graphs of all {self.each}s before"
 
     def fix(self) -> Fix:
         """Lets the graphs go, and keeps the values; where a backward call needs the graphs, those of earlier steps alone."""
@@ -88,8 +96,20 @@ class Kept:
                 title=f"Begin anew in every {self.each} what {self.subject} has: nothing runs backward through the rest",
                 reason=f"the graph of the {self.each} itself is needed",
             )
+        entry = _entry(self.main, self.places)
+        if entry is not None:
+            return entry
         inner = any(_inner(each, place) for each, place in zip(self.main, self.places, strict=True))
         value = None if self.place is None else _value(self.place)
+        lines = sorted({place.line for place in self.places if place is not None})
+        if len(lines) > 1:
+            listed = f"{', '.join(map(str, lines[:-1]))} and {lines[-1]}"
+            return Fix(
+                title=f"Detach what is kept at lines {listed}: `.detach()`, or `.item()` for a number",
+                safety="safe",
+                detail="The values stay the same; only the graphs are let go.",
+                patch=_patch(self.main, self.places),
+            )
         return Fix(
             title="Detach what is kept (`.detach()`, or `.item()` for a number)"
             if value is None
@@ -100,6 +120,52 @@ class Kept:
             detail="The values stay the same; only the graph is let go.",
             patch=_patch(self.main, self.places),
         )
+
+
+def _takes_over(keeper: Keeper, place: ResolvedSite | None, main: Sequence[Keeper]) -> bool:
+    """Whether a statement gives a keeper the value of another one, so that it keeps no graph which that one lets go."""
+    statement = None if place is None else place.statement
+    value = getattr(statement, "value", None)
+    if value is None or not keeper.is_chain or isinstance(statement, ast.AugAssign) or len(main) < 2:
+        return False
+    read = {
+        node.attr if isinstance(node, ast.Attribute) else node.id for node in ast.walk(value) if isinstance(node, (ast.Attribute, ast.Name))
+    }
+    others = {each.holding.attribute for each in main if each is not keeper}
+    return keeper.holding.attribute not in read and bool(read & others)
+
+
+def _entry(main: Sequence[Keeper], places: Sequence[ResolvedSite | None]) -> Fix | None:
+    """Detaches the one parameter from which a function makes all that several keepers keep, as it comes in."""
+    found = [place for each, place in zip(main, places, strict=True) if place is not None and not _takes_over(each, place, main)]
+    functions = {place.enclosing_function for place in places if place is not None}
+    function = functions.pop() if len(functions) == 1 else None
+    source = places[0].source if places and places[0] is not None else None
+    if len(main) < 2 or None in places or not isinstance(function, ast.FunctionDef) or source is None or not function.body:
+        return None
+    given = {each.arg for each in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)} - {"self", "cls"}
+    read = [{node.id for node in ast.walk(place.statement) if isinstance(node, ast.Name)} & given for place in found if place.statement]
+    if not read or any(len(names) != 1 for names in read) or len(set.union(*read)) != 1:
+        return None
+    name = read[0].pop()
+    for node in ast.walk(function):
+        leaves = isinstance(node, (ast.Return, ast.Yield, ast.YieldFrom)) and node.value is not None
+        if leaves and any(isinstance(each, ast.Name) and each.id == name for each in ast.walk(node)):
+            return None  # the caller may go on with it
+        if isinstance(node, ast.Attribute) and node.attr in ("backward", "grad"):
+            return None
+    first = next((each for each in function.body if not _is_docstring(each)), None)
+    patch = None if first is None else patched(source, insert=[before(source, first, f"{name} = {name}.detach()")])
+    return Fix(
+        title=f"Detach `{name}` at the top of `{function.name}`: all that is kept is made from it",
+        safety="safe",
+        detail="The values stay the same; only the graphs are let go.",
+        patch=patch,
+    )
+
+
+def _is_docstring(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant) and isinstance(statement.value.value, str)
 
 
 def keepers(

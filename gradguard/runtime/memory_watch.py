@@ -58,7 +58,7 @@ class MemoryWatch:
     def step_ends(self, saving: SavedTensors, journal: Journal) -> None:
         """A step is over: whether there was a fuller moment than that at which its backward began."""
         self.evaluation = saving.evaluation
-        if saving.peak > self._saved:
+        if saving.peak > max(self._saved, 0):
             self._look(saving.peak, journal, (), "in forward", saving.at_peak())
 
     def after_backward(self) -> None:

@@ -50,7 +50,7 @@ from gradguard.runtime.module_hooks import ModuleHooks
 from gradguard.runtime.op_tracing import OpTracing
 from gradguard.runtime.run import Run
 from gradguard.runtime.step_skipping import Withheld, give_back_gradients, withhold_gradients
-from gradguard.torch_compat.private_api import can_trace_ops, in_backward, quiet, sequence_number
+from gradguard.torch_compat.private_api import can_trace_ops, compiles_backward, in_backward, quiet, sequence_number
 from gradguard.torch_compat.saved_tensors import SHOWN
 
 if TYPE_CHECKING:
@@ -565,7 +565,7 @@ class Session:
             return original(*args, **kwargs)
         watch: NodeWatch | None = None
         try:
-            if call is not None and self.tracing and self.run.settings.trace.node_hooks:
+            if call is not None and self.tracing and self.run.settings.trace.node_hooks and not compiles_backward():
                 with self.lookout, quiet():
                     watch = NodeWatch(nodes_from(root_nodes(roots)), self.journal, call.index)
             self.depth = depth + 1

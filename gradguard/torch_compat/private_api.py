@@ -120,6 +120,12 @@ def register_builtin(function: Any, operator: str) -> None:
         pass
 
 
+def compiles_backward() -> bool:
+    """Whether backward passes are compiled as a whole: Dynamo then compiles the hooks of nodes as well."""
+    module = sys.modules.get("torch._dynamo.compiled_autograd")
+    return any(getattr(module, f"compiled_autograd_enabled{how}", False) for how in ("", "_force_eager"))
+
+
 def can_trace_ops() -> bool:
     """Whether a function mode can be slipped under the user's own ones."""
     return None not in (_len_stack, _push, _pop, _stack_at)
@@ -501,7 +507,7 @@ def saved_data(slot: Any) -> torch.Tensor | None:
 
 def waits_for_its_result(node: Any) -> bool:
     """Whether a node saves its own result and has not yet: `torch._foreach_exp_` makes all its nodes before the first saves anything."""
-    if not SHOWN or "_raw_saved_result" not in _raw_saved_names(node):
+    if not SHOWN or not hasattr(type(node), "_raw_saved_result"):
         return False
     try:
         slot = node._raw_saved_result

@@ -245,12 +245,13 @@ _DETACHED = (
 
 def _register_hooks(original: Callable[..., None]) -> Callable[..., None]:
     @wraps(original)
-    def register_hooks(self: Any, pack_hook: Callable[[torch.Tensor], Any], unpack_hook: Callable[[Any], Any]) -> None:
+    def register_hooks(self: Any, *hooks: Any, **named: Any) -> None:
         """As PyTorch's, which refuses a value that a hook holds; one that gradguard's own holds is handed on."""
         packed: Any = self.data if SHOWN and self.unpack_hook is unpack else None
         tensor = packed.tensor if type(packed) is Packed else None
-        if tensor is None or not callable(pack_hook) or not callable(unpack_hook):
-            return original(self, pack_hook, unpack_hook)
+        if tensor is None or named or len(hooks) != 2 or not all(map(callable, hooks)):
+            return original(self, *hooks, **named)
+        pack_hook, unpack_hook = hooks
         version = tensor._version
         with torch.no_grad():
             packed.hook = (unpack_hook, pack_hook(tensor.detach()))

@@ -101,6 +101,7 @@ def main() -> None:
     parser.add_argument("--run-in", type=int, default=3, metavar="STEPS", help="steps under each guard before any is measured")
     parser.add_argument("--amortised", type=int, default=0, metavar="STEPS", help="also whole loops of so many steps under one guard")
     parser.add_argument("--loops", type=int, default=3, help="pairs of such loops")
+    parser.add_argument("--memory", action="store_true", help="also with the account of memory")
     parser.add_argument("--only-loops", action="store_true", help="leave out the steps under a guard of their own")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -108,6 +109,9 @@ def main() -> None:
     levels = options.levels.split(",")
     guards = {level: gradguard(level=level) for level in levels}
     contexts: dict[str, Context] = {level: (lambda guard=guard: guard) for level, guard in guards.items()}  # type: ignore[misc]
+    if options.memory:
+        accounted = gradguard(level="watch", memory=True)
+        contexts["watch, memory"] = lambda: accounted
     contexts["anomaly mode"] = lambda: torch.autograd.set_detect_anomaly(True)
     chosen = {name: make for name, make in WORKLOADS.items() if options.only in name}
     if not options.only_loops:

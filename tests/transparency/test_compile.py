@@ -321,6 +321,23 @@ def test_dynamo_compiles_what_it_compiles_without_a_guard() -> None:
     assert compared.startswith("compared 14; frames ")
 
 
+def test_a_backward_that_is_compiled_as_a_whole(level: str) -> None:
+    """Dynamo compiles the hooks of its nodes with it: there are none but the program's."""
+
+    def run(guard: Any) -> list[float]:
+        torch._dynamo.reset()
+        x = torch.ones(3, requires_grad=True)
+        compiler = lambda graph: torch.compile(graph, backend="eager", fullgraph=True)
+        with torch._dynamo.compiled_autograd._enable(compiler), guard:
+            y = x.exp()
+            y.register_hook(lambda grad: grad * 2)
+            y.sum().backward()
+        assert x.grad is not None
+        return x.grad.tolist()
+
+    assert run(guarding(level)) == run(nullcontext())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("level", ["watch", "standard", "strict"])
 def test_inductor(level: str) -> None:

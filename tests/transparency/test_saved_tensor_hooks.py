@@ -430,6 +430,9 @@ def test_a_dropped_graph_dies_at_once(make: Callable[[torch.Tensor], torch.Tenso
     gc.disable()
     try:
         with probing(HOW[0]):
+            saving = current_session().saving
+            before = {id(fact) for fact in saving.facts()}  # anomaly mode keeps some graphs, with a guard and without
+            held = saving.held
             root = X * 1
             tag = Tag()
             root.grad_fn.metadata["tag"] = tag  # type: ignore[union-attr]
@@ -438,8 +441,8 @@ def test_a_dropped_graph_dies_at_once(make: Callable[[torch.Tensor], torch.Tenso
             result = make(root)
             del root, result
             assert alive[0]() is None
-            assert current_session().saving.facts() == []
-            assert current_session().saving.held == 0
+            assert [fact for fact in saving.facts() if id(fact) not in before] == []
+            assert saving.held <= held
     finally:
         gc.enable()
 

@@ -25,7 +25,7 @@ _FLOAT32 = frozenset(
 )  # fmt: skip
 _IN_LOWER_PRECISION = frozenset({"linear", "matmul", "baddbmm", "convolution", "addmv", "mv", "mkldnn_convolution"})
 # Activations whose derivative needs their input, and in place only their result.
-_IN_PLACE = {"leaky_relu": "nn.LeakyReLU", "elu": "nn.ELU", "hardtanh": "nn.Hardtanh or nn.ReLU6", "rrelu_with_noise": "nn.RReLU"}
+_IN_PLACE = {"leaky_relu": "nn.LeakyReLU", "elu": "nn.ELU", "rrelu_with_noise": "nn.RReLU"}
 
 
 def savings(account: Account, evaluation: int = 0) -> list[Saving]:

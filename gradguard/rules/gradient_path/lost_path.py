@@ -265,7 +265,8 @@ def story(origin: Origin) -> tuple[SourceSpan | None, list[SourceSpan]]:
             culprit = switch.also[0]
     if origin.made is not None and not same_place(origin.made, place):
         whole = origin.made.node is None or getattr(origin.made.statement, "value", None) is origin.made.node
-        name = origin.made.targets[0] if origin.made.targets and whole else origin.made.text if origin.made.targets else origin.inner
+        inner = origin.inner if (origin.inner or "").replace(".", "").isidentifier() else None  # a list was not made there, its items were
+        name = origin.made.targets[0] if origin.made.targets and whole else origin.made.text if origin.made.targets else inner
         related.insert(
             0, origin.made.span(f"`{short(name, 32)}` still has its graph here" if name else "up to here there is a graph", "made")
         )

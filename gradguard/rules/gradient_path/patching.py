@@ -16,6 +16,7 @@ from gradguard.analysis.program.syntax import FUNCTIONS, Source, load
 from gradguard.core.diagnosis import Fix
 from gradguard.fixes.at_places import own_statement, spelt
 from gradguard.fixes.edits import indent_of, removed, replaced
+from gradguard.fixes.restacked import restacked, stacked
 from gradguard.fixes.statements import Layout, unwrapped
 from gradguard.rules.gradient_path import wording
 
@@ -36,10 +37,15 @@ def with_patch(fix: Fix, origin: Origin, others: Sequence[Origin] = ()) -> Fix:
         return fix if patch is None else fix.model_copy(update={"patch": patch, "safety": "unsafe"})
     if place is None or place.source is None:
         return fix
-    stacked = _stacked(place, place.source, origin)
-    if stacked is not None:
-        title = f"{fix.title.partition(', and keep')[0]}, and put the list together with `torch.stack`"
-        return fix.model_copy(update={"patch": replaced(place.source, stacked), "title": title, "safety": "unsafe"})
+    both = restacked(place) if origin.kind == "escape" else None
+    if both is not None:
+        rest = "put the list together with `torch.stack`" if both.stacked else "not in a new tensor"
+        updates = {"title": f"{fix.title.partition(', and keep')[0]}, and {rest}"}
+        return fix.model_copy(update=updates if both.patch is None else {**updates, "patch": both.patch, "safety": "unsafe"})
+    chosen = stacked(place.source, place.node) if origin.kind == "rewrap" and isinstance(place.node, ast.Call) else None
+    if chosen is not None:
+        detail = "`clamp` stays a tensor where `max` and `min` may give the number; `torch.stack` keeps the graph of every element."
+        return fix.model_copy(update={"patch": chosen, "safety": "unsafe", "detail": detail})
     if not origin.certain:
         return fix
     beside = [other for other in others if other is not origin and other.place is not None and other.place.statement is place.statement]
@@ -95,7 +101,8 @@ def term_without_item(origin: Origin, term: ResolvedSite | None) -> str | None:
     if not all(isinstance(each, _ARITHMETIC) or _is_summed(each) for each in way):
         return None
     if isinstance(statement, ast.Return):
-        if not isinstance(place.enclosing_function, FUNCTIONS) or not _is_for(place.enclosing_function.name, source, term):
+        function = place.enclosing_function
+        if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)) or not _is_for(function.name, source, term):
             return None
     elif place.enclosing_function is not term.enclosing_function:
         return None
@@ -179,26 +186,6 @@ def _without(place: ResolvedSite, edits: list[tuple[ast.AST, str]]) -> str | Non
     above = source.parents.get(statement)
     alone = any(getattr(above, block, None) == [statement] for block in ("body", "orelse", "finalbody"))
     return replaced(source, [(statement, "pass")]) if alone else removed(source, statement.lineno, statement.lineno)
-
-
-def _stacked(place: ResolvedSite, source: Source, origin: Origin) -> list[tuple[ast.AST, str]] | None:
-    """`losses.append(x.item())`, where the only use of the list is `torch.tensor(losses)`: both have to change."""
-    node = place.node
-    append = source.parents.get(node) if node is not None else None
-    taken = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "item" and not node.args
-    if origin.kind != "escape" or not taken or not isinstance(append, ast.Call) or not isinstance(append.func, ast.Attribute):
-        return None
-    kept = append.func.value
-    if append.func.attr != "append" or not isinstance(kept, ast.Name):
-        return None
-    scope = place.enclosing_function or source.tree
-    reads = [part for part in inside(scope or kept, ast.Name) if part.id == kept.id and part is not kept]
-    reads = [part for part in reads if isinstance(part.ctx, ast.Load)]
-    made = source.parents.get(reads[0]) if len(reads) == 1 else None
-    if not isinstance(made, ast.Call) or dotted(made.func) != "torch.tensor" or len(made.args) != 1 or made.keywords:
-        return None
-    assert isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-    return [(node, source.segment(node.func.value) or ""), (made.func, "torch.stack")]
 
 
 def _edit(place: ResolvedSite, source: Source, origin: Origin) -> tuple[ast.AST, str] | None:

@@ -23,12 +23,15 @@ from gradguard.analysis.program.bindings import assignments_to, dotted, targets_
 from gradguard.analysis.program.expressions import inside
 from gradguard.core.callsite import CallSite
 from gradguard.core.diagnosis import Fix
+from gradguard.fixes.at_places import spelt
+from gradguard.fixes.edits import replaced
 from gradguard.instrumentation.facts import BackwardFact
 from gradguard.instrumentation.journal import Journal
 from gradguard.rules import wording
 from gradguard.rules.lifetime.detaching import detach_fix
 from gradguard.torch_compat.private_api import node_sequence
 
+_CLEARING = {"zero_": "zeros_like", "fill_": "full_like"}  # what makes the same anew
 _MAKERS = {"zeros", "zeros_like", "new_zeros"}
 
 
@@ -91,14 +94,25 @@ def _reset_method(carrier: Carrier) -> Reset | None:
     return next((reset for reset in found if reset.keeps_value), found[0] if found else None)
 
 
-def state_fixes(carrier: Carrier, name: str, call: ResolvedSite | None, journal: Journal, previous: BackwardFact | None) -> list[Fix]:
+def state_fixes(
+    carrier: Carrier,
+    name: str,
+    call: ResolvedSite | None,
+    journal: Journal,
+    previous: BackwardFact | None,
+    place: ResolvedSite | None = None,
+) -> list[Fix]:
     """What to do with a value that goes from step to step, by what its class offers; the best first.
 
     Args:
         name: what the message calls it, in backticks.
         call: the place of the failing backward call.
         previous: the last time the program came to this same call.
+        place: where the value entered this step's graph.
     """
+    cleared = _cleared(carrier, place)
+    if cleared is not None:
+        return [cleared]
     several, reset = _several_in_a_step(carrier, journal, previous), _reset_method(carrier)
     if several is None and reset is None and _made_in_another_loop(carrier, call):
         several = True
@@ -122,6 +136,36 @@ def state_fixes(carrier: Carrier, name: str, call: ResolvedSite | None, journal:
     if calling is None:
         return [detaching]
     return [calling, detaching] if several is None else [detaching, calling]
+
+
+def is_cleared(place: ResolvedSite | None) -> bool:
+    """Whether a place is a statement that sets all of a tensor's elements in place, which keeps its graph: `self.state.zero_()`."""
+    call = None if place is None or not isinstance(place.statement, ast.Expr) else place.statement.value
+    return isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in _CLEARING
+
+
+def _cleared(carrier: Carrier, place: ResolvedSite | None) -> Fix | None:
+    """The repair of a reset that writes into the state rather than making it anew; an attribute or an item can be given another tensor."""
+    if place is None or place.source is None or not is_cleared(place):
+        return None
+    statement = place.statement
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+        return None
+    what, given = place.source.flat(call.func.value), [place.source.flat(each) for each in call.args]
+    maker = spelt(place.source, f"torch.{_CLEARING[call.func.attr]}")
+    made = f"{what} = {maker}({', '.join([what, *given])})"
+    alone = isinstance(call.func.value, (ast.Attribute, ast.Subscript)) and maker is not None and len(given) == (call.func.attr == "fill_")
+    if not alone:
+        if carrier.tensor is None or carrier.tensor._is_view():
+            return None
+        made = f"{what}.detach_().{call.func.attr}({', '.join(given)})"
+    return Fix(
+        title=f"Begin anew where it is reset: `{made}`",
+        safety="unsafe",
+        detail=f"`{call.func.attr}()` at line {place.line} sets the values and keeps the graph behind them",
+        patch=replaced(place.source, [(call, made)]),
+    )
 
 
 def learning_kept(fixes: list[Fix], carrier: Carrier, name: str, incident: Incident, previous: BackwardFact | None) -> list[Fix]:

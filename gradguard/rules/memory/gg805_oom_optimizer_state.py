@@ -54,7 +54,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if complete and len(complete) == len(parameters) and _made_at_once(incident):
         return _temporary(incident, failed, optimizer, whole)
     kept = sum(_bytes(value) for each in complete for value in elements(state[id(each)]))
-    ratio = kept / sum(_bytes(each) for each in complete) if complete else 0
+    done = complete[:-1]  # the last one's state may have been made in part
+    ratio = sum(_bytes(value) for each in done for value in elements(state[id(each)])) / sum(map(_bytes, done)) if done else 0
     return _making(incident, failed, optimizer, whole, kept, ratio)
 
 

@@ -6,7 +6,8 @@ A prediction of shape [n, 1] meets a target of shape [n] (or the other way round
 difference, or by the `log_prob` of a distribution. Or losses of shape [n, 1] are multiplied by weights of shape [n].
 
 ## Why it is wrong
-Nothing raises, and the number looks like a loss. What it trains every prediction towards is the mean of all targets.
+Nothing raises, and the number looks like a loss. Every prediction is trained towards
+all targets alike: with squared errors, towards their mean.
 
 ## Example
     values = self.critic(states)               # [64, 1]
@@ -82,11 +83,15 @@ def recognise(incident: Incident) -> Diagnosis | None:
     """The table, and what has which shape."""
     journal = incident.journal
     made = {fact.seq: fact for fact in journal.spread if fact.step == journal.step}
-    for node, linear in _near(incident.root_nodes):
+    near = _near(incident.root_nodes)
+    for node, linear in near:
         fact = made.get(node_sequence(node))
         if fact is None or (fact.made == "product" and not linear):
             continue  # a table of products may be meant; of one that is only summed up, nothing but the two sums is left
-        return _told(incident, fact, incident.place_of_node(fact.seq))
+        squared = node_kind(node) == "MseLoss" or _squared(
+            [user for user, _ in near if any(each is node for each, _ in user.next_functions)]
+        )
+        return _told(incident, fact, incident.place_of_node(fact.seq), squared)
     return None
 
 
@@ -104,6 +109,16 @@ def _near(roots: list[Any]) -> list[tuple[Any, bool]]:
                     seen.add(source)
                     order.append((source, linear))
     return order
+
+
+def _squared(users: list[Any]) -> bool:
+    """Whether a difference is used as its square alone."""
+    return bool(users) and all(
+        node_kind(user) == "MseLoss"
+        or (node_kind(user) == "Pow" and getattr(user, "_saved_exponent", None) == 2)
+        or (node_kind(user) == "Mul" and len({id(source) for source, _ in user.next_functions}) == 1)
+        for user in users
+    )
 
 
 def _operands(place: ResolvedSite | None, fact: Spread) -> tuple[ast.expr, ast.expr] | None:
@@ -127,7 +142,7 @@ def _operands(place: ResolvedSite | None, fact: Spread) -> tuple[ast.expr, ast.e
     return None
 
 
-def _told(incident: Incident, fact: Spread, place: ResolvedSite | None) -> Diagnosis:
+def _told(incident: Incident, fact: Spread, place: ResolvedSite | None, squared: bool) -> Diagnosis:
     operands = _operands(place, fact)
     source = None if place is None else place.source
     shapes = [str(list(fact.shapes[i])) for i in (fact.column, 1 - fact.column)]
@@ -155,7 +170,8 @@ def _told(incident: Incident, fact: Spread, place: ResolvedSite | None) -> Diagn
             patch = replaced(source, [(operands[fact.column], f"{column}.{flat}")])
     made = f"`{fact.made}` of them" if loss else f"their {fact.made}"
     backward = [] if incident.place is None else [incident.place.span("the loss is a mean over all pairs", "backward")]
-    why = "A loss over it trains every prediction towards the mean of all targets, not towards its own."
+    aim = "the mean of all targets" if squared else "all targets alike"
+    why = f"A loss over it trains every prediction towards {aim}, not towards its own."
     if fact.made == "product":
         sides = f"`{column}` times the sum of `{row}`" if column else "one times the sum of the other"
         why = f"Its sum is the sum of {sides}: no element is weighted by its own factor."

@@ -242,8 +242,13 @@ def _of_new_objects(source: Source, node: ast.stmt) -> bool:
 def _kept_copies(source: Source, node: ast.Assign) -> list[ast.Assign]:
     """Where what is assigned was kept before, as a copy: `self.raw = copy.deepcopy(model.net)`."""
     kept = dotted(node.value)
-    found = (source.statement(call) for _, call in (calls_in([source], "deepcopy") if kept is not None else ()))
-    return [each for each in found if isinstance(each, ast.Assign) and any(dotted(target) == kept for target in each.targets)]
+    calls = calls_in([source], "deepcopy") if kept is not None else []
+    found = ((call, source.statement(call)) for _, call in calls)
+    return [
+        each
+        for call, each in found
+        if isinstance(each, ast.Assign) and each.value is call and any(dotted(target) == kept for target in each.targets)
+    ]
 
 
 def _copy_put_back(culprit: SourceSpan | None) -> tuple[ResolvedSite, str, str] | None:

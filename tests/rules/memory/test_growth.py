@@ -20,7 +20,7 @@ class Net(nn.Module):
         super().__init__()
         self.inner = nn.Linear(64, 256)
         self.head = nn.Linear(256, 1)
-        self.seen = {store}
+        self.hoard = {store}
     def forward(self, x):
         h = torch.relu(self.inner(x))
         {put}
@@ -39,24 +39,24 @@ for i in range(12):
     step()
 {end}
 """
-DEQUE, TABLE, CACHE = "collections.deque()", "collections.defaultdict(list)", "self.seen[x] if x in self.seen else h.detach()"
+DEQUE, TABLE, CACHE = "collections.deque()", "collections.defaultdict(list)", "self.hoard[x] if x in self.hoard else h.detach()"
 GROWING = {  # what it is kept in, and the statement that keeps it
-    "list": ("[]", "self.seen.append(h.detach())"),
-    "array": ("[]", "self.seen += [h.detach().numpy().copy()]"),
-    "tuple in deque": (DEQUE, "self.seen.append((h.detach(), len(self.seen)))"),
-    "dict of lists": (TABLE, 'self.seen["h"].append(h.detach())'),
-    "dict by number": ("{}", "self.seen[len(self.seen)] = h.detach()"),
-    "tensors as keys": ("{}", f"self.seen[x] = {CACHE}"),
+    "list": ("[]", "self.hoard.append(h.detach())"),
+    "array": ("[]", "self.hoard += [h.detach().numpy().copy()]"),
+    "tuple in deque": (DEQUE, "self.hoard.append((h.detach(), len(self.hoard)))"),
+    "dict of lists": (TABLE, 'self.hoard["h"].append(h.detach())'),
+    "dict by number": ("{}", "self.hoard[len(self.hoard)] = h.detach()"),
+    "tensors as keys": ("{}", f"self.hoard[x] = {CACHE}"),
 }
 SOUND = {  # also what is done with it in each step, and at the end
-    "read at the end": ("[]", "self.seen.append(h.detach())", "pass", "print(len(torch.cat(net.seen)))"),
-    "replay buffer": ("[]", "self.seen.append(h.detach())", "random.choice(net.seen)", ""),
-    "bounded": ("collections.deque(maxlen=20)", "self.seen.append(h.detach())", "pass", ""),
-    "emptied": ("[]", "self.seen.append(h.detach())", "if i % 6 == 5: net.seen.clear()", ""),
-    "numbers": ("[]", "self.seen.append(h.mean().item())", "pass", ""),
-    "cache by number": ("{}", "self.seen[i % 9] = self.seen.get(i % 9, h.detach())", "pass", ""),
-    "keys that come back": ("{}", f"self.seen[x] = {CACHE}", "kept.append(x)", "torch.cat(kept)"),
-    "handed on": ("[]", "self.seen.append(h.detach())", "pass", "print([each for each in (net.seen,)])"),
+    "read at the end": ("[]", "self.hoard.append(h.detach())", "pass", "print(len(torch.cat(net.hoard)))"),
+    "replay buffer": ("[]", "self.hoard.append(h.detach())", "random.choice(net.hoard)", ""),
+    "bounded": ("collections.deque(maxlen=20)", "self.hoard.append(h.detach())", "pass", ""),
+    "emptied": ("[]", "self.hoard.append(h.detach())", "if i % 6 == 5: net.hoard.clear()", ""),
+    "numbers": ("[]", "self.hoard.append(h.mean().item())", "pass", ""),
+    "cache by number": ("{}", "self.hoard[i % 9] = self.hoard.get(i % 9, h.detach())", "pass", ""),
+    "keys that come back": ("{}", f"self.hoard[x] = {CACHE}", "kept.append(x)", "torch.cat(kept)"),
+    "handed on": ("[]", "self.hoard.append(h.detach())", "pass", "print([each for each in (net.hoard,)])"),
 }
 
 
@@ -76,7 +76,7 @@ def test_what_is_never_read_is_told_within_a_few_steps(name: str, tmp_path: Path
     (found,) = _found(tmp_path, store, put, "pass", "")
     assert (found["code"], found["culprit"]["text"]) == ("GG807", put)
     assert found["step"] <= 7
-    assert "`self.seen` grows by 1." in found["headline"]
+    assert "`self.hoard` grows by 1." in found["headline"]
 
 
 @pytest.mark.parametrize("name", SOUND)

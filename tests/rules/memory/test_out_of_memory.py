@@ -72,3 +72,11 @@ def test_the_recommended_patch_repairs_the_program(code: str, name: str, tmp_pat
     assert patch is not None
     outcome = limited(tmp_path, applied(program.broken(), patch), program.mib)
     assert (outcome.status, outcome.diagnoses) == (0, []), outcome.output
+
+
+def test_the_size_of_a_state_is_told_only_where_that_of_a_parameter_is_known(tmp_path: Path) -> None:
+    program = programs.OPTIMIZER["Adam"]
+    (found,) = limited(tmp_path, program.broken(), 90).diagnoses  # in the midst of the first weight's
+    assert found["headline"].endswith("`opt` makes its state in its first step")
+    (found,) = limited(tmp_path, program.broken(), 106).diagnoses  # of the second's
+    assert found["headline"].endswith("`opt` makes its state of about 64 MiB in its first step")

@@ -7,6 +7,7 @@ from textwrap import indent
 
 import pytest
 
+from gradguard.runtime.session import current_session
 from tests.running import HEAD, applied, run_source, said
 
 AVERAGED = """
@@ -291,3 +292,38 @@ for step in range(3):
 def test_tensors_of_odd_kinds_break_nothing(tmp_path: Path, level: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert said(tmp_path, ODD, level) == []
     assert "gradguard" not in capfd.readouterr().err
+
+
+STRANGE = """
+from torch.func import vmap, grad
+net = nn.Linear(4, 2)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+sparse = torch.eye(3).to_sparse()
+nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+for step in range(6):
+    opt.zero_grad()
+    net(torch.randn(8, 4)).pow(2).mean().backward()
+    opt.step()
+    with torch.inference_mode():
+        a = torch.ones(3) * 2
+        a.clone().mul_(2).add_(a)
+        torch.ones(2, 4).lerp_(net.weight, 0.1)
+    twice = sparse * 2
+    twice.add_(sparse.coalesce())
+    twice.mul_(2)
+    half = nested * 0.5
+    half.add_(nested)
+    vmap(lambda row: (row * 2).clone().add_(row))(torch.ones(4, 3))
+    grad(lambda w: (w * 2).sum())(net.weight)
+    meta = torch.ones(3, device="meta")
+    meta.mul_(2).add_(meta.detach())
+    shared = torch.ones(3)
+    shared.add_(shared.detach())
+"""
+
+
+@pytest.mark.parametrize("level", ["standard", "strict"])
+def test_strange_tensors_are_left_alone(tmp_path: Path, level: str) -> None:
+    session = current_session()
+    session.faulty = False
+    assert said(tmp_path, STRANGE, level) == [] and not session.faulty

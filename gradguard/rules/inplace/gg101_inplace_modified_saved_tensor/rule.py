@@ -333,8 +333,11 @@ def _for_assignment(place: ResolvedSite, target: Target) -> Fix:
             return Fix(title=f"make a new tensor instead: `{short(new, 90)}`", safety="unsafe", patch=diff)
         if isinstance(node.value, (ast.Constant, ast.UnaryOp)) and isinstance(index, (ast.Name, ast.Attribute)):
             mask = place.source.flat(index)
+            new = f"{name} = {name}.masked_fill({{}}, {value})"
+            if (copy := _copied_for_write(place, target)) is not None:
+                return copy.model_copy(update={"detail": f"where `{mask}` is a mask of its shape, `{new.format(mask)}` does the same"})
             return Fix(
-                title=f"make a new tensor instead: `{name} = {name}.masked_fill(mask, {value})`, with `{mask}` as a mask of its shape",
+                title=f"make a new tensor instead: `{new.format('mask')}`, with `{mask}` as a mask of its shape",
                 safety="manual",
                 detail=f"such as `{mask}.unsqueeze(-1)`, where `{mask}` picks rows",
             )

@@ -52,7 +52,7 @@ from gradguard.rules.lifetime import kept_by_retain_graph, wording
 from gradguard.rules.lifetime.detaching import stored_item
 from gradguard.rules.lifetime.gg203_graph_freed_carried_state import overwritten
 from gradguard.rules.lifetime.gg203_graph_freed_carried_state.collecting import emptying
-from gradguard.rules.lifetime.resetting import learning_kept, state_fixes
+from gradguard.rules.lifetime.resetting import is_cleared, learning_kept, state_fixes
 from gradguard.rules.lifetime.second_backward import MESSAGES, Study, binding_store, is_overwritten, study
 
 AVOID = (
@@ -119,7 +119,10 @@ def _entered(facts: Study, carrier: Carrier) -> list[SourceSpan]:
     function = store.function_name.rpartition(".")[2] if store is not None else ""
     # the statement that hands the value to where it is kept stands behind the backward, and still at the end of its step
     handing = place is not None and place.statement is not None and function in called_in(place.statement)
-    found = wording.entry_span(facts, carrier, "handed on here with its graph" if handing else "the old graph enters this step here")
+    label = "handed on here with its graph" if handing else "the old graph enters this step here"
+    if is_cleared(place):
+        label = "sets the values back, and keeps the graph of the step before"
+    found = wording.entry_span(facts, carrier, label)
     if not found and carrier.read is not None and carrier.store is not None:
         source = carrier.store.source
         found = [source.span(r, "the value of the step before is read here", "carried") for r in [_range(carrier.read)] if r is not None]
@@ -151,7 +154,7 @@ def _fixes(facts: Study, carrier: Carrier, name: str) -> list[Fix]:
             )
         ]
     call = resolve(facts.call.site) if facts.call is not None else None
-    fixes = state_fixes(carrier, name, call, facts.incident.journal, facts.previous)
+    fixes = state_fixes(carrier, name, call, facts.incident.journal, facts.previous, wording.entry_place(facts, carrier))
     fixes = learning_kept(fixes, carrier, name, facts.incident, facts.previous)
     fixes.append(
         Fix(

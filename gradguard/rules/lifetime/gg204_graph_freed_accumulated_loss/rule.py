@@ -149,7 +149,7 @@ def _fixes(facts: Study, carrier: Carrier, name: str) -> list[Fix]:
         if carrier.how == "container" and _is_joined(carrier, plain)
         else f"keep its number: `{plain}.append(loss.item())`"
         if carrier.how == "container"
-        else f"add its number to {name}: `{plain} += loss.item()`"
+        else f"add its number to {name}: `{plain} += loss.{_number(carrier.store)}`"
     )
     window = None if carrier.how == "container" else new_sum(facts, carrier, plain)
     if window is not None:
@@ -184,9 +184,17 @@ def _is_sum(carrier: Carrier) -> bool:
     return not (isinstance(value, ast.BinOp) and any(isinstance(node.op, (ast.Mult, ast.Div)) for node in inside(value, ast.BinOp)))
 
 
+def _number(store: Store | None) -> str:
+    """How a loss becomes a number for a sum: without its graph alone, where the sum is read as a tensor."""
+    statement = None if store is None else store.statement
+    if store is None or not isinstance(statement, ast.AugAssign) or (name := dotted(statement.target)) is None:
+        return "item()"
+    read = [store.source.parents.get(each) for each in inside(store.source.tree, ast.Name, ast.Attribute) if dotted(each) == name]
+    return "detach()" if any(isinstance(above, ast.Attribute) and above.attr != "backward" for above in read) else "item()"
+
+
 def _patch(facts: Study, store: Store | None) -> str | None:
-    """`total += value; total.backward()` becomes `loss = value; "
-    "loss.backward(); total += loss.item()`, where the two stand in one block."""
+    """`total += value; total.backward()` becomes `loss = value; loss.backward(); total += loss.item()`, where both stand in one block."""
     call = facts.call
     place = resolve(call.site) if call is not None else None
     if (
@@ -216,10 +224,11 @@ def _patch(facts: Study, store: Store | None) -> str | None:
     if receiver is None or (value is None and uses_of(function, loss)):
         return None
     changes = edit_of(receiver, loss)
+    number = f"{loss}.{_number(store)}"
     if value is None:
         changes += edit_of(statement, f"{loss} = {store.source.flat(statement.value)}")
-        return patched(store.source, changes, [after(store.source, backward, f"{target} += {loss}.item()")])
-    return None
+        return patched(store.source, changes, [after(store.source, backward, f"{target} += {number}")])
+    return patched(store.source, [*changes, *edit_of(statement.value, number)])
 
 
 RULE = Rule(

@@ -41,7 +41,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.core.diagnosis import Diagnosis, Fix
-from gradguard.fixes.at_places import brought_after, out_of_the_loop
+from gradguard.fixes.at_places import brought_after, out_of_the_loop, repeated_after
 from gradguard.fixes.edits import indent_of, replaced
 from gradguard.monitors.learning_rates import (
     OtherSchedule,
@@ -93,9 +93,9 @@ def recognise(incident: Incident) -> Diagnosis | None:
                 place.span("changes the other optimizer's rate only", "context") if place is not None else None,
                 wording.span(finding.other.made, f"`{other}` was made here", "made"),
             ),
-            explanation="The scheduler's own optimizer has not stepped since its last calls, while another optimizer over the same "
-            "parameters has.",
-            fixes=[Fix(title=f"Make the scheduler for `{other}`", safety="unsafe")],
+            explanation="The scheduler's own optimizer has not stepped since its last calls, while another optimizer "
+            f"{_shares(book, finding.other)} has.",
+            fixes=[_made_anew(schedule, finding.other, scheduler, other)],
         )
     if isinstance(finding, SteppedPerEpoch):
         return Diagnosis(
@@ -156,6 +156,39 @@ def recognise(incident: Incident) -> Diagnosis | None:
                 detail="Or give the schedule's numbers in batches.",
             )
         ],
+    )
+
+
+def _shares(book: Book, other: Book) -> str:
+    """Which parameters the other optimizer has, beside those of the scheduler's own."""
+    own, others = ({id(parameter) for parameter in each.parameters()} for each in (book, other))
+    return (
+        "over the same parameters"
+        if own == others
+        else "with these parameters and more"
+        if own < others
+        else "that shares parameters with it"
+    )
+
+
+def _made_anew(schedule: Schedule, other: Book, scheduler: str, name: str) -> Fix:
+    """A scheduler for the newer optimizer, made after it: at its line, or, where one line makes both, after the call that leads there."""
+    old, new = resolve(schedule.made), resolve(other.made)
+    where, patch = "", None
+    if new is not None and old is not None and old.statement is not None and new.enclosing_function is not None:
+        where = f" (line {new.line})"
+        if new.enclosing_function is not old.enclosing_function:
+            where = f", after each call of `{getattr(new.enclosing_function, 'name', 'the function')}()`"
+        elif old.statement.lineno < new.line:
+            patch = repeated_after(old, new)
+    elif new is not None:
+        where = f" (line {new.line})"
+        patch = repeated_after(old, new) if old is not None and old.line < new.line else None
+    return Fix(
+        title=f"Make a new scheduler for `{name}` once that is made{where}",
+        safety="unsafe",
+        detail=f"`{scheduler}` keeps the optimizer that it was given, and a new one begins its schedule anew.",
+        patch=patch,
     )
 
 

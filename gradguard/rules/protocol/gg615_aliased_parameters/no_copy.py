@@ -97,6 +97,7 @@ def _told(
             Fix(
                 title=f"Put a copy into `{holder}`: `.detach().clone()`" if patch else f"Put copies into `{holder}`",
                 safety="unsafe",
+                reason=f"what is blended into `{holder}` no longer changes the weights, and what is evaluated with it is another model",
                 patch=patch,
             )
         ],
