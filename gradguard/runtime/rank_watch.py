@@ -55,6 +55,7 @@ class Watch:
         self._thread = threading.get_ident()
         self._patience = guard.settings.ranks.patience
         self._stop = threading.Event()
+        self.ready = threading.Event()  # the exchange is there, or never will be
         self._seen: Any = None  # the collectives begun, at the last look
         self._moved = time.monotonic()  # when they were last seen to have changed
         self._at: Any = None  # the instruction at which the training thread was, at the last look
@@ -79,6 +80,7 @@ class Watch:
             exchange.begin()
             Here.exchange = exchange
             ranks.Claims.claim = exchange.claim
+            self.ready.set()
             while not self._stop.wait(_EVERY):
                 if not dist.is_initialized():
                     return
@@ -87,6 +89,8 @@ class Watch:
             # without its keeper the store is of no use, which is no fault
             if type(fault).__name__ not in ("DistNetworkError", "DistStoreError") and not self._stop.is_set() and dist.is_initialized():
                 say("the watch over the ranks", "a hang of several ranks is not explained", fault)
+        finally:
+            self.ready.set()
 
     def _look(self, exchange: Exchange) -> None:
         now = time.monotonic()
@@ -184,7 +188,7 @@ def _ending(frame: FrameType) -> None:
 
 def failed(error: BaseException) -> None:
     """An exception leaves the outermost guard."""
-    if _watch is None or Here.exchange is None or not isinstance(error, Exception):
+    if _watch is None or not isinstance(error, Exception):
         return
     tb, sites = error.__traceback__, list[CallSite]()
     while tb is not None:
@@ -211,6 +215,8 @@ def finished() -> None:
 
 
 def _end(state: rank_positions.State, sites: Iterable[CallSite], error: str = "", lost: bool = False) -> None:
+    if _watch is not None:
+        _watch.ready.wait(1.0)  # of a program that is over at once
     exchange = Here.exchange
     if exchange is None or Here.over:
         return
