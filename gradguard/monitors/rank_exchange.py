@@ -23,7 +23,7 @@ from gradguard.core import ranks
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.monitors.findings import Finding
 from gradguard.monitors.rank_positions import Position
-from gradguard.probes.collectives import ring
+from gradguard.probes.collective_ring import ring
 
 ANSWERS = 2.0  # seconds in which a rank answers: its watching thread wakes once a second
 _POLL = 0.2

@@ -23,8 +23,8 @@ from gradguard.core.callsite import PACKAGE_DIR, USER_FILES, CallSite
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.ranks import is_lost_connection
 from gradguard.core.safe_read import peek, variables_of
-from gradguard.probes import collectives, replicas
-from gradguard.probes.collectives import Call, ring
+from gradguard.probes import collective_ring, replicas
+from gradguard.probes.collective_ring import Call, ring
 
 State = Literal["waits", "runs", "finished", "failed", "gone"]
 MOST_BYTES = 960
@@ -233,7 +233,7 @@ def past() -> tuple[Past, ...]:
     """This rank's last collectives; sends and receives are not among them."""
     found = []
     for call in list(ring.calls):
-        if call.kind not in collectives.POINT_TO_POINT:
+        if call.kind not in collective_ring.POINT_TO_POINT:
             file, line = ("", 0) if call.site is None else (call.site.code.co_filename, call.site.line)
             found.append(Past(call.group, call.number, call.kind, call.shape, call.dtype, file, line))
     return tuple(found[-8:])

@@ -25,7 +25,7 @@ from gradguard.core.safe_read import UNKNOWN, in_class
 from gradguard.instrumentation import tensor_refs
 from gradguard.instrumentation.fault_barrier import say
 from gradguard.instrumentation.refusals import reserve
-from gradguard.probes import collectives, replicas, torch_functions
+from gradguard.probes import collective_ring, replicas, torch_functions
 from gradguard.reporting.jsonl import JsonlReport
 from gradguard.reporting.tracebacks import take_back_hook
 from gradguard.runtime import rank_watch, workers
@@ -185,7 +185,7 @@ class Guard:
             return self
         entered = len(self._open)
         try:
-            torch_functions.install(workers.install, replicas.install, collectives.install, saved_tensors.install, tensor_refs.install)
+            torch_functions.install(workers.install, replicas.install, collective_ring.install, saved_tensors.install, tensor_refs.install)
             reserve.fill()
             session = current_session()
             last = self._last

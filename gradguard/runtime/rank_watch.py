@@ -31,7 +31,7 @@ from gradguard.instrumentation.fault_barrier import say
 from gradguard.instrumentation.journal import Journal
 from gradguard.monitors import rank_positions
 from gradguard.monitors.rank_exchange import Exchange, Here, Stall, job_store
-from gradguard.probes.collectives import Watched, ring
+from gradguard.probes.collective_ring import Watched, ring
 from gradguard.rules.base import Rule
 from gradguard.rules.registry import rules_for
 

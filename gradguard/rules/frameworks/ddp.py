@@ -287,13 +287,3 @@ def _above(file: str, node: ast.AST) -> Iterator[ast.AST]:
 def _own(function: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> bool:
     """Whether a name is a function's parameter or variable."""
     return any(argument.arg == name for argument in inside(function.args, ast.arg)) or bool(assignments_to(function, name))
-
-
-def inside_out(file: str, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
-    """Pairs (node, its parent) up to the enclosing function."""
-    above = parent_of(file, node)
-    while above is not None:
-        yield node, above
-        if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            return
-        node, above = above, parent_of(file, above)

@@ -35,6 +35,7 @@ import ast
 import torch
 
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places import skips
 from gradguard.analysis.places.source import ResolvedSite, dotted, resolve, segment, span_of
 from gradguard.analysis.program.bindings import statement_names
 from gradguard.analysis.program.expressions import calls_inside, inside
@@ -44,7 +45,7 @@ from gradguard.fixes.edits import indent_of
 from gradguard.fixes.statements import Layout, siblings
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import ddp as shared
-from gradguard.rules.frameworks import skips, standings
+from gradguard.rules.frameworks import standings
 
 CODE, NAME = "GG705", "ddp-rank-skips-backward"
 _BACKWARD = ("backward", "manual_backward")
@@ -166,7 +167,7 @@ def _skips(place: ResolvedSite) -> list[skips.Skip]:
     start = place.node or place.statement
     if start is None:
         return []
-    for child, above in shared.inside_out(place.file, start):
+    for child, above in skips.inside_out(place.file, start):
         if isinstance(above, (ast.For, ast.While)) and child in above.body:
             return skips.before(place) if any(calls_inside(above, *_BACKWARD)) or not any(inside(above, ast.Continue)) else []
     return skips.before(place)

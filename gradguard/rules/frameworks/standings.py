@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -10,14 +9,14 @@ from functools import cached_property
 from typing import NamedTuple
 
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places import skips
 from gradguard.analysis.places.source import Loop, ResolvedSite, at_line
-from gradguard.analysis.program.syntax import FUNCTIONS
 from gradguard.core import ranks
 from gradguard.core.diagnosis import Role, SourceSpan
 from gradguard.monitors import rank_positions
 from gradguard.monitors.rank_exchange import Stall, ask_after_error
 from gradguard.monitors.rank_positions import Past, Place, Position
-from gradguard.probes.collectives import POINT_TO_POINT
+from gradguard.probes.collective_ring import POINT_TO_POINT
 
 BACKWARD = "backward"
 _SHOWN = 6  # ranks whose lines are shown
@@ -229,23 +228,10 @@ def left_loop(waiting: Position, other: Position) -> LeftLoop | None:
         theirs = next((each for each in other.stack if (each.file, each.function) == (place.file, place.function)), None)
         if theirs is None:
             if candidate is None and loops and site is not None:
-                candidate = LeftLoop(site, loops[0], _exhausts(site, loops[0]))
+                candidate = LeftLoop(site, loops[0], skips.exhausts(loops[0]))
             continue
         for loop in loops:
             if theirs.line > (loop.end_lineno or 0) and site is not None:
-                return candidate or LeftLoop(site, loop, _exhausts(site, loop))
+                return candidate or LeftLoop(site, loop, skips.exhausts(loop))
         return candidate if theirs.line != place.line else None
     return candidate if other.state == "finished" else None
-
-
-def _exhausts(site: ResolvedSite, loop: Loop) -> bool:
-    if isinstance(loop, ast.While):
-        return False
-    inside: list[ast.AST] = list(loop.body)
-    while inside:
-        node = inside.pop()
-        if isinstance(node, (ast.Break, ast.Return)):
-            return False
-        if not isinstance(node, FUNCTIONS):
-            inside += ast.iter_child_nodes(node)
-    return True

@@ -37,6 +37,7 @@ from torch import nn
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.names import short_list
+from gradguard.analysis.places import skips
 from gradguard.analysis.places.source import module_ast, parent_of, span_of
 from gradguard.analysis.program.expressions import argument, inside, is_constant
 from gradguard.analysis.program.index import calls_in
@@ -160,7 +161,7 @@ def _outside(incident: Incident, ddp: Any) -> list[tuple[str, ast.AST, str]]:
             value = shared.evaluated(incident, file, node)
             called = isinstance(parent_of(file, node), ast.Call)
             if id(value) in parameters or (isinstance(value, nn.Module) and called and id(value) in layers):
-                if any(isinstance(above, FUNCTIONS) for _, above in shared.inside_out(file, node)):
+                if any(isinstance(above, FUNCTIONS) for _, above in skips.inside_out(file, node)):
                     found.append((file, node, ast.unparse(node)))
             elif called and isinstance(value, type(None)):
                 receiver = shared.evaluated(incident, file, node.value)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-
+from gradguard.analysis.places import skips
 from gradguard.analysis.places.source import ResolvedSite, at_line
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.monitors.rank_positions import Past, Place
@@ -110,39 +109,18 @@ def _calls(standing: Standing, difference: Difference) -> Diagnosis:
     )
 
 
-def _branch(mine: Past, theirs: Past) -> tuple[ResolvedSite, ast.If, Past | None] | None:
+def _branch(mine: Past, theirs: Past) -> tuple[ResolvedSite, skips.Branch, Past | None] | None:
     """The `if` that one of the calls stands in and the other does not, or that has one in each branch; and the call within."""
     a, b = _site(mine), _site(theirs)
     for call, own, other in ((mine, a, b), (theirs, b, a)):
-        for node in _ifs(own):
+        for node in skips.branches_around(own):
             assert own is not None
-            within = _blocks_of(own, node)
-            rest = _blocks_of(other, node) if other is not None and other.file == own.file else None
+            within = skips.block_of(own, node)
+            rest = skips.block_of(other, node) if other is not None and other.file == own.file else None
             if within is not None and rest is not None and within != rest:
                 return own, node, None
             if within == "body" and rest is None:
                 return own, node, call
-    return None
-
-
-def _ifs(site: ResolvedSite | None) -> list[ast.If]:
-    if site is None or site.source is None or (site.node or site.statement) is None:
-        return []
-    return [above for above in site.source.ancestors(site.node or site.statement) if isinstance(above, ast.If) and not _is_main(above)]  # type: ignore[arg-type]
-
-
-def _is_main(node: ast.If) -> bool:
-    """`if __name__ == "__main__":`"""
-    return any(isinstance(each, ast.Name) and each.id == "__name__" for each in ast.walk(node.test))
-
-
-def _blocks_of(site: ResolvedSite, node: ast.If) -> str | None:
-    """Which branch of the `if` a place stands in."""
-    if site.source is None or (at := site.node or site.statement) is None:
-        return None
-    for name in ("body", "orelse"):
-        if any(site.source.stands_in(at, statement) for statement in getattr(node, name)):
-            return name
     return None
 
 

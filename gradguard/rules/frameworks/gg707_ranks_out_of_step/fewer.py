@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from gradguard.analysis.places import skips
 from gradguard.analysis.places.source import at_line, span_of
 from gradguard.core.diagnosis import Confidence, Diagnosis, Fix
 from gradguard.monitors.rank_positions import Position
-from gradguard.rules.frameworks import skips
 from gradguard.rules.frameworks.standings import BACKWARD, Standing, left_loop, named, short, span, what
 
 _NEVER = "a longer timeout of the process group: the call that is missing never comes"

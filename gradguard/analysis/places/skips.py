@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from gradguard.analysis.places.source import ResolvedSite, dotted, segment
+from gradguard.analysis.places.source import Loop, ResolvedSite, dotted, segment
 from gradguard.analysis.program.expressions import inside, last_part
-from gradguard.rules.frameworks import ddp as shared
+from gradguard.analysis.program.syntax import FUNCTIONS, parent_of
 
 
 class Skip(NamedTuple):
@@ -44,7 +45,7 @@ def before(place: ResolvedSite) -> list[Skip]:
         return []
     found: list[Skip] = []
     counters: set[str] = set()
-    around = list(shared.inside_out(place.file, start))
+    around = list(inside_out(place.file, start))
     for child, above in around:
         if isinstance(above, (ast.For, ast.While)) and child in above.body:
             counters |= _counters(above)
@@ -55,8 +56,7 @@ def before(place: ResolvedSite) -> list[Skip]:
         for earlier in block[: block.index(child)] if block is not None else ():
             if isinstance(earlier, ast.If) and not _by_count(earlier.test, counters):
                 found += [Skip(place.file, leave, earlier.test) for leave in _leaves(earlier)]
-        main = isinstance(above, ast.If) and any(name.id == "__name__" for name in inside(above.test, ast.Name))
-        if isinstance(above, ast.If) and child in above.body and not main and not _by_count(above.test, counters):
+        if isinstance(above, ast.If) and child in above.body and not _is_main(above) and not _by_count(above.test, counters):
             found.append(Skip(place.file, above, above.test))
         if looping:
             break
@@ -87,3 +87,52 @@ def _by_count(test: ast.expr, counters: set[str]) -> bool:
         return False
     names = [dotted(node) or "" for node in inside(test, ast.Name)]
     return bool(names) and any(name in counters for name in names)
+
+
+def inside_out(file: str, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+    """Pairs (node, its parent) up to the enclosing function."""
+    above = parent_of(file, node)
+    while above is not None:
+        yield node, above
+        if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            return
+        node, above = above, parent_of(file, above)
+
+
+def exhausts(loop: Loop) -> bool:
+    """Whether a loop ends only when there is nothing left to iterate over."""
+    if isinstance(loop, ast.While):
+        return False
+    inside: list[ast.AST] = list(loop.body)
+    while inside:
+        node = inside.pop()
+        if isinstance(node, (ast.Break, ast.Return)):
+            return False
+        if not isinstance(node, FUNCTIONS):
+            inside += ast.iter_child_nodes(node)
+    return True
+
+
+Branch = ast.If
+
+
+def branches_around(place: ResolvedSite | None) -> list[Branch]:
+    """The `if` statements that a place stands in, innermost first; not `if __name__ == "__main__":`."""
+    node = None if place is None else place.node or place.statement
+    if place is None or place.source is None or node is None:
+        return []
+    return [above for above in place.source.ancestors(node) if isinstance(above, ast.If) and not _is_main(above)]
+
+
+def _is_main(node: ast.If) -> bool:
+    return any(name.id == "__name__" for name in inside(node.test, ast.Name))
+
+
+def block_of(site: ResolvedSite, node: ast.If) -> str | None:
+    """Which branch of the `if` a place stands in."""
+    if site.source is None or (at := site.node or site.statement) is None:
+        return None
+    for name in ("body", "orelse"):
+        if any(site.source.stands_in(at, statement) for statement in getattr(node, name)):
+            return name
+    return None
