@@ -246,7 +246,7 @@ def _enter(original: Original) -> Original:
         result = original(self)
         if watched:  # no call from here on: an exception from outside would leave grad mode off
             _state["depth"] += 1
-            self._gradguard = True
+            self._gradguard = getattr(self, "_gradguard", 0) + 1  # one object may be entered again within its own block
         return result
 
     return guarded
@@ -255,8 +255,9 @@ def _enter(original: Original) -> Original:
 def _exit(original: Original) -> Original:
     def guarded(self: Any, *args: Any) -> Any:
         result = original(self, *args)
-        if getattr(self, "_gradguard", False):
-            self._gradguard = False
+        entered = getattr(self, "_gradguard", 0)
+        if entered:
+            self._gradguard = entered - 1
             _state["depth"] -= 1
             if _state["depth"] <= 0:
                 _state["depth"] = 0
@@ -267,6 +268,11 @@ def _exit(original: Original) -> Original:
         return result
 
     return guarded
+
+
+def forget_blocks() -> None:
+    """The guard is left: blocks without grad that are still open, or were never closed, count no more."""
+    _state["depth"] = 0
 
 
 def watch_forwards(entering: bool = False) -> None:

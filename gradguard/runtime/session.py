@@ -41,7 +41,7 @@ from gradguard.probes.call_arguments import any_requires_grad
 from gradguard.probes.listeners import local, set_coast, set_listener
 from gradguard.probes.operators import OpProbe
 from gradguard.probes.saved_tensor_hooks import SavedTensors
-from gradguard.probes.step_protocol import watch_forwards
+from gradguard.probes.step_protocol import forget_blocks, watch_forwards
 from gradguard.rules.base import SKIP, Rule
 from gradguard.runtime import fast_path
 from gradguard.runtime.backward_calls import backward_fact, inputs_of, is_same_call, roots_of
@@ -227,6 +227,7 @@ class Session:
                 self.run.depth.pause()
             with self.shield:
                 self.hooks.pause()
+                forget_blocks()
             with self.lookout:
                 run = self.run
                 # a guard around a single step is left a thousand times, mostly by the same files

@@ -135,13 +135,15 @@ def load_everything() -> None:
 
 
 def run(case: Case, folder: Path, level: str, timeout: int = 120) -> Outcome:
-    """Runs a case as `gradguard run` does, in a fork of this process: torch is imported already.
+    """Runs a case as `gradguard run` does, in a fork of a process in which torch is imported already.
 
     A program that has not ended after `timeout` seconds is killed by SIGALRM: its status is -14. Processes that it leaves running
     are killed.
     """
+    from tests.cases.zygote import run_apart
+
     script, report, printed = case.write(folder), folder / "report.jsonl", folder / "printed.txt"
-    status = forked(lambda: _run_guarded(script, report, level), script.parent, timeout, printed)
+    status = run_apart(_run_guarded, (script, report, level), script.parent, timeout, printed)
     diagnoses = [json.loads(line) for line in report.read_text().splitlines()] if report.exists() else []
     return Outcome(status, printed.read_text(errors="replace"), diagnoses)
 

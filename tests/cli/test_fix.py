@@ -214,4 +214,4 @@ def test_a_run_as_a_sarif_log(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "other.json").read_text())["runs"][0]["results"] == []
     (tmp_path / "mine.sarif").write_text("mine")
     refused = guarded("--report", "mine.sarif", "train.py", cwd=tmp_path)
-    assert refused.status == 2 and "is no SARIF log" in " ".join(refused.err.split()) and refused.out == ""
+    assert refused.status == 2 and "is no SARIF log" in " ".join(refused.err.replace("│", " ").split()) and refused.out == ""

@@ -12,7 +12,8 @@ from typing import Any
 from gradguard import gradguard
 from gradguard.cli.script import run_program
 from gradguard.instrumentation.refusals import reserve
-from tests.cases.case import Outcome, forked
+from tests.cases.case import Outcome
+from tests.cases.zygote import run_apart
 
 _MMAP_THRESHOLD = -3  # of glibc's mallopt
 HEAD = """import torch
@@ -29,17 +30,18 @@ def limited(folder: Path, source: str, mib: int, level: str = "standard", **sett
         old.unlink(missing_ok=True)
     script.write_text(HEAD + source)
 
-    def program() -> None:
-        gc.freeze()  # what the parent has is none of the program's: looked through, every page of it would be copied
-        if level == "bare":
-            limit(mib)
-            exec(compile(script.read_text(), str(script), "exec"), {"__name__": "__main__"})
-            return
-        run_program(str(script), [], lambda: entered(mib, level=level, report=report, **settings))
-
-    status = forked(program, folder, 60, printed)
+    status = run_apart(_program, (script, mib, level, report, settings), folder, 60, printed)
     diagnoses = [json.loads(line) for line in report.read_text().splitlines()] if report.exists() else []
     return Outcome(status, printed.read_text(errors="replace"), diagnoses)
+
+
+def _program(script: Path, mib: int, level: str, report: Path, settings: dict[str, Any]) -> None:
+    gc.freeze()  # what the parent has is none of the program's: looked through, every page of it would be copied
+    if level == "bare":
+        limit(mib)
+        exec(compile(script.read_text(), str(script), "exec"), {"__name__": "__main__"})
+        return
+    run_program(str(script), [], lambda: entered(mib, level=level, report=report, **settings))
 
 
 def entered(mib: int, **settings: Any) -> gradguard:

@@ -47,7 +47,7 @@ def test_other_processes_on_the_accelerator(level: str, tmp_path: Path) -> None:
     text = CUDA.format(asked="3.00 GiB", others="30.39", ours="7.00", unused="500.00 MiB")
     (found,) = said(tmp_path, _raising(text), level)
     assert found.code == "GG806"
-    assert "other processes have 30 GiB of the device's 39 GiB, this one 7.0 GiB" in found.headline
+    assert "other processes have 30.4 GiB of the device's 39.4 GiB, this one 7.0 GiB" in found.headline
     assert any("6.0 GiB is held by tensors, and 500 MiB is reserved by its allocator but unused" in note for note in found.notes)
 
 

@@ -79,4 +79,4 @@ def test_the_size_of_a_state_is_told_only_where_that_of_a_parameter_is_known(tmp
     (found,) = limited(tmp_path, program.broken(), 90).diagnoses  # in the midst of the first weight's
     assert found["headline"].endswith("`opt` makes its state in its first step")
     (found,) = limited(tmp_path, program.broken(), 106).diagnoses  # of the second's
-    assert found["headline"].endswith("`opt` makes its state of about 64 MiB in its first step")
+    assert found["headline"].endswith("`opt` makes its state of about 64.0 MiB in its first step")
