@@ -18,8 +18,10 @@ _RESERVE = 16 << 20
 
 def is_refusal(error: BaseException) -> bool:
     """Whether an exception says that memory could not be had: of an accelerator, of PyTorch's on the CPU, or Python's and numpy's."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+    if isinstance(error, MemoryError):
         return True
+    if isinstance(error, torch.OutOfMemoryError):  # with another text than PyTorch's it is the program's own
+        return "out of memory" in message_of(error).lower()
     return isinstance(error, RuntimeError) and any(text in message_of(error) for text in _TEXTS)
 
 

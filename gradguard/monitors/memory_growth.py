@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gradguard.core.foreign_exceptions import internal_error
 from gradguard.monitors.findings import Finding
 from gradguard.monitors.monitor import Monitor, Step
 
@@ -83,5 +84,5 @@ def _resident() -> int:
     try:
         with open("/proc/self/statm", "rb", 0) as file:
             return int(file.read().split()[1]) * _PAGE
-    except OSError:
+    except internal_error(OSError):
         return 0 if resource is None else int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * _UNIT

@@ -43,6 +43,7 @@ from gradguard.torch_compat.private_api import (
     saved_slots,
     saved_state,
     sequence_number,
+    under_dispatch_modes,
     waits_for_its_result,
 )
 from gradguard.torch_compat.saved_tensors import Packed, can_hook, hook_below, hooks_allowed, is_hooked, look_up_with, unhook, unhooked
@@ -110,7 +111,7 @@ class SavedTensors:
             return
         if not self.on:
             unhook()
-        elif not dispatch_modes() and not is_hooked():
+        elif not under_dispatch_modes() and not is_hooked():
             hook_below(self._hook)
 
     def pause(self) -> None:
@@ -169,7 +170,10 @@ class SavedTensors:
         if self._ended:
             self._settle()
         if type(tensor) in _PLAIN and tensor.layout is _STRIDED:
-            memory = tensor.untyped_storage()
+            try:
+                memory = tensor.untyped_storage()
+            except internal_error(NotImplementedError):  # a wrapper of `torch.func`
+                return None
             storage, nbytes, shape = memory._cdata, memory.nbytes(), tensor.shape if not tensor.is_nested else _NO_SHAPE
         else:
             parts = [] if has_own_dispatch(tensor) else memory_of(tensor)

@@ -181,6 +181,7 @@ def keepers(
     alone = [tensor for tensor, _ in reached]
     ignore = {*own, id(tensors), id(alone), id(reached), *(id(item) for item in reached)}
     named = {id(tensor) for tensor in held_by_objects(alone, ignore)}
+    named |= {id(value) for view in incident.user_frames for value in view.locals.values()}  # running frames are no referrers
     reached = [item for item in reached if id(item[0]) in named][:most]
     ignore |= {id(reached)}
     alone = [tensor for tensor, _ in reached]

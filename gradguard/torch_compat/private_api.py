@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import CodeType, FunctionType
@@ -139,6 +140,22 @@ def mode_is_active(mode: Any) -> bool:
     return size > 0 and (_stack_at(0) is mode or any(_stack_at(i) is mode for i in range(1, size)))
 
 
+class _Hidden(threading.local):
+    depth = 0  # of `quiet` blocks under modes of the program's
+
+
+_hidden = _Hidden()
+
+
+def _show_modes() -> None:
+    _hidden.depth -= 1
+
+
+def under_dispatch_modes() -> bool:
+    """Whether a dispatch mode is on in this thread, one that `quiet` keeps from looking included."""
+    return bool(_hidden.depth or dispatch_modes())
+
+
 def quiet() -> AbstractContextManager[Any]:
     """What gradguard does with tensors inside is seen by no mode and no tensor subclass of the user's, nor by the op probe."""
     if not _foreign_modes():
@@ -146,6 +163,8 @@ def quiet() -> AbstractContextManager[Any]:
     both = ExitStack()
     both.enter_context(_no_torch_function())
     both.enter_context(_no_dispatch_modes())
+    _hidden.depth += 1
+    both.callback(_show_modes)
     return both
 
 

@@ -23,6 +23,8 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from gradguard.core.foreign_exceptions import internal_error
+
 SHOWN = hasattr(torch._C._autograd.SavedTensor, "data")
 
 _hooks_entered = False
@@ -125,7 +127,7 @@ class Packed:
         try:
             if self.tensor is not None:
                 _check(self, self.tensor)
-        except RuntimeError as error:
+        except internal_error(RuntimeError) as error:
             return str(error)
         return None
 
@@ -222,7 +224,7 @@ def _specimen(tensor: torch.Tensor) -> tuple[str, str] | None:
             node: Any = result.grad_fn
             result.add_(1)
             node._saved_result  # noqa: B018
-    except (RuntimeError, TypeError, AttributeError) as error:
+    except internal_error(RuntimeError, TypeError, AttributeError) as error:
         found = _SPECIMEN.search(str(error))
         return None if found is None else (str(error), found[1])
     finally:

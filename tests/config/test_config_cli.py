@@ -104,4 +104,4 @@ def test_the_schema_knows_every_setting_and_every_rule(project: Path) -> None:
     option = rules["GG601"]["anyOf"][1]["properties"]["window"]
     assert (option["type"], option["minimum"], option["description"]) == ("integer", 1, "steps looked back")
     assert rules["GG601"]["description"] == "summary of stale-gradients"
-    assert set(schema["$defs"]) == {"Trace", "Actions", "Journal"}
+    assert set(schema["$defs"]) == {"Trace", "Actions", "Journal", "Ranks"}

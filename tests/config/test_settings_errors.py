@@ -39,7 +39,7 @@ def test_the_place_is_quoted_with_carets_under_it(project: Path) -> None:
         ("trace:\n  every: often",
          "2:10: `trace.every` cannot be 'often': input should be a valid integer, unable to parse string as an integer"),
         ("trace: all", "1:8: `trace` is a section, not 'all': it takes mode, first_steps, after_change, every, after_incident, contents, "
-         "locate_nonfinite, node_hooks"),
+         "saved_tensors, locate_nonfinite, node_hooks"),
         ("actions:\n  silent: false", '2:11: `actions.silent` cannot be False: off | log | warn | raise; write "off" in quotes'),
         ("rules: [GG601]", "1:8: `rules` is a section, not ['GG601']"),
         ("rules:\n  GG602: off", "2:3: unknown rule 'GG602'; did you mean GG612 or GG604 or GG601?"),

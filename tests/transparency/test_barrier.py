@@ -36,7 +36,7 @@ from tests.transparency.workloads import mlp
 _PACKAGE = Path(gradguard.__file__).parent
 # They start programs and print: no training runs inside what they catch but the user's own, which they hand on.
 _OUTSIDE = {
-    *(f"cli/{name}.py" for name in ("main", "config_command", "fix_command", "script")),
+    *(f"cli/{name}.py" for name in ("main", "config_command", "fix_command", "sarif_command", "script")),
     *(f"config/{name}.py" for name in ("files", "settings", "sources")),
     "fixes/rewriting.py",  # for `gradguard fix`, in whose process no program runs
     "reporting/tracebacks.py",

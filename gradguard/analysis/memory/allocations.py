@@ -158,7 +158,7 @@ class Allocation:
         """The bytes of memory that this process has of its own, tensors included; None where the system does not say."""
         try:
             found = re.search(r"^RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-        except OSError:
+        except internal_error(OSError):
             return None
         return None if found is None else int(found[1]) << 10
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from gradguard.core.account import size
+from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.memory_report import HeldFor, MemoryReport
 from gradguard.reporting.terminal.layout import Row, Segment, cells, clean, one_line, paint
 
@@ -126,6 +127,6 @@ def _short(file: str) -> str:
     """A path below the working directory as seen from there, any other by its last two parts."""
     try:
         relative = os.path.relpath(file)
-    except (OSError, ValueError):
+    except internal_error(OSError, ValueError):
         relative = file
     return relative if not relative.startswith("..") else os.path.join(*file.split(os.sep)[-2:])
