@@ -393,6 +393,15 @@ def message_of(error: BaseException) -> str:
 # -- variables of frames -------------------------------------------------------------------------------------------------
 
 
+def own_variable(frame: FrameType, name: str) -> Any:
+    """A variable of a frame of PyTorch's, whose code does not call `locals()`: read at little cost; None where it is not bound."""
+    held = frame.f_locals
+    found = held.get(name)
+    if _PYTHON < (3, 13):
+        held.clear()  # the frame keeps this dictionary, and with it the arguments
+    return found
+
+
 def variables_of(frame: FrameType) -> dict[str, Any]:
     """A copy of a frame's variables.
 

@@ -38,7 +38,7 @@ class TensorRef(UncountedRef):
 
     def __call__(self) -> Any:
         tensor = super().__call__()
-        if tensor is not None:
+        if issubclass(type(tensor), torch.Tensor):
             _own(tensor)
         return tensor
 

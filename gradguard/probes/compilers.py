@@ -88,11 +88,18 @@ def _exchange(old: Any, new: Any) -> None:
             setattr(owner, name, new)
 
 
+def _lift_hooks() -> None:
+    try:
+        lift_module_hooks()
+    except internal_error() as fault:
+        say("the watch of module calls", "what is compiled sees its hooks", fault)
+
+
 def _enter() -> None:
     local.compiled += 1
     if local.compiled == 1:
         compiling.add(threading.get_ident())
-        lift_module_hooks()
+        _lift_hooks()
         rules = sys.modules.get("torch._dynamo.trace_rules")
         if rules is not None and rules is not _state["known"]:
             _state["known"] = rules
@@ -130,7 +137,7 @@ class Aside:
         if session is not None:
             local.compiled = compiled + 1
             compiling.add(threading.get_ident())
-            lift_module_hooks()
+            _lift_hooks()
             session.compiled_begins()
             local.listener = local.coast = None
 

@@ -24,6 +24,7 @@ import torch
 
 from gradguard.core.callsite import USER_FILES
 from gradguard.core.foreign_exceptions import internal_error
+from gradguard.core.safe_read import own_variable
 from gradguard.instrumentation.facts import SavedFact, Saver
 from gradguard.instrumentation.journal import Journal
 from gradguard.instrumentation.tensor_refs import UncountedRef
@@ -53,7 +54,6 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
 _NO_SHAPE = torch.Size(())
 _dict_of = torch.nn.Module.__dict__["__dict__"].__get__  # whatever a module's class makes of `__dict__`
-_HAS_PROXIES = sys.version_info >= (3, 13)  # `f_locals` is no dictionary that a frame would keep
 
 
 class SavedTensors:
@@ -230,7 +230,7 @@ class SavedTensors:
             running = frame.f_code
             if running is _CALL:
                 if module is None:
-                    module = _self_of(frame)
+                    module = own_variable(frame, "self")
             elif code is None and files[running.co_filename]:
                 code, lasti = running, frame.f_lasti
             frame = frame.f_back
@@ -337,15 +337,6 @@ def _leaves(users: dict[int, int], storage: int) -> bool:
     else:
         del users[storage]
     return not left
-
-
-def _self_of(frame: FrameType) -> Any:
-    """The module of a frame of `nn.Module._call_impl`."""
-    held = frame.f_locals
-    module = held.get("self")
-    if not _HAS_PROXIES:
-        held.clear()  # the frame keeps this dictionary, and with it the arguments
-    return module
 
 
 def _packed(tensor: torch.Tensor, seq: int) -> Packed:

@@ -197,7 +197,7 @@ def culprits(guard: gradguard) -> list[tuple[str, int | None]]:
 
 
 @pytest.mark.parametrize("program", REFUSED, ids=lambda program: program.__name__)
-@pytest.mark.parametrize("anomaly", [False, True], ids=["", "anomaly mode"])
+@pytest.mark.parametrize("anomaly", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["", "anomaly mode"])
 @pytest.mark.filterwarnings("ignore:(Anomaly Detection|Error detected)")
 def test_what_pytorch_refuses_is_refused_in_the_same_words(program: Callable[[], None], anomaly: bool) -> None:
     with torch.autograd.set_detect_anomaly(anomaly):
