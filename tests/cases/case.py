@@ -140,10 +140,11 @@ def run(case: Case, folder: Path, level: str, timeout: int = 120) -> Outcome:
     A program that has not ended after `timeout` seconds is killed by SIGALRM: its status is -14. Processes that it leaves running
     are killed.
     """
+    from tests.cases.case import _run_guarded as guarded  # by this name in any process: tests here import `case` alone
     from tests.cases.zygote import run_apart
 
     script, report, printed = case.write(folder), folder / "report.jsonl", folder / "printed.txt"
-    status = run_apart(_run_guarded, (script, report, level), script.parent, timeout, printed)
+    status = run_apart(guarded, (script, report, level), script.parent, timeout, printed)
     diagnoses = [json.loads(line) for line in report.read_text().splitlines()] if report.exists() else []
     return Outcome(status, printed.read_text(errors="replace"), diagnoses)
 
