@@ -55,7 +55,7 @@ _BARRIER = {
         for name in ("__init__", "__enter__", "__exit__", "watch", "explaining", "step", "steps", "_leave")
     ),
     *("gradguard.runtime.rerun.guarded_step.run_step", "gradguard.runtime.guard.Guard.of_run", "gradguard.probes.step_protocol._caller"),
-    *("gradguard.probes.step_protocol._forward", "gradguard.torch_compat.private_api.grad_fn_of"),  # a hook's few lines; asks in a barrier
+    *("gradguard.probes.step_protocol._forward", "gradguard.torch_compat.private_api.grad_fn_of"),  # the second asks in a barrier itself
     *(f"gradguard.torch_compat.private_api.{name}" for name in ("quiet", "_foreign_modes")),  # which every shield begins with
     *(f"gradguard.probes.compilers.{name}" for name in ("_enter", "_leave", "Aside", "swap_callback")),
 }
