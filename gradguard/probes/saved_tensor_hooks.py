@@ -245,9 +245,15 @@ class SavedTensors:
 
     def apply(self, original: Callable[..., Any], frame: FrameType, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """`Function.apply` with the hooks off: under them `ctx.saved_tensors` are other objects."""
-        before = sequence_number()
-        with unhooked():
-            result = original(cls, *args, **kwargs)
+        before, done = sequence_number(), False
+        try:
+            with unhooked():
+                result = original(cls, *args, **kwargs)
+                done = True
+        except internal_error() as error:
+            if not done:
+                raise
+            self._fault(error)
         if self.on and sequence_number() != before:
             try:
                 with quiet():
@@ -267,8 +273,15 @@ class SavedTensors:
 
     def keep_inputs(self, original: Callable[..., Any], frame: FrameType, holder: Any, inputs: tuple[Any, ...]) -> Any:
         """Checkpointing keeps the inputs of a function, with the hooks off: it must get back the objects that it kept."""
-        with unhooked():
-            result = original(holder, *inputs)
+        done = False
+        try:
+            with unhooked():
+                result = original(holder, *inputs)
+                done = True
+        except internal_error() as error:
+            if not done:
+                raise
+            self._fault(error)
         if self.on:
             try:
                 with quiet():
