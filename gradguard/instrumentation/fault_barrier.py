@@ -137,7 +137,9 @@ def _is_part(value: Any) -> bool:
 
 
 def mute(part: Any, but: tuple[str, ...] = ()) -> None:
-    """Makes every method of this one object do nothing, those named apart."""
+    """Makes every method of this one object do nothing, those named and those in its class's `GOES_ON` apart: methods that the program's
+    own values pass through."""
+    but += getattr(part, "GOES_ON", ())
     for kind in type(part).__mro__:
         for name, value in vars(kind).items():
             if isinstance(value, FunctionType) and not name.startswith("__") and name not in but:

@@ -71,6 +71,7 @@ class SavedTensors:
     """
 
     PART = "saved-tensor probe"
+    GOES_ON = ("switch", "pause", "resume", "_pack", "apply", "keep_inputs", "facts", "_packed_of")
 
     def __init__(self, journal: Journal, fault: Callable[[BaseException], None]) -> None:
         self.on = False
@@ -245,15 +246,9 @@ class SavedTensors:
 
     def apply(self, original: Callable[..., Any], frame: FrameType, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """`Function.apply` with the hooks off: under them `ctx.saved_tensors` are other objects."""
-        before, done = sequence_number(), False
-        try:
-            with unhooked():
-                result = original(cls, *args, **kwargs)
-                done = True
-        except internal_error() as error:
-            if not done:
-                raise
-            self._fault(error)
+        before = sequence_number()
+        with unhooked():
+            result = original(cls, *args, **kwargs)
         if self.on and sequence_number() != before:
             try:
                 with quiet():
@@ -273,15 +268,8 @@ class SavedTensors:
 
     def keep_inputs(self, original: Callable[..., Any], frame: FrameType, holder: Any, inputs: tuple[Any, ...]) -> Any:
         """Checkpointing keeps the inputs of a function, with the hooks off: it must get back the objects that it kept."""
-        done = False
-        try:
-            with unhooked():
-                result = original(holder, *inputs)
-                done = True
-        except internal_error() as error:
-            if not done:
-                raise
-            self._fault(error)
+        with unhooked():
+            result = original(holder, *inputs)
         if self.on:
             try:
                 with quiet():

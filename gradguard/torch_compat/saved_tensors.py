@@ -191,7 +191,11 @@ def _check(packed: Packed, tensor: Any) -> None:
     if packed.had_node and tensor.grad_fn is None:
         raise RuntimeError(_DETACHED)
     if tensor._version != packed.version:
-        raise RuntimeError(_words(packed, tensor))
+        try:
+            text = _words(packed, tensor)
+        except internal_error():
+            text = _WORDS
+        raise RuntimeError(text)
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)

@@ -56,7 +56,8 @@ _BARRIER = {
     ),
     *("gradguard.runtime.rerun.guarded_step.run_step", "gradguard.runtime.guard.Guard.of_run", "gradguard.probes.step_protocol._caller"),
     *(f"gradguard.runtime.op_tracing.OpTracing.{name}" for name in ("run_engine", "run_python", "unwatched")),
-    *("gradguard.probes.step_protocol._forward", "gradguard.torch_compat.private_api.grad_fn_of"),  # the second asks in a barrier itself
+    "gradguard.probes.step_protocol._forward",
+    *(f"gradguard.torch_compat.saved_tensors.{name}" for name in ("unpack", "_check", "_put_back", "acts", "unhooked")),
     *(f"gradguard.torch_compat.private_api.{name}" for name in ("quiet", "_foreign_modes")),  # which every shield begins with
     *(f"gradguard.probes.compilers.{name}" for name in ("_enter", "_leave", "Aside", "swap_callback")),
 }
@@ -193,12 +194,8 @@ def _code_of(function: Any) -> CodeType:
     return function.__code__  # type: ignore[no-any-return]
 
 
-# Faults in hooks on saved tensors, which the level forensic puts in place, may still reach the training.
-_UNGUARDED = {"gradguard.torch_compat.saved_tensors", "gradguard.probes.saved_tensor_hooks"}
-
-
 def _exempt(label: str) -> bool:
-    return any(label == known or label.startswith(f"{known}.") for known in _BARRIER | _UNGUARDED)
+    return any(label == known or label.startswith(f"{known}.") for known in _BARRIER)
 
 
 def _break(owner: Any, name: str, function: Any) -> Callable[[], None]:
