@@ -71,7 +71,7 @@ class SavedTensors:
     """
 
     PART = "saved-tensor probe"
-    GOES_ON = ("switch", "pause", "resume", "_pack", "apply", "keep_inputs", "facts", "_packed_of")
+    GOES_ON = ("switch", "pause", "resume", "_pack", "_noted", "apply", "keep_inputs", "facts", "_packed_of")
 
     def __init__(self, journal: Journal, fault: Callable[[BaseException], None]) -> None:
         self.on = False
@@ -130,30 +130,30 @@ class SavedTensors:
     def _pack(self, tensor: torch.Tensor) -> Packed:
         seq = sequence_number() - 1
         if type(tensor) in _PLAIN and not function_modes() and not dispatch_modes():
-            packed = _packed(tensor, seq)
-            self._note(packed, tensor, seq)
-        else:
-            with quiet():
-                packed = _packed(tensor, seq)
+            return self._noted(tensor, seq)
+        with quiet():
+            return self._noted(tensor, seq)
+
+    def _noted(self, tensor: torch.Tensor, seq: int) -> Packed:
+        packed = _packed(tensor, seq)
+        if self.on:  # else the guard was left in another thread, out of whose reach this one's hooks are
+            try:
                 self._note(packed, tensor, seq)
+            except internal_error() as error:
+                self._fault(error)
         return packed
 
     def _note(self, packed: Packed, tensor: torch.Tensor, seq: int) -> None:
-        if not self.on:  # the guard was left in another thread, out of whose reach this one's hooks are
-            return
-        try:
-            if get_ident() != self._thread:
-                seq = -1
-            if packed.name is not None and tensor._is_view():
-                packed.in_place = self._named(tensor.grad_fn, packed.name, seq)
-            if seq != self._saver.seq or seq < 0:
-                self._saver = self._place(seq, sys._getframe(2))
-            fact = self._fact(tensor, self._saver, packed.version, packed.made)
-            if fact is not None:
-                packed.fact, packed.gone = fact, self._gone
-                fact.packed = weakref.ref(packed)
-        except internal_error() as error:
-            self._fault(error)
+        if get_ident() != self._thread:
+            seq = -1
+        if packed.name is not None and tensor._is_view():
+            packed.in_place = self._named(tensor.grad_fn, packed.name, seq)
+        if seq != self._saver.seq or seq < 0:
+            self._saver = self._place(seq, sys._getframe(3))
+        fact = self._fact(tensor, self._saver, packed.version, packed.made)
+        if fact is not None:
+            packed.fact, packed.gone = fact, self._gone
+            fact.packed = weakref.ref(packed)
 
     def _named(self, node: Any, name: str, seq: int) -> Callable[[], str | None]:
         """What names a view written in place as PyTorch does: by the view's own node as long as that lives, else by the operation."""

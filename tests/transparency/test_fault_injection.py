@@ -57,7 +57,11 @@ _BARRIER = {
     *("gradguard.runtime.rerun.guarded_step.run_step", "gradguard.runtime.guard.Guard.of_run", "gradguard.probes.step_protocol._caller"),
     *(f"gradguard.runtime.op_tracing.OpTracing.{name}" for name in ("run_engine", "run_python", "unwatched")),
     "gradguard.probes.step_protocol._forward",
-    *(f"gradguard.torch_compat.saved_tensors.{name}" for name in ("unpack", "_check", "_put_back", "acts", "unhooked")),
+    *(f"gradguard.torch_compat.saved_tensors.{name}" for name in ("unpack", "_check", "_put_back", "acts", "unhooked", "Packed.__init__")),
+    *(
+        f"gradguard.probes.saved_tensor_hooks.{name}"
+        for name in ("_packed", "SavedTensors._pack", "SavedTensors._noted", "SavedTensors.apply")
+    ),
     *(f"gradguard.torch_compat.private_api.{name}" for name in ("quiet", "_foreign_modes")),  # which every shield begins with
     *(f"gradguard.probes.compilers.{name}" for name in ("_enter", "_leave", "Aside", "swap_callback")),
 }
