@@ -1,11 +1,11 @@
-"""The tensors that are alive, found once through the garbage collector; for the time of a diagnosis only."""
+"""The objects that are alive, above all the tensors, found through the garbage collector; for the time of a diagnosis only."""
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Collection
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -13,16 +13,18 @@ from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.safe_read import is_quiet
 from gradguard.torch_compat.private_api import node_sequence
 
+T = TypeVar("T")
 
-def every_tensor() -> list[torch.Tensor]:
-    """The tensors of the process."""
-    kinds: dict[int, bool] = {}
-    found: list[torch.Tensor] = []
+
+def alive(kind: type[T]) -> list[T]:
+    """Every object of a class that is alive. type() instead of isinstance(): proxies and mocks may run code when asked."""
+    verdicts: dict[int, bool] = {}  # by id: a metaclass may have a hash of its own
+    found: list[T] = []
     for obj in gc.get_objects():
-        kind = type(obj)  # not isinstance(): proxies and mocks may run code when asked for __class__
-        verdict = kinds.get(id(kind))  # a metaclass may have a hash of its own
+        own = type(obj)
+        verdict = verdicts.get(id(own))
         if verdict is None:
-            verdict = kinds[id(kind)] = issubclass(kind, torch.Tensor) and is_quiet(obj)
+            verdict = verdicts[id(own)] = issubclass(own, kind) and is_quiet(obj)
         if verdict:
             found.append(obj)
     return found
@@ -38,7 +40,7 @@ class Alive:
 
     @cached_property
     def _made(self) -> list[tuple[torch.Tensor, Any]]:
-        return [(tensor, node) for tensor in every_tensor() if (node := node_of(tensor)) is not None]
+        return [(tensor, node) for tensor in alive(torch.Tensor) if (node := node_of(tensor)) is not None]
 
     def made_by(self, nodes: Collection[Any]) -> list[torch.Tensor]:
         """The tensors that one of these nodes made."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import gc
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from types import FunctionType
@@ -20,7 +19,7 @@ from gradguard.analysis.program.scopes import Scope, code_of, function_scope
 from gradguard.analysis.program.syntax import header_range
 from gradguard.core.callsite import USER_FILES
 from gradguard.core.diagnosis import Role, SourceSpan
-from gradguard.core.safe_read import class_attributes, is_quiet, peek, unwrapped
+from gradguard.core.safe_read import class_attributes, peek, unwrapped
 from gradguard.torch_compat.private_api import grad_fn_of
 
 
@@ -246,8 +245,3 @@ def _in_slot(scope: Scope, value: ast.expr, index: int) -> Spot | None:
 
 def _target(node: ast.Assign | ast.AugAssign) -> ast.expr:
     return node.targets[0] if isinstance(node, ast.Assign) else node.target
-
-
-def alive(kind: type) -> list[Any]:
-    """Every object of this very kind or a subclass that the garbage collector knows."""
-    return [obj for obj in gc.get_objects() if issubclass(type(obj), kind) and is_quiet(obj)]

@@ -6,7 +6,6 @@ there, and in every module alive (`gc`), so that nothing has to be handed to the
 
 from __future__ import annotations
 
-import gc
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gradguard.analysis.live.alive_tensors import alive
 from gradguard.analysis.live.frames import FrameView
 from gradguard.core.callsite import USER_FILES
 from gradguard.core.foreign_exceptions import internal_error
@@ -27,7 +27,6 @@ from gradguard.core.safe_read import (
     buffers_in,
     elements,
     in_class,
-    is_quiet,
     named_modules,
     own_dict,
     pairs,
@@ -142,9 +141,9 @@ class Names:
         named = [(name, value) for name, value in self.bindings if isinstance(value, nn.Module)]
         for model in self.models:
             add(next((name for name, value in named if value is model), None), model)
-        alive = [obj for obj in _alive(nn.Module) if "_modules" in obj.__dict__]
-        children = {id(child) for module in alive for child in store_of(module, "_modules").values()}
-        tops = [module for module in alive if id(module) not in children]
+        owners = [obj for obj in alive(nn.Module) if "_modules" in obj.__dict__]
+        children = {id(child) for module in owners for child in store_of(module, "_modules").values()}
+        tops = [module for module in owners if id(module) not in children]
         for name, module in named:
             if id(module) not in children:
                 add(name, module)
@@ -217,7 +216,7 @@ class Names:
 
     def optimizers(self) -> list[Any]:
         """Every optimizer alive."""
-        return _alive(torch.optim.Optimizer)
+        return alive(torch.optim.Optimizer)
 
     def tensor(self, tensor: torch.Tensor) -> str | None:
         """The best name: a variable, a parameter or buffer, a variable on the same node."""
@@ -271,20 +270,6 @@ def _attributes(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield f"{name}.{key}", item
             if isinstance(item, (list, tuple, dict, deque)):
                 yield from _inside(f"{name}.{key}", item)
-
-
-def _alive(kind: type) -> list[Any]:
-    """Every object of a class that is alive. type() instead of isinstance(): proxies and mocks may run code when asked."""
-    verdicts: dict[int, bool] = {}  # by id: a metaclass may have a hash of its own
-    found = []
-    for obj in gc.get_objects():
-        own = type(obj)
-        verdict = verdicts.get(id(own))
-        if verdict is None:
-            verdict = verdicts[id(own)] = issubclass(own, kind) and is_quiet(obj)
-        if verdict:
-            found.append(obj)
-    return found
 
 
 def _is_wrapped(tensor: torch.Tensor) -> bool:

@@ -15,7 +15,7 @@ import torch
 
 from gradguard.analysis.graph.walk import nodes_from
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.live.alive_tensors import every_tensor
+from gradguard.analysis.live.alive_tensors import alive
 from gradguard.analysis.memory.accounting import account, step_began
 from gradguard.core.account import Account
 from gradguard.core.callsite import USER_FILES
@@ -118,7 +118,7 @@ class Allocation:
     @cached_property
     def tensors(self) -> list[torch.Tensor]:
         """Every tensor alive."""
-        return every_tensor()
+        return alive(torch.Tensor)
 
     @cached_property
     def graphed(self) -> list[torch.Tensor]:
@@ -213,7 +213,7 @@ def note_refused(memory: dict[str, Any], error: BaseException, call: Refused | N
 
 def graphs_now(journal: Journal) -> Account:
     """What the graphs of all live tensors have saved at this moment."""
-    return account([tensor for tensor in every_tensor() if grad_fn_of(tensor) is not None], journal=journal)
+    return account([tensor for tensor in alive(torch.Tensor) if grad_fn_of(tensor) is not None], journal=journal)
 
 
 def allocation(incident: Incident) -> Allocation | None:

@@ -28,7 +28,6 @@ the survey before. Graphs kept within a step or for a window of steps are silent
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Collection
 from itertools import islice
 from typing import Any, NamedTuple
@@ -36,9 +35,10 @@ from typing import Any, NamedTuple
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
+from gradguard.analysis.graph.walk import nodes_from, root_nodes
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.live.alive_tensors import Alive
 from gradguard.core.diagnosis import Diagnosis
-from gradguard.core.foreign_exceptions import internal_error
 from gradguard.monitors.retained_graphs import KEY, GraphsRetained, Tag
 from gradguard.monitors.surveys import KeptGraphsDue
 from gradguard.rules.base import Rule
@@ -125,7 +125,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
 def _reaching_back(old: Collection[Tag]) -> list[tuple[torch.Tensor, set[int]]]:
     """Tensors that reach old graphs, and the backward counts of those."""
     reached: list[tuple[torch.Tensor, set[int]]] = []
-    for tensor in _live_tensors():
+    for tensor in Alive().tensors:
         tags = _old_tags(tensor, old)
         if tags:
             reached.append((tensor, tags))
@@ -160,51 +160,16 @@ def _grown(incident: Incident) -> Grown | None:
     return Grown(list(found.values()), sizes[name].nodes, now[name].nodes, steps - sizes[name].steps)
 
 
-def _nodes(tensor: torch.Tensor) -> set[Any]:
+def _nodes(tensor: torch.Tensor) -> list[Any]:
     """The nodes of a tensor's graph, without the leaves'; none of a graph that is too large."""
-    try:
-        stack = [tensor.grad_fn]
-    except internal_error():  # of torch.func
-        return set()
-    found = set[Any]()
-    while stack:
-        node = stack.pop()
-        if node is not None and node not in found and node.next_functions:
-            found.add(node)
-            stack += [each for each, _ in node.next_functions]
-        if len(found) > _NODES:
-            return set()
-    return found
-
-
-def _live_tensors() -> list[torch.Tensor]:
-    found = []
-    for obj in gc.get_objects():
-        if issubclass(type(obj), torch.Tensor):
-            try:
-                if obj.grad_fn is not None:
-                    found.append(obj)
-            except internal_error():
-                continue
-    return found
+    found = nodes_from(root_nodes([tensor]), _NODES)
+    return [node for node in found if node.next_functions] if len(found) < _NODES else []
 
 
 def _old_tags(tensor: torch.Tensor, old: Collection[Tag]) -> set[int]:
     """Backward counts of the old graphs that a tensor reaches."""
-    node = tensor.grad_fn
-    seen = {node}
-    stack: list[Any] = [node]
-    tags: set[int] = set()
-    while stack and len(seen) < _NODES:
-        node = stack.pop()
-        tag = node.metadata.get(KEY) if node.next_functions else None
-        if isinstance(tag, Tag) and tag in old:
-            tags.add(tag.backward)
-        for each, _ in node.next_functions:
-            if each is not None and each not in seen:
-                seen.add(each)
-                stack.append(each)
-    return tags
+    tags = (node.metadata.get(KEY) for node in nodes_from(root_nodes([tensor]), _NODES) if node.next_functions)
+    return {tag.backward for tag in tags if isinstance(tag, Tag) and tag in old}
 
 
 RULE = Rule(
