@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType, MethodType, TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,7 +20,6 @@ from gradguard.core.callsite import CallSite, user_frame
 from gradguard.core.diagnosis import Diagnosis
 from gradguard.core.errors import GradGuardError
 from gradguard.core.foreign_exceptions import internal_error, is_internal
-from gradguard.core.memory_report import MemoryReport
 from gradguard.core.safe_read import UNKNOWN, in_class
 from gradguard.instrumentation import tensor_refs
 from gradguard.instrumentation.fault_barrier import say
@@ -31,13 +30,15 @@ from gradguard.reporting.tracebacks import take_back_hook
 from gradguard.runtime import rank_watch, workers
 from gradguard.runtime.decorator import decorated
 from gradguard.runtime.diagnoser import Diagnoser
-from gradguard.runtime.memory_watch import present_memory
 from gradguard.runtime.rerun.guarded_step import run_step
 from gradguard.runtime.run import Run
 from gradguard.runtime.session import Session, current_session
 from gradguard.runtime.summary import RunSummary
 from gradguard.torch_compat import saved_tensors
 from gradguard.torch_compat.private_api import quiet
+
+if TYPE_CHECKING:
+    from gradguard.core.memory_report import MemoryReport
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -148,6 +149,8 @@ class Guard:
 
         Steps are accounted for where `memory=True` was set when the guard was made; without, this is of the present moment.
         """
+        from gradguard.runtime.memory_watch import present_memory
+
         session = current_session()
         session.catch_up()
         with quiet():

@@ -11,7 +11,7 @@ import logging
 import sys
 import weakref
 from collections import Counter
-from functools import cache
+from functools import cache, cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +25,11 @@ from gradguard.core.moments import Moment
 from gradguard.instrumentation.fault_barrier import mute, say, unmute
 from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.reporting.terminal.layout import clean, one_line
-from gradguard.reporting.terminal.memory_table import render_memory
 from gradguard.reporting.terminal.render import wants_color
 from gradguard.reporting.user_warnings import Speaker
 from gradguard.rules.base import Rule, Screen
 from gradguard.rules.registry import get_rule, rules_for
 from gradguard.runtime.calm_steps import Calm
-from gradguard.runtime.memory_watch import MemoryWatch
 from gradguard.runtime.repeated_findings import Repeats
 from gradguard.runtime.trace_schedule import Depth
 
@@ -40,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gradguard.instrumentation.journal import Journal
+    from gradguard.runtime.memory_watch import MemoryWatch
     from gradguard.runtime.summary import RunSummary
 
 logger = logging.getLogger("gradguard")
@@ -61,7 +60,6 @@ class Run:
         self.speaker = Speaker(wanted_color(settings))
         self.suppressions = Suppressions()
         self.repeats = Repeats()
-        self.watch = MemoryWatch()
         policy = self.policy
         self.ledger = Ledger(cache(lambda code: policy.options(get_rule(code))), settings.summary)
         self.memory: dict[str, Any] = {"ledger": self.ledger, "options": self.policy.options}
@@ -207,11 +205,20 @@ class Run:
             self._summed = self.entries
             print(clean(self.summary().text()), file=sys.stderr)
 
+    @cached_property
+    def watch(self) -> MemoryWatch:
+        """What is remembered of memory, where it is accounted for."""
+        from gradguard.runtime.memory_watch import MemoryWatch  # late: few runs do
+
+        return MemoryWatch()
+
     def tell_memory(self) -> None:
         """Prints the account of memory, once, where the settings ask for one."""
         if self.settings.memory and not self._memory_told:
             report = self.watch.report()
             if report is not None and sys.stderr is not None:
+                from gradguard.reporting.terminal.memory_table import render_memory
+
                 self._memory_told = True
                 color = wanted_color(self.settings)
                 text = render_memory(report, color=wants_color(sys.stderr) if color is None else color)
