@@ -6,6 +6,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from gradguard.monitors.tensor_state import version_of
+
 _MOST = 8  # forms of a step, beyond which a program has no habit
 _ALARMS = 3
 
@@ -75,7 +77,7 @@ class Habit:
         versions: list[int] = []
         for i, ref in enumerate(self._refs):
             grad = None if (parameter := ref()) is None else parameter.grad
-            version = 0 if grad is None else grad._version
+            version = 0 if grad is None else version_of(grad)
             form.append(None if grad is None else version - (self._last[i] if self._last else 0))
             versions.append(version)
         return tuple(form), tuple(versions)
