@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from gradguard.runtime.session import current_session
+
 
 @pytest.fixture(autouse=True)
 def nothing_compiled_is_left() -> Iterator[None]:
@@ -17,6 +19,13 @@ def nothing_compiled_is_left() -> Iterator[None]:
     if _dynamo_in_use():
         sys.modules["torch._dynamo"].reset()
         gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def no_fault_is_left() -> Iterator[None]:
+    """A fault that one test provokes is not another's."""
+    yield
+    current_session().faulty = False
 
 
 def _dynamo_in_use() -> bool:

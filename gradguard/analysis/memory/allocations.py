@@ -29,12 +29,14 @@ if TYPE_CHECKING:
     from gradguard.instrumentation.journal import Journal
 
 _UNITS = {"B": 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 2**10, "MB": 2**20, "GB": 2**30}
+_INDEX = re.compile(r"\b[GX]PU (\d+)\b")
 _SIZE = r"(\d+(?:\.\d+)?) ?(bytes|[KMGT]i?B|B)\b"
 _ASKED = re.compile(rf"tried to allocate {_SIZE}", re.IGNORECASE)
 _OURS = re.compile(rf"this process has {_SIZE} memory in use", re.IGNORECASE)
 _CAPACITY = re.compile(rf"total capacity of {_SIZE}", re.IGNORECASE)
 _FREE = re.compile(rf"of which {_SIZE} is free", re.IGNORECASE)
 _UNUSED = re.compile(rf"and {_SIZE} is reserved by PyTorch but unallocated", re.IGNORECASE)
+_ITSELF = 512 << 20  # bytes that Python and the libraries have, at most
 _USED = re.compile(rf"{_SIZE} is allocated by PyTorch", re.IGNORECASE)
 
 
@@ -96,8 +98,23 @@ class Allocation:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether an accelerator has memory enough, which others have, or the allocator's own pieces."""
-        return self.is_fragmented or self.is_others
+        """Whether what this process's tensors hold is not what is missing: others have it, the allocator's own pieces, Python's objects."""
+        return self.is_outside or (self.on_cpu and self.is_mostly_python)
+
+    @property
+    def is_outside(self) -> bool:
+        """Whether it is not this process's use of memory at all: other processes', or the allocator's own pieces."""
+        return self.is_workers or self.is_fragmented or self.is_others
+
+    @property
+    def is_workers(self) -> bool:
+        """Whether it was a worker process of a DataLoader that could not get memory."""
+        return self.text.startswith("Caught ") and "DataLoader worker" in self.text
+
+    @property
+    def is_mostly_python(self) -> bool:
+        """Whether most of this process's memory is no tensor's."""
+        return self.process is not None and 4 * self.held + _ITSELF < self.process
 
     @property
     def is_fragmented(self) -> bool:
@@ -117,8 +134,8 @@ class Allocation:
 
     @cached_property
     def tensors(self) -> list[torch.Tensor]:
-        """Every tensor alive."""
-        return alive(torch.Tensor)
+        """Every tensor alive in the memory that ran out: an accelerator's, or this machine's."""
+        return [tensor for tensor in alive(torch.Tensor) if self._is_there(str(tensor.device))]
 
     @cached_property
     def graphed(self) -> list[torch.Tensor]:
@@ -136,10 +153,21 @@ class Allocation:
         now = account(self.graphed, names.modules, names.optimizers(), self._incident.journal)
         then = None if self.call is None else self.call.account
         if then is None:
-            return now
+            return self._there(now)
         # what only a frame's stack held, such as a list that a comprehension builds, went when the exception passed
         known = {row.storage for row in now.rows} | {key for tensor in self.tensors for key, _ in memory_of(tensor)}
-        return Account((*now.rows, *(row for row in then.rows if row.storage not in known)), now.hidden)
+        return self._there(Account((*now.rows, *(row for row in then.rows if row.storage not in known)), now.hidden))
+
+    def _there(self, found: Account) -> Account:
+        return Account(tuple(row for row in found.rows if self._is_there(row.device)), found.hidden)
+
+    def _is_there(self, device: str) -> bool:
+        """Whether a device's memory is the one that ran out."""
+        kind, _, index = device.partition(":")
+        if self.on_cpu:
+            return kind == "cpu"
+        named = _INDEX.search(self.text)
+        return kind not in ("cpu", "meta") and (named is None or index in ("", named[1]))
 
     @cached_property
     def loose(self) -> int:
@@ -217,10 +245,15 @@ def graphs_now(journal: Journal) -> Account:
 
 
 def allocation(incident: Incident) -> Allocation | None:
-    """The failed allocation that an incident is, the same object for all rules; None where it is something else."""
+    """The failed allocation that leaves the guard, the same object for all rules.
+
+    None where the incident is something else, and where the program itself raised the exception and means what it likes by it.
+    """
     known = vars(incident)
     if "_allocation" not in known:
-        known["_allocation"] = Allocation(incident) if incident.error is not None and is_refusal(incident.error) else None
+        refused = incident.error is not None and incident.where == "escape" and is_refusal(incident.error)
+        made = Allocation(incident) if refused else None
+        known["_allocation"] = None if made is None or made.is_programs else made
     found: Allocation | None = known["_allocation"]
     return found
 

@@ -39,7 +39,7 @@ _LOOKED_AT = 12
 def recognise(incident: Incident) -> Diagnosis | None:
     """Who keeps the graphs of earlier steps."""
     failed = allocation(incident)
-    if failed is None or incident.where != "escape":
+    if failed is None or failed.is_elsewhere:
         return None
     old = failed.account.total("older graphs")
     if old < max(failed.asked, failed.held // 4, 1):

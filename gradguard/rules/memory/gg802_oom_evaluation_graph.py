@@ -47,7 +47,7 @@ _LOOKED_AT = 12
 def recognise(incident: Incident) -> Diagnosis | None:
     """The loop that evaluates, or what keeps its results."""
     failed = allocation(incident)
-    if failed is None or incident.where != "escape" or failed.stepping is not None:
+    if failed is None or failed.stepping is not None or failed.is_elsewhere:
         return None
     saved = failed.account.total("saved")
     if saved < max(failed.asked, failed.held // 4, 1):

@@ -47,7 +47,7 @@ _PIECES = Fix(title="Check that this size is meant; if it is, compute it in piec
 def recognise(incident: Incident) -> Diagnosis | None:
     """The tensor and its line."""
     failed = allocation(incident)
-    if failed is None or incident.where != "escape" or failed.stepping is not None or not failed.is_torchs or failed.is_elsewhere:
+    if failed is None or failed.stepping is not None or not failed.is_torchs or failed.is_outside:
         return None
     if failed.asked < max(failed.held, failed.device.allocated or 0, _LEAST) or incident.place is None:
         return None

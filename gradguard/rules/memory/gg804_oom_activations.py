@@ -40,7 +40,7 @@ _LINES = 3
 def recognise(incident: Incident) -> Diagnosis | None:
     """The lines that hold the most, and the batch."""
     failed = allocation(incident)
-    if failed is None or incident.where != "escape" or failed.stepping is not None or not failed.is_torchs or failed.is_elsewhere:
+    if failed is None or failed.stepping is not None or not failed.is_torchs or failed.is_elsewhere:
         return None
     saved = failed.account.total("saved")
     if not saved or saved < failed.held // 3:

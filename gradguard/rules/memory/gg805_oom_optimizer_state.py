@@ -43,7 +43,7 @@ CODE, NAME = "GG805", "oom-optimizer-state"
 def recognise(incident: Incident) -> Diagnosis | None:
     """What the optimizer was about to make."""
     failed = allocation(incident)
-    if failed is None or incident.where != "escape" or failed.stepping is None or failed.is_elsewhere:
+    if failed is None or failed.stepping is None or failed.is_elsewhere:
         return None
     optimizer, _ = failed.stepping
     parameters = [each for each in parameters_of(optimizer) if each.grad is not None]

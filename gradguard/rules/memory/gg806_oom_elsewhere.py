@@ -30,13 +30,12 @@ from gradguard.rules.base import Rule
 from gradguard.rules.memory.wording import breakdown, ran_out
 
 CODE, NAME = "GG806", "oom-elsewhere"
-_ITSELF = 512 << 20  # what Python and the libraries have, at most
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """What else there is."""
     failed = allocation(incident)
-    if failed is None or incident.where != "escape" or failed.is_programs:
+    if failed is None:
         return None
     said, fixes = _of_worker(failed) or _of_device(failed) or _of_process(failed)
     place = incident.place
@@ -56,7 +55,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
 
 def _of_worker(failed: Allocation) -> tuple[str, list[Fix]] | None:
     """A worker of a DataLoader ran out."""
-    if not failed.text.startswith("Caught ") or "DataLoader worker" not in failed.text:
+    if not failed.is_workers:
         return None
     return "a worker process of a DataLoader could not get memory for what it loads", [
         Fix(title="Load less at once: each of `num_workers` processes holds `prefetch_factor` batches, and its own copy of the data set")
@@ -88,7 +87,7 @@ def _of_process(failed: Allocation) -> tuple[str, list[Fix]]:
     process = failed.process if failed.on_cpu else None
     if not failed.is_torchs and failed.asked > max(failed.held, process or 0):
         return f"one array of {size(failed.asked)} is asked for, and not by PyTorch", []
-    if process is not None and 4 * failed.held + _ITSELF < process:
+    if process is not None and failed.is_mostly_python:
         what = f"of this process's {size(process)} only {size(failed.held)} are tensors"
         return what, [
             Fix(title="Look for what else is large: arrays, data read at once, what libraries keep (`tracemalloc` shows Python's part)")

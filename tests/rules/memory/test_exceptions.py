@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from gradguard import gradguard
+from gradguard.analysis.memory.allocations import Allocation
 from gradguard.core.diagnosis import Diagnosis
 from gradguard.core.errors import GradGuardError
 from gradguard.instrumentation import refusals
@@ -149,8 +150,7 @@ def test_what_the_program_raises_itself_means_what_it_likes(source: str, tmp_pat
     assert type(caught.value) is MemoryError
 
 
-def test_a_worker_of_a_data_loader(tmp_path: Path) -> None:
-    source = """
+_WORKER = """
 from torch.utils.data import DataLoader, Dataset
 class Data(Dataset):
     def __len__(self):
@@ -160,7 +160,10 @@ class Data(Dataset):
 for batch in DataLoader(Data(), num_workers=1):
     pass
 """
-    (found,) = said(tmp_path, source)
+
+
+def test_a_worker_of_a_data_loader(tmp_path: Path) -> None:
+    (found,) = said(tmp_path, _WORKER)
     assert found.code == "GG806"
     assert "a worker process of a DataLoader could not get memory" in found.headline
 
@@ -188,3 +191,38 @@ def test_in_a_thread_of_its_own(tmp_path: Path) -> None:
 def test_the_reserve_is_there_again(tmp_path: Path) -> None:
     said(tmp_path, _raising(CUDA.format(asked="512.00 MiB", others="1.00", ours="36.39", unused="9.00 GiB")))
     assert refusals.reserve._held is not None or not hasattr(refusals.mmap, "MAP_PRIVATE")
+
+
+_LEFT = """
+left = []
+for i in range(6):
+    x = torch.randn(256, 256, requires_grad=True)
+    left.append(torch.sigmoid(torch.sigmoid(x @ x) @ x))
+"""
+
+
+@pytest.mark.parametrize("level", ["standard", "forensic"])
+def test_graphs_on_the_processor_do_not_fill_an_accelerator(level: str, tmp_path: Path) -> None:
+    text = CUDA.format(asked="512.00 MiB", others="1.00", ours="36.39", unused="9.00 MiB")
+    (found,) = said(tmp_path, _LEFT + _raising(text), level)
+    assert found.code == "GG806"
+    assert not any("saved for backward" in note for note in found.notes)
+
+
+def test_what_the_program_raises_itself_is_not_explained_by_the_graphs_it_keeps(tmp_path: Path) -> None:
+    with pytest.raises(MemoryError) as caught:
+        said(tmp_path, _LEFT + 'raise MemoryError("my own budget is spent")')
+    assert type(caught.value) is MemoryError
+
+
+def test_a_worker_of_a_data_loader_while_graphs_are_kept(tmp_path: Path) -> None:
+    (found,) = said(tmp_path, _LEFT + _WORKER)
+    assert (found.code, "worker process" in found.headline) == ("GG806", True)
+
+
+@pytest.mark.parametrize("has", [200 << 20, 4 << 30])
+def test_graphs_that_are_a_small_part_of_the_process(has: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some MiB of graphs do not fill a process of 4 GiB."""
+    monkeypatch.setattr(Allocation, "process", has)
+    (found,) = said(tmp_path, _LEFT + f"def more():\n    raise RuntimeError({CPU!r})\nmore()")
+    assert found.code == ("GG806" if has > 1 << 30 else "GG802")
