@@ -41,7 +41,7 @@ shown: $(VENV)/.test
 
 # the documentation as a site, in build/site
 site: $(VENV)/.docs
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # what `pip install gradguard` brings, and no more
 $(VENV)/.core: pyproject.toml constraints.txt

@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tests.cases import case, zygote
 from tests.cases.zygote import run_apart
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,8 +58,9 @@ def cleaned(text: str, folder: Path) -> list[str]:
     """Lines free of what differs between machines, runs and Python versions."""
     text = text.replace(f"{folder}{os.sep}", "")
     text = re.sub(r"[^\s\"\']*site-packages/", "site-packages/", text)
-    text = re.sub(r"(?:\[rank\d\]: )? *File \"[^\"]*tests/shown.py\".*\n.*\n", "", text)  # two ranks are started there
+    text = re.sub(r"(?:\[rank\d\]: )? *File \"[^\"]*tests/(?:shown|cases/\w+)\.py\".*\n.*\n", "", text)  # they start the program
     text = re.sub(r"(?:\[rank\d\]: )?\n?(?:\[rank\d\]: )?  PyTorch said:\n.*\.cc:\d+\].*\n", "", text)  # how a connection broke is chance
+    text = re.sub(r"^(?:[GT]PU available|💡 Tip|.*_pytree\.py:).*\n", "", text, flags=re.M)  # Lightning's greeting
     # the marks under a traceback's lines differ between Python versions (those of a diagnosis stand behind a bar)
     return [line for line in text.splitlines() if not re.fullmatch(r"(?:\[rank\d\]: )? {4,}[~^]+", line)]
 
@@ -71,7 +73,9 @@ def run_python(arguments: list[str]) -> None:
 def run_command(arguments: list[str]) -> None:
     """`gradguard ARGUMENTS`, in a process of its own."""
     from gradguard.cli.main import main
+    from gradguard.core.callsite import USER_FILES
 
+    USER_FILES.update(dict.fromkeys([case.__file__, zygote.__file__, __file__], False))  # they are no part of the program
     os.environ.update(PLAIN)
     for name in [name for name in os.environ if name.startswith("GRADGUARD")]:
         del os.environ[name]
