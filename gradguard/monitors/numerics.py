@@ -78,7 +78,6 @@ class Plan:
     walks: int = 0
     calls: int = 0
     zeros: int = 0
-    misses: int = 0
     largest: float = 0.0  # norm so far
     dead_norm: float = 0.0  # the last norm that counted as none
     asked: int = 0
@@ -102,7 +101,6 @@ class Numbers:
         self.tried = 0  # non-finite losses in a row within a line search
         self.scaler: weakref.ref[Any] | None = None
         self.unscaled_bad = 0  # non-finite losses in a row under a GradScaler
-        self.step_norms: deque[float] = deque(maxlen=_HISTORY)
         self._was_traced = False
         self._full_at = 0.0
         self._full_cost = 0.0
@@ -249,7 +247,6 @@ class Numbers:
                     break
             if type(node) is not expected:
                 # the graph has another shape now: its paths are found again, but not for ever
-                plan.misses += 1
                 if plan.walks < 8 + plan.calls // 200:
                     self.held = []
                     self._walk(plan, root, traced)

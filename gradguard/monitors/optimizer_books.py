@@ -176,7 +176,6 @@ class Book:
         self.habit = Habit()
         self.followed_from = 0  # this optimizer's step since which gradients are followed without a gap
         self.same_line = 0  # backward calls of the step all made by one line, unscaled means
-        self.accumulated: list[Part] = []
         self.rates = Rates()
         self.shared = 0
         self.sharing: list[Book] = []
