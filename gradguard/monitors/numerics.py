@@ -30,6 +30,7 @@ from gradguard.core.callsite import CallSite
 from gradguard.core.diagnosis import Diagnosis
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.moments import Moment
+from gradguard.core.notes import Notes
 from gradguard.instrumentation.event_buffer import ODD, Ahead, Place
 from gradguard.instrumentation.tensor_refs import TensorRef
 from gradguard.monitors.deferred_checks import Deferred
@@ -339,30 +340,22 @@ def _due(calls: int) -> bool:
     return calls < _EVERY_STEP or not calls % (_STRIDE if calls < _LATER else _LATER_STRIDE if calls < _LONG else _LONG_STRIDE)
 
 
-def odd(memory: dict[str, Any], moment: Moment, facts: dict[str, Any], traced: bool) -> bool:
+def odd(notes: Notes, moment: Moment, facts: dict[str, Any], traced: bool) -> bool:
     """Whether a loss, or what the last gradients were, is anything but ordinary: asked once for all rules that look at the loss."""
-    state = numbers(memory)
+    state = notes[Numbers]
     state.before_backward(facts, traced)
     losses = state.plan.losses
     return state.loss_bad or state.plan.zeros > 0 or (bool(losses) and not -ODD < losses[-1] < ODD)
 
 
-def _ahead(memory: dict[str, Any]) -> dict[Place, int]:
+def _ahead(notes: Notes) -> dict[Place, int]:
     """Of all numerics rules together."""
-    found: Numbers | None = memory.get("numerics")
+    found = notes.get(Numbers)
     return (None if found is None else found.ahead()) or {}
 
 
-def _went_by(memory: dict[str, Any], place: Place, index: int, values: list[float]) -> None:
-    numbers(memory).went_by(place, index, values)
+def _went_by(notes: Notes, place: Place, index: int, values: list[float]) -> None:
+    notes[Numbers].went_by(place, index, values)
 
 
 AHEAD = Ahead(_ahead, _went_by)
-
-
-def numbers(memory: dict[str, Any]) -> Numbers:
-    """The guard's `Numbers`, made on first use."""
-    found: Numbers | None = memory.get("numerics")
-    if found is None:
-        found = memory["numerics"] = Numbers()
-    return found

@@ -140,7 +140,7 @@ class _Faults:
 def _judged(guard: Any, session: Any, stall: Stall, thread: int) -> None:
     """Says what keeps this rank waiting, if a rule can tell."""
     run = guard.run_of(session)
-    incident = Incident("finding", "ranks", Journal(), tuple, step=stall.own.step, memory=run.memory, finding=stall)
+    incident = Incident("finding", "ranks", Journal(), tuple, step=stall.own.step, notes=run.notes, finding=stall)
     rules = tuple(rule for rule in rules_for("finding") if rule.code in _FAMILY and run.asks(rule, raised=False))
     try:
         guard.diagnoser.noticed(rules, incident, run, _Faults())

@@ -22,6 +22,7 @@ from gradguard.core.callsite import CallSite
 from gradguard.core.errors import GradGuardError, GradGuardWarning
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.moments import Moment
+from gradguard.core.notes import Notes
 from gradguard.instrumentation.fault_barrier import mute, say, unmute
 from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.reporting.terminal.layout import clean, one_line
@@ -62,7 +63,8 @@ class Run:
         self.repeats = Repeats()
         policy = self.policy
         self.ledger = Ledger(cache(lambda code: policy.options(get_rule(code))), settings.summary)
-        self.memory: dict[str, Any] = {"ledger": self.ledger, "options": self.policy.options}
+        self.notes = Notes(self.policy.options)
+        self.notes.put(self.ledger)
         self._told = 0  # repeats that were summed up already
         self._finished = False
         self._memory_told = False
@@ -126,7 +128,8 @@ class Run:
         if getattr(part, "failed", False):  # it does nothing any more
             return
         if part is self.ledger:
-            self.ledger = self.memory["ledger"] = part.unwritten()
+            self.ledger = part.unwritten()
+            self.notes.put(self.ledger)
         mute(part)
         self.muted.append(part)
 

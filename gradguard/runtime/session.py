@@ -42,7 +42,7 @@ from gradguard.probes.listeners import local, set_coast, set_listener
 from gradguard.probes.operators import OpProbe
 from gradguard.probes.saved_tensor_hooks import SavedTensors
 from gradguard.probes.step_protocol import forget_blocks, watch_forwards
-from gradguard.rules.base import SKIP, Rule
+from gradguard.rules.base import Rule, SkipStep
 from gradguard.runtime import fast_path
 from gradguard.runtime.backward_calls import backward_fact, inputs_of, is_same_call, roots_of
 from gradguard.runtime.diagnoser import Diagnoser
@@ -287,7 +287,7 @@ class Session:
         if self._switch_saving() or on or run.blind or not run.ledger.asleep:
             return
         try:
-            self._calm = run.calm.begins(run.memory)
+            self._calm = run.calm.begins(run.notes)
             if self._calm and not self.depth and not self._withheld and self._coast is None:
                 self._coast = fast_path.set_off(self, run)
                 set_coast(self._coast)
@@ -428,7 +428,7 @@ class Session:
         """A torch call of the user's raised."""
         if is_refusal(error):  # told where it leaves the guard: programs try again with a smaller batch
             with reserve.given_up(error):
-                note_refused(self.run.memory, error, refused(func, args, kwargs, graphs_now(self.journal)))
+                note_refused(self.run.notes, error, refused(func, args, kwargs, graphs_now(self.journal)))
             return
         if isinstance(error, GradGuardError) or not isinstance(error, (RuntimeError, TypeError, ValueError, IndexError)):
             return
@@ -477,7 +477,7 @@ class Session:
             traced=self.tracing,
             step=self.run.ledger.turn(self.step - 1 if self.ended and self.step > 1 else self.step, self.ended),
             models=tuple(self.guard.models),
-            memory=self.run.memory,
+            notes=self.run.notes,
             **facts,
         )
 
@@ -486,10 +486,10 @@ class Session:
         run, traced = self.run, self.tracing
         with quiet():
             asked: list[Rule] = []
-            memory = run.memory
+            notes = run.notes
             for screen, rules in run.screens(moment, traced):
                 try:
-                    if screen is None or screen(memory, moment, facts, traced):
+                    if screen is None or screen(notes, moment, facts, traced):
                         asked += rules
                 except internal_error() as fault:
                     self.fault(fault, rules)
@@ -677,7 +677,7 @@ class Session:
         """Function.apply makes its node outside any torch call: the op probe does not see it."""
         if cls.__name__ == "CheckpointFunction":
             with self.lookout:
-                self._judge_all(checkpoints.reentrant(self.run.memory, args, site_of(frame)), frame)
+                self._judge_all(checkpoints.reentrant(self.run.notes, args, site_of(frame)), frame)
         before = sequence_number()
         result = original(cls, *args, **kwargs)
         with self.lookout:
@@ -709,8 +709,7 @@ class Session:
             return
         with self.lookout:
             self.moment("before_step", "optimizer", sys._getframe(2), optimizer=optimizer, args=args, kwargs=kwargs)
-            if SKIP in self.run.memory:
-                del self.run.memory[SKIP]
+            if self.run.notes.pop(SkipStep) is not None:
                 withhold_gradients(optimizer, self._withheld)
                 self.run.skipped += 1
         with self.shield:
@@ -746,7 +745,7 @@ class Session:
         """Non-reentrant checkpointing begins: what the function reads beside its arguments must stay as it is."""
         with self.lookout:
             preserve = args[0] if args else kwargs.get("preserve_rng_state")
-            found = checkpoints.begins(self.run.memory, self.journal, function, preserve, site_of(frame))
+            found = checkpoints.begins(self.run.notes, self.journal, function, preserve, site_of(frame))
             self._judge_all(found, frame)
 
     def protocol(self, happening: str, frame: FrameType, *facts: Any) -> None:

@@ -13,22 +13,22 @@ from gradguard.instrumentation.tensor_refs import UncountedRef
 from gradguard.monitors.numerics import Numbers
 
 
-def scaler_in_use(memory: Numbers) -> bool:
+def scaler_in_use(numbers: Numbers) -> bool:
     """Whether a GradScaler is at work: enabled, and its scale set by a first `scale(loss)`."""
-    known = None if memory.scaler is None else memory.scaler()
+    known = None if numbers.scaler is None else numbers.scaler()
     if known is None:
         known = next((obj for obj in gc.get_objects() if issubclass(type(obj), torch.amp.GradScaler)), None)
-        memory.scaler = None if known is None else UncountedRef(known)
+        numbers.scaler = None if known is None else UncountedRef(known)
     try:
         return known is not None and bool(peek(known, "_enabled", False)) and peek(known, "_scale", None) is not None
     except internal_error():
         return False
 
 
-def overflow_of_scaler(incident: Incident, memory: Numbers, root: torch.Tensor) -> bool:
+def overflow_of_scaler(incident: Incident, numbers: Numbers, root: torch.Tensor) -> bool:
     """Whether a non-finite root is a GradScaler's business: only scaling made it so, or it is the first in a row."""
-    if not scaler_in_use(memory):
-        memory.unscaled_bad = 0
+    if not scaler_in_use(numbers):
+        numbers.unscaled_bad = 0
         return False
     node = root.grad_fn
     unscaled = None
@@ -41,20 +41,20 @@ def overflow_of_scaler(incident: Incident, memory: Numbers, root: torch.Tensor) 
             return True
     elif bool(torch.isfinite(unscaled).all()):
         return True
-    memory.unscaled_bad += 1
-    return memory.unscaled_bad < 2
+    numbers.unscaled_bad += 1
+    return numbers.unscaled_bad < 2
 
 
 _LINE_SEARCH = 25  # points that LBFGS tries at most
 
 
-def searching_line(incident: Incident, memory: Numbers) -> bool:
+def searching_line(incident: Incident, numbers: Numbers) -> bool:
     """Whether the loss is that of a point which LBFGS only tries: it backs off from points that are not finite."""
     for view in incident.frames:
         if view.code_name == "step" and not view.is_user:
             optimizer = view.locals.get("self")
             if isinstance(optimizer, torch.optim.Optimizer) and any(base.__name__ == "LBFGS" for base in type(optimizer).__mro__):
-                memory.tried += 1
-                return memory.tried <= _LINE_SEARCH
-    memory.tried = 0
+                numbers.tried += 1
+                return numbers.tried <= _LINE_SEARCH
+    numbers.tried = 0
     return False

@@ -42,6 +42,7 @@ from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.analysis.program.syntax import range_of
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.core.safe_read import elements, item_of, parameters_in
+from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.rules import wording
 from gradguard.rules.base import Rule
 from gradguard.rules.protocol.stepping import stepping
@@ -90,7 +91,7 @@ def _refused(incident: Incident) -> Diagnosis | None:
     if saved == own:
         return None
     name, load = incident.names.optimizer(optimizer), incident.place
-    book = next((book for book in incident.memory["ledger"].books.values() if book.ref() is optimizer), None)
+    book = next((book for book in incident.notes[Ledger].books.values() if book.ref() is optimizer), None)
     made = None if book is None else resolve(book.made)
     added = [source.span(place, "a group is added here", "declared") for source in incident.sources
              for call in calls_of(source, "add_param_group") if (place := range_of(call)) is not None]  # fmt: skip
@@ -159,7 +160,7 @@ def _misfits(optimizer: Any) -> list[Misfit]:
 def _told(incident: Incident, optimizer: Any, misfits: list[Misfit]) -> Diagnosis:
     name, first = incident.names.optimizer(optimizer), misfits[0]
     leaf = incident.names.leaf(first.parameter) or f"parameter {first.position}"
-    book = next((book for book in incident.memory["ledger"].books.values() if book.ref() is optimizer), None)
+    book = next((book for book in incident.notes[Ledger].books.values() if book.ref() is optimizer), None)
     loaded, made = (None, None) if book is None else (resolve(book.loaded), resolve(book.made))
     changed = None if loaded is not None else _reshaped(incident, first.parameter)
     culprit: SourceSpan | None = None

@@ -50,6 +50,7 @@ from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.core.safe_read import attributes, class_attributes, modules_in, named_modules, parameters_in
 from gradguard.fixes.at_places import own_statement, put_after
 from gradguard.fixes.edits import replaced
+from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.monitors.moving_frozen import MovingFrozen
 from gradguard.monitors.optimizer_books import Book
 from gradguard.monitors.tensor_state import version_of
@@ -164,7 +165,7 @@ def _never_frozen(incident: Incident, book: Book, full: str, module: nn.Module, 
     kind = type(module)
     if "train" not in class_attributes(kind) or any(
         s.ref() is module or ((m := s.ref()) is not None and any(c is module for c in modules_in(m)))
-        for s in incident.memory["ledger"].modes.switches
+        for s in incident.notes[Ledger].modes.switches
     ):
         return None
     found = class_node(kind)
