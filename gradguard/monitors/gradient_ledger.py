@@ -40,6 +40,7 @@ from gradguard.monitors.retained_graphs import Retained, tag_due
 from gradguard.monitors.summary_records import Recorder
 from gradguard.monitors.surveys import SURVEYS, Survey
 from gradguard.monitors.train_modes import Modes
+from gradguard.monitors.trained_copies import TrainedCopies
 from gradguard.monitors.undifferentiated import Made, Undifferentiated
 from gradguard.monitors.unused_updates import UnusedUpdates
 from gradguard.monitors.view import AWAKE_FIRST, View
@@ -81,6 +82,7 @@ class Ledger(View):
         self.schedules = Schedules()
         self.scaling = Scaling()
         self.own_states = OwnStates()
+        self.trained_copies = TrainedCopies()
         self.derivatives = Undifferentiated(self.journal)
         self.contributions = Contributions()
         self.frozen_moves = FrozenMoves()
@@ -88,7 +90,8 @@ class Ledger(View):
         monitors: tuple[Monitor, ...] = (
             self.frozen_moves,  # looks at what the survey of the step before has noted
             self.survey, self.retained, self.severed, self.scaling, Crossing(), self.contributions, Sharing(), Accumulation(),
-            UnusedUpdates(), self.growth, *([] if self.recorder is None else [self.recorder]), self.schedules, self.modes,
+            UnusedUpdates(), self.growth,
+            self.trained_copies, *([] if self.recorder is None else [self.recorder]), self.schedules, self.modes,
         )  # fmt: skip
         on_backward = listeners(monitors, "on_backward")
         self._on_backward_first = tuple(each for each in on_backward if each.ASLEEP)
@@ -282,6 +285,7 @@ class Ledger(View):
             self.assignments = [*self.assignments[-15:], (UncountedRef(module), site, self.steps)]
         else:
             self.report(self.own_states.loaded(module, state, self, site))
+            self.report(self.trained_copies.loaded(module, state, self, site))
 
     def differentiated(self, call: BackwardFact, roots: tuple[Any, ...], end: int) -> None:
         """A backward call or an autograd.grad of a traced step has returned.
