@@ -311,7 +311,22 @@ class Saver(NamedTuple):
 class SavedFact:
     """A tensor that a graph node has saved for backward."""
 
-    __slots__ = ("born", "device", "died", "dtype", "leaf", "made", "nbytes", "packed", "saver", "shape", "storage", "used", "version")
+    __slots__ = (
+        "born",
+        "device",
+        "died",
+        "dtype",
+        "evaluations",
+        "leaf",
+        "made",
+        "nbytes",
+        "packed",
+        "saver",
+        "shape",
+        "storage",
+        "used",
+        "version",
+    )
 
     def __init__(
         self,
@@ -339,6 +354,7 @@ class SavedFact:
         self.died = 0  # 0 as long as the graph holds it
         self.packed: weakref.ref[Any] | None = None  # what the graph holds in its place
         self.used = False  # whether backward has asked for it
+        self.evaluations: Any = None  # the account of evaluations that it counts in
 
 
 class NonfiniteFact(NamedTuple):
