@@ -91,7 +91,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     memory = numbers(incident.memory)
     if incident.moment == "after_backward":
         try:
-            memory.pending = None if scaler_in_use(memory) else blame(incident, memory)
+            memory.pending = None if scaler_in_use(incident, memory) else blame(incident, memory)
         finally:
             memory.release()
         return None
