@@ -70,6 +70,7 @@ class WriteFact(NamedTuple):
     caller: CallSite | None  # the user frame one further out, when the write stands in a helper of the user's
     region: Region | None = None  # of a write through `.data`: the elements written, where they are known
     before: tuple[Region, int] | None = None  # of a write through `.data`: the written tensor's fingerprint before it
+    memory: Any = None  # a weak reference to the storage: as long as it is there, no other storage gets the same key
 
 
 class SelfWrite(NamedTuple):

@@ -16,7 +16,7 @@ from gradguard.monitors.numerics import Numbers
 
 
 def scaler_in_use(incident: Incident, memory: Numbers) -> bool:
-    """Whether a GradScaler is at work: one has scaled a loss in this run, or may have scaled this one unseen, before the guard was entered."""
+    """Whether a GradScaler is at work: one has scaled a loss in this run, or may have scaled this one before the guard was entered."""
     if any(map(_is_at_work, incident.memory["ledger"].scaling.scalers)):
         return True
     if not any(map(may_be_scaled, incident.roots)):
