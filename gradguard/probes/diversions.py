@@ -53,13 +53,18 @@ class Diversion:
         copy.__module__ = function.__module__
         copy.__doc__ = function.__doc__
         copy.__dict__.update(function.__dict__)
+        self._copy = copy
         self._detour = _detour(code, make(copy), self._name)
         never_compile(self._detour)
-        originals[self._detour] = copy
-        function.__globals__.setdefault(_COMPILING, is_compiling)
-        function.__globals__.setdefault(_TRACING, jit_tracing)
-        function.__globals__[self._name] = copy
-        function.__code__ = self._detour
+
+    def begin(self) -> None:
+        """From here on the function does something more."""
+        names = self._function.__globals__
+        originals[self._detour] = self._copy
+        names.setdefault(_COMPILING, is_compiling)
+        names.setdefault(_TRACING, jit_tracing)
+        names[self._name] = self._copy
+        self._function.__code__ = self._detour
 
     def end(self) -> None:
         """The function does what it did; nothing happens if somebody else has given it other code since."""
@@ -92,10 +97,14 @@ class Surrounding:
         call = ast.Call(ast.Name(self._name, ast.Load()), [], [])
         definition: Any = module.body[0]
         definition.body = [ast.With([ast.withitem(call)], definition.body)]
+        self._context = context
         self._surrounded = _compiled(ast.fix_missing_locations(module), code)
         never_compile(self._surrounded)
-        function.__globals__[self._name] = context
-        function.__code__ = self._surrounded
+
+    def begin(self) -> None:
+        """From here on its body runs inside the context."""
+        self._function.__globals__[self._name] = self._context
+        self._function.__code__ = self._surrounded
 
     def end(self) -> None:
         """The function does what it did; nothing happens if somebody else has given it other code since."""

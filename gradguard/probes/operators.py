@@ -67,7 +67,7 @@ from gradguard.probes.op_table import (
 from gradguard.probes.saved_contents import Contents
 from gradguard.probes.unused_results import UnusedResults
 from gradguard.probes.wrapped_functions import asked_by
-from gradguard.torch_compat.private_api import quiet, sequence_number, storage_key
+from gradguard.torch_compat.private_api import quiet, sequence_number, storage_key, storage_ref
 
 _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
@@ -296,8 +296,11 @@ class OpProbe(TorchFunctionMode):
                 version = tensor._version
             self.journal.data_writes += 1
             self.journal.writes.append(
-                WriteFact(self._tick(), sequence_number(), storage, version, site, "data", "data", None, _grad_enabled(), caller)
-            )
+                WriteFact(
+                    self._tick(), sequence_number(), storage, version, site, "data", "data", None, _grad_enabled(), caller,
+                    memory=storage_ref(tensor),
+                )
+            )  # fmt: skip
         except internal_error() as fault:
             self.on_fault(fault)
         return result
@@ -382,6 +385,7 @@ class OpProbe(TorchFunctionMode):
                     None if outer is None else CallSite(outer.f_code, outer.f_lasti),
                     region_written(func, args, tensor) if unseen else None,
                     (Region.of(tensor), mark) if mark is not None else None,
+                    storage_ref(tensor),
                 )
             )
 

@@ -317,6 +317,7 @@ class Session:
         if wanted != saving.on:
             saving.switch(wanted and not local.compiled)
         if wanted:
+            saving.evaluations = self.run.watch.evaluations if settings.memory else None
             if settings.memory:
                 self.run.watch.step_ends(saving, self.journal)
             saving.begin_step()

@@ -15,6 +15,7 @@ from types import CodeType, FunctionType
 from typing import Any, Literal, cast
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradguard.core.foreign_exceptions import internal_error
@@ -398,6 +399,11 @@ def storage_key(tensor: torch.Tensor) -> int | None:
         return int(tensor.untyped_storage()._cdata)
     except internal_error():  # sparse, meta-like, functorch-wrapped tensors and subclasses without storage
         return None
+
+
+def storage_ref(tensor: torch.Tensor) -> StorageWeakRef:
+    """Keeps the `storage_key` of a tensor from being another storage's, and none of its memory."""
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 def memory_of(tensor: torch.Tensor) -> list[tuple[int, int]]:

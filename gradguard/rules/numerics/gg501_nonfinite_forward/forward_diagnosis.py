@@ -14,6 +14,7 @@ from gradguard.core.diagnosis import Diagnosis, Severity, SourceSpan, TensorFact
 from gradguard.monitors.numerics import Numbers
 from gradguard.rules.numerics import derived
 from gradguard.rules.numerics.bounding import bounded, finitely_masked
+from gradguard.rules.numerics.expected_overflow import scaler_in_use
 from gradguard.rules.numerics.first_nonfinite import Origin, find_origin
 from gradguard.rules.numerics.gg501_nonfinite_forward.divisors import made_of
 from gradguard.rules.numerics.gg501_nonfinite_forward.traps import explain
@@ -99,7 +100,7 @@ def _why(why: str, origin: Origin, values: GraphValues, place: ResolvedSite | No
         ""
         if incident.error is not None
         else "The GradScaler skips what is not finite in the gradient, step after step; the loss itself does not depend on its scale."
-        if incident.notes[Numbers].scaler is not None
+        if scaler_in_use(incident, incident.notes[Numbers])
         else "The gradients of such a loss are NaN unless an op on the way back (`masked_fill`, `where`) puts zeros in their place, and a"
         " weight that is updated with a NaN stays NaN."
     )

@@ -92,7 +92,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     numbers = incident.notes[Numbers]
     if incident.moment == "after_backward":
         try:
-            numbers.pending = None if scaler_in_use(numbers) else blame(incident, numbers)
+            numbers.pending = None if scaler_in_use(incident, numbers) else blame(incident, numbers)
         finally:
             numbers.release()
         return None
