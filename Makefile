@@ -7,7 +7,7 @@ PYTEST_ARGS ?= -n auto
 # several test processes share the cores; numbers do not depend on it
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint types imports docs check readme
+.PHONY: demo test lint types imports docs site check shown
 
 demo: $(VENV)/.core
 	$(BIN)/gradguard demo
@@ -35,8 +35,13 @@ check: lint types imports docs
 docs/rules.md: $(VENV)/.test FORCE
 	$(BIN)/gradguard rules --format markdown > $@
 
-readme: $(VENV)/.test
-	$(BIN)/python tests/test_readme.py
+# what README, docs/ and the rules' programs show of output
+shown: $(VENV)/.test
+	$(BIN)/python -m tests.shown
+
+# the documentation as a site, in build/site
+site: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # what `pip install gradguard` brings, and no more
 $(VENV)/.core: pyproject.toml constraints.txt
@@ -50,6 +55,10 @@ $(VENV)/.test: $(VENV)/.core
 
 $(VENV)/.dev: $(VENV)/.test
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.core
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
 	touch $@
 
 FORCE:

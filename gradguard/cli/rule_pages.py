@@ -15,7 +15,8 @@ FAMILIES = {
     "GG4": "The contract of backward",
     "GG5": "Numerics",
     "GG6": "Step protocol",
-    "GG7": "Frameworks",
+    "GG7": "Frameworks and ranks",
+    "GG8": "Memory",
 }
 
 
@@ -54,7 +55,7 @@ def as_markdown(rules: Sequence[Rule]) -> str:
     """All pages, by family, with a table in front."""
     lines = ["# Rules", "", "Printed by `gradguard rules --format markdown` from the rules themselves; do not edit.", ""]
     lines += ["| code | name | what it recognises |", "| --- | --- | --- |"]
-    lines += [f"| [{rule.code}](#{_anchor(heading(rule))}) | {rule.name} | {_cell(rule.summary)} |" for rule in rules]
+    lines += [f"| [{rule.code}](#{_anchor(heading(rule))}) | {rule.name} | {cell(rule.summary)} |" for rule in rules]
     family = ""
     for rule in rules:
         if rule.family != family:
@@ -80,7 +81,8 @@ def _anchor(title: str) -> str:
     return title.lower().replace(" ", "-")
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
+    """Text as a table's cell has it."""
     return text.replace("|", "\\|")
 
 

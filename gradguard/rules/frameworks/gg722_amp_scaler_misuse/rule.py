@@ -11,7 +11,7 @@ taken already, it cannot know whether the step is safe, and refuses.
 
 ## Example
     loss.backward()                 # not scaler.scale(loss).backward()
-    scaler.step(optimizer)          # Attempted unscale_ but _scale is None
+    scaler.step(optimizer)          # AssertionError: ... but _scale is None
     scaler.update()
 
 ## Use instead
@@ -68,7 +68,7 @@ _CASES = {
         "The new scale follows from the infinities seen in the steps since the last update, and there was no step.",
         "Call `{scaler}.step(optimizer)` in place of `optimizer.step()`, then `{scaler}.update()`",
     ),
-    "attempted unscale_ but _scale is none": (
+    "but _scale is none": (
         "has no scale yet: no loss has been scaled",
         "The scale is made when the first loss is scaled.",
         "Call `{scaler}.scale(loss).backward()` before",

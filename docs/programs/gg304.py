@@ -1,0 +1,13 @@
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Linear(4, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    inputs, labels = torch.randn(16, 4), torch.randint(0, 3, (16,))
+    prediction = model(inputs).argmax(dim=1).float()
+    loss = nn.functional.mse_loss(prediction, labels.float())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()

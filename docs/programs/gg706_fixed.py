@@ -1,0 +1,21 @@
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.manual_seed(dist.get_rank())
+for step in range(6):
+    loss = model(torch.randn(16, 4)).pow(2).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if step == 2:
+        with torch.no_grad():
+            noise = 0.01 * torch.randn(1, 4)
+            dist.broadcast(noise, src=0)
+            model.module.weight.add_(noise)
+dist.destroy_process_group()

@@ -1,0 +1,8 @@
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1))
+points = torch.randn(16, 2, requires_grad=True)
+slope, = torch.autograd.grad(net(points).sum(), points, create_graph=True)
+slope.pow(2).mean().backward()

@@ -1,0 +1,23 @@
+import lightning
+import torch
+from torch import nn
+
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 1)
+
+    def training_step(self, batch, number):
+        loss = self.net(batch).pow(2).mean()
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+lightning.seed_everything(0, verbose=False)
+trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
+                            enable_progress_bar=False, enable_model_summary=False)
+trainer.fit(Model(), torch.utils.data.DataLoader(torch.randn(96, 4), batch_size=8))
