@@ -24,6 +24,7 @@ from gradguard.reporting.terminal.render import render_for_error, render_verifie
 from gradguard.reporting.tracebacks import shorten, show_if_uncaught, take_back_hook
 from gradguard.rules.base import Rule
 from gradguard.rules.registry import rules_for
+from gradguard.runtime.recent_events import recent_events
 from gradguard.runtime.rerun.reachable_state import aloud
 from gradguard.runtime.run import Run
 from gradguard.torch_compat.private_api import OtherRanksNeeded, this_rank_only
@@ -184,7 +185,7 @@ class Diagnoser:
         if self.settings.traceback == "full":
             take_back_hook()
         elif not self.launched:
-            show_if_uncaught(wanted_color(self.settings))
+            show_if_uncaught(wanted_color(self.settings), self.settings.verbosity)
 
     def shorten(self, error: BaseException | None, trace: TracebackType | None = None) -> None:
         """Leaves a diagnosed error with the program's frames, unless all of them are wanted (`gradguard.reporting.tracebacks`)."""
@@ -211,6 +212,10 @@ class Diagnoser:
                     updates["torch_message"] = incident.message
                 if self.aside is not None:
                     updates["notes"] = [*found.notes, self.aside]
+                try:
+                    updates["breadcrumbs"] = found.breadcrumbs or recent_events(incident.journal)
+                except internal_error() as fault:
+                    say("the list of events before a diagnosis", "it is left out", fault)
                 try:
                     updates["fixes"] = completed(found.fixes, rule.docs)
                     updates["alternatives"] = [

@@ -26,7 +26,7 @@ from gradguard.core.notes import Notes
 from gradguard.instrumentation.fault_barrier import mute, say, unmute
 from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.reporting.terminal.layout import clean, one_line
-from gradguard.reporting.terminal.render import wants_color
+from gradguard.reporting.terminal.render import encodable, terminal_width, wants_color
 from gradguard.reporting.user_warnings import Speaker
 from gradguard.rules.base import Rule, Screen
 from gradguard.rules.registry import get_rule, rules_for
@@ -58,7 +58,7 @@ class Run:
         self._close = close
         self.policy = Policy(settings)
         self.depth = Depth(settings)
-        self.speaker = Speaker(wanted_color(settings))
+        self.speaker = Speaker(wanted_color(settings), settings.verbosity)
         self.suppressions = Suppressions()
         self.repeats = Repeats()
         policy = self.policy
@@ -149,6 +149,8 @@ class Run:
         repeats = sum(diagnosis.repeats for diagnosis in self.speaker.said())
         if repeats > self._told:
             self._told = repeats
+            if self.settings.verbosity == "quiet" and not logger.hasHandlers():  # logging's last resort prints them
+                return
             for line in self.speaker.summary_lines():
                 logger.warning("%s", line)
 
@@ -224,8 +226,8 @@ class Run:
 
                 self._memory_told = True
                 color = wanted_color(self.settings)
-                text = render_memory(report, color=wants_color(sys.stderr) if color is None else color)
-                print(text, file=sys.stderr)
+                color = wants_color(sys.stderr) if color is None else color
+                print(encodable(render_memory(report, color, terminal_width()), sys.stderr), file=sys.stderr)
 
     def finish(self) -> None:
         """The end of the run: repeats, and (where the settings ask for it) comments that silenced nothing."""
