@@ -61,7 +61,7 @@ class Run:
         self.suppressions = Suppressions()
         self.repeats = Repeats()
         policy = self.policy
-        self.ledger = Ledger(cache(lambda code: policy.options(get_rule(code))), settings.summary)
+        self.ledger = Ledger(cache(lambda code: policy.options(get_rule(code))), settings.summary or settings.html is not None)
         self.memory: dict[str, Any] = {"ledger": self.ledger, "options": self.policy.options}
         self._told = 0  # repeats that were summed up already
         self._finished = False
