@@ -123,6 +123,9 @@ def run(
             show_default="text, and a report as FILE ends",
         ),
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="Write a page that shows each diagnosis with the graph around it.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="A YAML file of settings.")] = None,
     no_color: Annotated[bool, typer.Option("--no-color", help="Plain text, on a terminal too.")] = False,
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show all that is known: events, tensors, every fix.")] = False,
@@ -151,6 +154,8 @@ def run(
             log, report = _checked_log(report)
         else:
             report = _checked_report(report)
+    if html is not None:
+        html = _checked_page(html)
     if config is not None and not config.is_file():
         raise typer.BadParameter(f"no such file: {config}", param_hint="--config")
 
@@ -190,6 +195,7 @@ def run(
             level=level.value if level else None,
             config=config,
             report=report,
+            html=html,
             color="never" if no_color else None,
             verbosity="verbose" if verbose else "quiet" if quiet else None,
             summary=summary or None,
@@ -206,6 +212,8 @@ def run(
         guard.diagnoser.launched = True
         if machines and guard.diagnoser.report is not None:
             machines[0].read_from(guard.diagnoser.report.path)
+        if guard.diagnoser.page is not None and ranks.begins_the_launch():
+            guard.diagnoser.page.begin()
         return guard
 
     _to_run.append(start)
@@ -241,7 +249,14 @@ def _checked_log(path: Path) -> tuple[Path, Path]:
     return log, _checked_report(report)
 
 
-def _checked_report(path: Path, check: Callable[[Path], None] | None = None) -> Path:
+def _checked_page(path: Path) -> Path:
+    """The page's absolute path; see `_checked_report`."""
+    from gradguard.reporting.html.report import check_page
+
+    return _checked_report(path, check_page, "--html")
+
+
+def _checked_report(path: Path, check: Callable[[Path], None] | None = None, option: str = "--report") -> Path:
     """The report's absolute path (the program may change directory); nothing is written before the program is ready to start."""
     from gradguard.reporting.jsonl import refuse_other_files
 
@@ -249,10 +264,10 @@ def _checked_report(path: Path, check: Callable[[Path], None] | None = None) -> 
     try:
         (check or refuse_other_files)(path)
     except ConfigError as error:
-        raise typer.BadParameter(str(error), param_hint="--report") from None
+        raise typer.BadParameter(str(error), param_hint=option) from None
     needed = [path, path.parent] if path.is_file() else [path] if path.exists() else [path.parent]
     if not all(os.access(each, os.W_OK) for each in needed):
-        raise typer.BadParameter(f"cannot write {path}", param_hint="--report")
+        raise typer.BadParameter(f"cannot write {path}", param_hint=option)
     return path
 
 

@@ -43,7 +43,7 @@ class VerifiedRun:
         witnesses.clear()
         verifier = Verifier(self._launch, self._guard.settings)
         raised = next((each for each in _chain(error) if isinstance(each, GradGuardError)), None)
-        report = self._guard.diagnoser.report
+        report, page = self._guard.diagnoser.report, self._guard.diagnoser.page
         quiet = self._guard.settings.verbosity == "quiet"
         said = {diagnosis.key: diagnosis for diagnosis in self._said if diagnosis.severity in ("error", "warning")}
         for diagnosis in said.values():
@@ -60,6 +60,8 @@ class VerifiedRun:
             text = render_for_error(verified)
             if report is not None and ranks.rank() is None:
                 _revise(report, diagnosis, verified, text)
+            if page is not None:
+                page.revise(diagnosis, verified)
             if raised is not None and raised.diagnosis.key == diagnosis.key:
                 raised.diagnosis = verified
                 raised.args = (text,)

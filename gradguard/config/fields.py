@@ -137,6 +137,9 @@ class Settings(_Section):
     report: Path | None = Field(
         default=None, description="one JSON object a diagnosis is appended to this file; relative to the working directory"
     )
+    html: Path | None = Field(
+        default=None, description="a page with every diagnosis, its graph and its gradients is written to this file; needs jinja2"
+    )
     color: ColorMode = Field(default="auto", description="auto: colour on a terminal, unless NO_COLOR is set")
     traceback: TracebackMode = Field(
         default="user",

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+
+from gradguard.core.evidence import Evidence
 
 Severity = Literal["error", "warning", "info"]
 Confidence = Literal["certain", "likely", "possible"]
@@ -125,6 +127,19 @@ class Diagnosis(_Model):
         exclude=True,
         description="the incident told once for each line that may be the bug, where it is not certain which one is; not in the report",
     )
+
+    _evidence: Evidence | None = PrivateAttr(default=None)
+
+    @property
+    def evidence(self) -> Evidence | None:
+        """What the HTML report draws, where one was asked for; not in the report for machines."""
+        return self._evidence
+
+    def with_evidence(self, evidence: Evidence | None) -> Diagnosis:
+        """The same with what the HTML report draws."""
+        changed = self.model_copy()
+        changed._evidence = evidence
+        return changed
 
     @property
     def place(self) -> SourceSpan | None:

@@ -137,9 +137,7 @@ class JsonlReport:
                 record.pop(name, None)
             if record == known:
                 lines[i] = json.dumps(to_record(new, message), separators=(",", ":")).encode() + b"\n"
-                fresh = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-                fresh.write_bytes(b"".join(lines))
-                os.replace(fresh, self.path)
+                replace_file(self.path, b"".join(lines))
                 return
         self.write(new, message)
 
@@ -170,8 +168,11 @@ def write_memory(path: Path, report: MemoryReport) -> None:
         file.writelines(json.dumps(record, separators=(",", ":")) + "\n" for record in memory_records(report))
 
 
-def refuse_other_files(path: Path) -> None:
+def refuse_other_files(path: Path, first: re.Pattern[bytes] = _FIRST) -> None:
     """Lets a report pass, an empty or missing file, and what is no file (a terminal, a pipe, /dev/null).
+
+    Args:
+        first: how a report of the kind in question begins.
 
     Raises:
         ConfigError: anything else.
@@ -183,11 +184,25 @@ def refuse_other_files(path: Path) -> None:
         if not stat.S_ISREG(status.st_mode) or not status.st_size:
             return
         with path.open("rb") as file:
-            ours = _FIRST.match(file.read(200))
+            ours = first.match(file.read(200))
     except internal_error(OSError):  # missing; or not to be read, and then `write` says so
         return
     if not ours:
         raise ConfigError(f"{path} exists and is no report of gradguard's: nothing was written to it; name another file or delete it")
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Writes a file whole or not at all; whoever has it open keeps what it was.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        fresh.write_bytes(content)
+        os.replace(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 def begin_anew(path: Path) -> None:

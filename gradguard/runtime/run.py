@@ -62,7 +62,7 @@ class Run:
         self.suppressions = Suppressions()
         self.repeats = Repeats()
         policy = self.policy
-        self.ledger = Ledger(cache(lambda code: policy.options(get_rule(code))), settings.summary)
+        self.ledger = Ledger(cache(lambda code: policy.options(get_rule(code))), settings.summary or settings.html is not None)
         self.notes = Notes(self.policy.options)
         self.notes.put(self.ledger)
         self._told = 0  # repeats that were summed up already

@@ -752,7 +752,8 @@ class Session:
     def protocol(self, happening: str, frame: FrameType, *facts: Any) -> None:
         """Something that the ledger of the step protocol keeps account of."""
         with self.shield:
-            if happening == "zeroed" and self.run.ledger.asleep:
+            ledger = self.run.ledger
+            if happening == "zeroed" and ledger.asleep and ledger.recorder is None:
                 return
             if happening == "made" or (happening == "switched" and facts[1] != facts[2]):
                 self.run.depth.changed = True  # a new optimizer; from train to eval or back
