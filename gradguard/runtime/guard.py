@@ -224,6 +224,7 @@ class Guard:
                     run.tell_repeats()
             elif isinstance(error, KeyboardInterrupt) and len(session.guards) == 1:
                 session.catch_up()
+                rank_watch.interrupted(error)
                 opened[1].interrupted()
             elif isinstance(error, GradGuardError):
                 self.diagnoser.shorten(error)
@@ -269,6 +270,8 @@ class Guard:
         finally:
             if opened in self._open:
                 self._open.remove(opened)
+            if not session.guards:
+                rank_watch.left()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorates a step function: each call runs under the guard; a generator while it runs, a coroutine until it is done."""
