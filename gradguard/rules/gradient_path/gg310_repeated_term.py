@@ -215,7 +215,7 @@ def render(found: Repeated, incident: Incident) -> Diagnosis | None:
         headline=headline,
         culprit=last.statement_span(label, "culprit"),
         related=[*related[:3], *([] if incident.place is None else [incident.place.span("backward starts from this loss", "backward")])],
-        explanation=f"Sums lead from the loss to the same number by {term.times} ways, with the same weight: its gradient counts {times}.",
+        explanation=f"The loss is a sum that contains the same number {times}, with the same weight: its gradient counts {times}.",
         fixes=[Fix(title=title, safety="manual", detail=None if running else f"Where such a weight is meant, write it: `2 * {names[0]}`.")],
         confidence="likely",
     )
