@@ -61,9 +61,10 @@ def recognise(incident: Incident) -> Diagnosis | None:
     what = finding.module or "the module"
     loops = place.enclosing_loops
     target: SourceSpan = place.span("no input of this call requires grad", "culprit")
-    inner = f" (`{_iterated(loops, what)}`)" if loops and _iterated(loops, what) else ""
     arguments = [argument for argument in place.arguments if "=" not in argument]
     first = arguments[0] if arguments else what
+    items = _iterated(loops, first)
+    inner = f" (`{items}`)" if items else ""
     given = place.keywords.get("use_reentrant")
     own = "checkpoint" in (place.callee or "").rpartition(".")[2]  # else a framework's code calls it, as it was configured to
     if not own:
@@ -116,9 +117,10 @@ def _is_off(value: ast.expr) -> bool:
 
 
 def _iterated(loops: object, name: str) -> str | None:
+    """What a loop goes over, where the name is its variable."""
     for loop in loops if isinstance(loops, list) else []:
         node = getattr(loop, "node", loop)
-        if isinstance(node, ast.For):
+        if isinstance(node, ast.For) and any(target.id == name for target in inside(node.target, ast.Name)):
             return ast.unparse(node.iter)
     return None
 
