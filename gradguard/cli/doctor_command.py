@@ -76,7 +76,8 @@ _TRIALS = (
     _Trial("results, op by op", "the line of the first value that is not finite (GG501)", "forensic",
            "y = torch.log(x - 1)\n(y * y).sum().backward()\n", "GG50", "torch.log(x - 1)"),
     _Trial("nodes of backward", "the line whose derivative is not finite (GG502)", "forensic",
-           "y = torch.sqrt(x - 1)\n(y * 0).sum().backward()\n", "GG502", "torch.sqrt(x - 1)"),
+           "w = nn.Parameter(torch.zeros(4))\noptimizer = torch.optim.SGD([w], lr=0.1)\ny = torch.sqrt(w)\n(y * 0).sum().backward()\n"
+           "optimizer.step()\n", "GG502", "torch.sqrt(w)"),
 )  # fmt: skip
 
 
