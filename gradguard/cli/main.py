@@ -373,6 +373,14 @@ def schema(of: Annotated[Schema, typer.Argument(help="report and memory: of one 
     print(schema_text(of))
 
 
+@app.command()
+def doctor(json: Annotated[bool, typer.Option("--json", help="For machines.")] = False) -> None:
+    """Tell versions, what is patched while a guard is on, and which probes work on this PyTorch; for a bug report."""
+    from gradguard.cli import doctor_command
+
+    raise typer.Exit(doctor_command.run(json))
+
+
 def _rules(selector: str) -> tuple[Rule, ...]:
     from gradguard.rules.registry import find_rules
 

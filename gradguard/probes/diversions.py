@@ -39,12 +39,15 @@ class Diversion:
         function: of plain Python.
         make: given a copy of the function, returns what is called in its place, with the arguments as the signature sorts them.
 
+    Attributes:
+        function: the diverted one.
+
     Raises:
         ValueError: a function that cannot be diverted.
     """
 
     def __init__(self, function: FunctionType, make: Callable[[Any], Callable[..., Any]]) -> None:
-        self._function = function
+        self.function = function
         code = self._code = function.__code__
         self._name = f"__gradguard_{function.__qualname__.replace('.', '_').replace('<', '').replace('>', '')}_{id(function)}__"
         copy = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
@@ -68,9 +71,9 @@ class Diversion:
 
     def end(self) -> None:
         """The function does what it did; nothing happens if somebody else has given it other code since."""
-        if self._function.__code__ is self._detour:
-            self._function.__code__ = self._code
-            self._function.__globals__.pop(self._name, None)
+        if self.function.__code__ is self._detour:
+            self.function.__code__ = self._code
+            self.function.__globals__.pop(self._name, None)
 
 
 class Surrounding:
@@ -81,13 +84,16 @@ class Surrounding:
         function: of plain Python, without closure, whose source is at hand.
         context: what makes the context of a call.
 
+    Attributes:
+        function: the surrounded one.
+
     Raises:
         OSError: there is no source.
         ValueError: the source is not that of the function, which may have a closure.
     """
 
     def __init__(self, function: FunctionType, context: Callable[[], AbstractContextManager[Any]]) -> None:
-        self._function = function
+        self.function = function
         code = self._code = function.__code__
         self._name = _AROUND.format(function.__name__)
         lines, first = inspect.getsourcelines(function)
@@ -108,9 +114,9 @@ class Surrounding:
 
     def end(self) -> None:
         """The function does what it did; nothing happens if somebody else has given it other code since."""
-        if self._function.__code__ is self._surrounded:
-            self._function.__code__ = self._code
-            self._function.__globals__.pop(self._name, None)
+        if self.function.__code__ is self._surrounded:
+            self.function.__code__ = self._code
+            self.function.__globals__.pop(self._name, None)
 
 
 def _compiled(module: ast.Module, code: CodeType) -> CodeType:

@@ -32,6 +32,7 @@ _installed = False
 _diverted: list[Diversion | Surrounding] = []
 _replaced: list[tuple[Any, str, Any, Any]] = []  # what is not Python's: owner, attribute, original, replacement
 _hooks: list[Any] = []
+_not_watched: dict[str, str] = {}
 _LOGGER = logging.getLogger("gradguard")
 
 
@@ -111,6 +112,17 @@ def _begin(change: Diversion | Surrounding) -> None:
     change.begin()
 
 
+def patched() -> list[str]:
+    """The functions at which gradguard listens now, by their names."""
+    found = [f"{each.function.__module__}.{each.function.__qualname__}" for each in _diverted]
+    return found + [f"{getattr(owner, '__name__', type(owner).__name__)}.{name}" for owner, name, _, _ in _replaced]
+
+
+def unwatched() -> list[str]:
+    """The functions that could not be diverted in this PyTorch, and why."""
+    return [f"{name} ({fault})" for name, fault in _not_watched.items()]
+
+
 def _divert(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     function = None if owner is None else vars(owner).get(name)
     plain = getattr(function, "__func__", function)  # of a class method
@@ -158,6 +170,7 @@ def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 
 def _unwatched(name: str, fault: Exception) -> None:
     """A torch that is built otherwise: what hangs on this one function is not seen, and the rest is."""
+    _not_watched[name] = str(fault)
     _LOGGER.error("gradguard cannot watch %s in this PyTorch; what else it watches goes on (%s)", name, fault)
 
 

@@ -42,6 +42,8 @@ def set_off(session: Any, run: Run) -> Coast | None:
     """A calm step begins: how far it may be coasted from here; None where that is not worth a list."""
     depth = run.depth.ahead()
     steps, backwards = idle_ledger.ahead(run.ledger)
+    if run.metrics is not None:
+        steps = min(steps, run.metrics.ahead(run.ledger))
     calls = run.calm.calls(run.notes)
     if min(depth, steps, backwards) < 2 or not calls:
         return None

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from gradguard.instrumentation.journal import Journal
     from gradguard.runtime.memory_watch import MemoryWatch
+    from gradguard.runtime.metric_writing import MetricWriting
     from gradguard.runtime.summary import RunSummary
 
 logger = logging.getLogger("gradguard")
@@ -70,6 +71,7 @@ class Run:
         self._memory_told = False
         self._summed = 0  # the entry at whose end a summary was printed
         self.raised: Counter[str] = Counter()  # diagnoses that were raised, by title
+        self.metrics: MetricWriting | None = None  # where a writer is given
         self.blind = False  # after a fault of gradguard's own: nothing is traced
         self.muted: list[Any] = []  # parts that failed and do nothing in this run
         self._left_out: set[Rule] = set()  # rules that have failed
@@ -187,6 +189,7 @@ class Run:
     def interrupted(self) -> None:
         """Ctrl-C: what is known of the run so far is told; what only a whole run would show is not judged."""
         if not self._finished:
+            self.tell_metrics()
             self.tell_repeats()
             self._tell_summary()
             self.tell_memory()
@@ -195,6 +198,11 @@ class Run:
         """An exception ends the run, and the program may live on: it has no end to judge when the process ends."""
         self.interrupted()
         self._finished = True
+
+    def tell_metrics(self) -> None:
+        """The run ends, or is broken off: the writer, where there is one, gets what was found since it was told last."""
+        if self.metrics is not None:
+            self.metrics.tell_rest(self)
 
     def summary(self) -> RunSummary:
         """The run so far. Norms and names are there when `summary: true` was set from the start."""
@@ -234,6 +242,8 @@ class Run:
         if self._finished:
             return
         self._finished = True
+        self.tell_metrics()
+        self.metrics = None
         self.tell_repeats()
         self._tell_summary()
         self.tell_memory()

@@ -56,6 +56,7 @@ from gradguard.torch_compat.saved_tensors import SHOWN
 if TYPE_CHECKING:
     from gradguard.config.settings import Settings
     from gradguard.instrumentation.event_buffer import Coast
+    from gradguard.runtime.metric_writing import MetricWriting
 
 _BACKWARDS_PER_STEP = 64
 _HANDED_ON = OpProbe.__torch_function__.__code__
@@ -728,8 +729,18 @@ class Session:
             journal.later(fact)
         with self.shield:
             self._stepped(frame, optimizer, site)
+        if self.run.metrics is not None:
+            self._write_metrics(self.run.metrics, optimizer)
         with self.shield:
             self.begin_step()
+
+    def _write_metrics(self, metrics: MetricWriting, optimizer: Any) -> None:
+        run, norms = self.run, None
+        book = run.ledger.books.get(id(optimizer))
+        if book is not None and metrics.due(book):
+            with self.lookout:
+                norms = metrics.norms(book)
+            metrics.tell(run, book.steps, norms)  # in the open: it is the program's own
 
     def _stepped(self, frame: FrameType, optimizer: Any, site: CallSite | None) -> None:
         ledger = self.run.ledger
