@@ -21,7 +21,7 @@ from gradguard.instrumentation.fault_barrier import Compiler, say
 from gradguard.probes.diversions import prepare_for_dynamo
 from gradguard.probes.listeners import compiling, local
 from gradguard.probes.step_protocol import lift_module_hooks
-from gradguard.torch_compat.private_api import eval_frame, never_compile, register_builtin, users_mode, users_modes
+from gradguard.torch_compat.private_api import eval_frame, never_compile, register_builtin, unpack_in_graphs, users_mode, users_modes
 
 _state: dict[str, Any] = {"original": None, "wrapper": None, "known": None}
 # who calls it by a name of its own, once it is imported
@@ -107,6 +107,7 @@ def _enter() -> None:
                 for package in ("gradguard", "gradguard.integrations"):
                     rules.add(package)
                 prepare_for_dynamo()
+                unpack_in_graphs()
             except internal_error() as fault:
                 say("the watch of compilers", "torch.compile may compile more than without a guard", fault)
         session = local.listener
