@@ -383,3 +383,15 @@ def test_a_backward_that_alone_is_compiled_as_a_whole(settings: dict[str, Any]) 
 
     overrides = dict(settings)
     assert train(guarding(overrides.pop("level"), **overrides)) == train(nullcontext())
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_graph_that_takes_no_hooks(backend: str, level: str) -> None:
+    """The graph itself runs where Dynamo compiles nothing, and that does not end the compiled function."""
+
+    def run(guard: Any) -> float:
+        torch._dynamo.reset()
+        with guard:
+            return torch.compile(lambda x: torch.func.grad(torch.sin)(x.sum()), backend=backend, fullgraph=True)(torch.ones(3)).item()
+
+    assert run(guarding(level)) == run(nullcontext())
