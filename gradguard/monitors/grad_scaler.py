@@ -15,6 +15,7 @@ from gradguard.instrumentation.fault_barrier import barred
 from gradguard.instrumentation.tensor_refs import UncountedRef
 from gradguard.monitors.findings import Finding
 from gradguard.monitors.monitor import Backward, Clipping, Monitor, Step
+from gradguard.monitors.tensor_state import version_of
 
 if TYPE_CHECKING:
     from gradguard.monitors.optimizer_books import Book, Part
@@ -200,6 +201,6 @@ def touched(book: Book) -> bool:
     for slot in book.active:
         parameter = slot.ref()
         grad = None if parameter is None or not slot.grad else parameter.grad
-        if grad is not None and (id(grad) != slot.grad or grad._version != slot.version):
+        if grad is not None and (id(grad) != slot.grad or version_of(grad) != slot.version):
             return True
     return False

@@ -45,6 +45,7 @@ from gradguard.torch_compat.private_api import (
     saved_state,
     sequence_number,
     under_dispatch_modes,
+    version_of,
     waits_for_its_result,
 )
 from gradguard.torch_compat.saved_tensors import Packed, can_hook, hook_below, hooks_allowed, is_hooked, look_up_with, unhook, unhooked
@@ -298,7 +299,8 @@ class SavedTensors:
         return result
 
     def _kept(self, holder: Any, saver: Saver, tensors: list[torch.Tensor]) -> None:
-        facts = [fact for each in tensors if (fact := self._fact(each, saver, each._version, node_sequence(grad_fn_of(each)))) is not None]
+        made = [(each, version_of(each) or 0, node_sequence(grad_fn_of(each))) for each in tensors]
+        facts = [fact for each, version, seq in made if (fact := self._fact(each, saver, version, seq)) is not None]
         if facts:
             self._functions[UncountedRef(holder, self._holder_gone)] = facts
 

@@ -50,7 +50,7 @@ from gradguard.runtime.module_hooks import ModuleHooks
 from gradguard.runtime.op_tracing import OpTracing
 from gradguard.runtime.run import Run
 from gradguard.runtime.step_skipping import Withheld, give_back_gradients, withhold_gradients
-from gradguard.torch_compat.private_api import can_trace_ops, compiles_backward, in_backward, quiet, sequence_number
+from gradguard.torch_compat.private_api import can_trace_ops, compiles_backward, held_here, in_backward, quiet, sequence_number
 from gradguard.torch_compat.saved_tensors import SHOWN
 
 if TYPE_CHECKING:
@@ -571,6 +571,8 @@ class Session:
             if call is not None and self.tracing and self.run.settings.trace.node_hooks and not compiles_backward():
                 with self.lookout, quiet():
                     watch = NodeWatch(nodes_from(root_nodes(roots)), self.journal, call.index)
+            if compiles_backward() and (verdict := self._refused(kind, roots, args, kwargs)) is not None:
+                raise RuntimeError(verdict)
             self.depth = depth + 1
             result = original(*args, **kwargs)
         except BaseException as error:
@@ -587,6 +589,15 @@ class Session:
                 watch.remove()
         self._end(call, frame, roots, outermost, result)
         return result
+
+    def _refused(self, kind: str, roots: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        """PyTorch's words of a value under gradguard's hooks that was modified since it was saved: a backward pass that is compiled as a
+        whole takes the hook for one that hands the tensor on (`unpack_in_graphs`), and looks at no version."""
+        with self.lookout, quiet():
+            if not inputs_of(kind, args, kwargs):  # else some nodes may not be asked
+                held = (packed for node in nodes_from(root_nodes(roots)) for packed in held_here(node))
+                return next((verdict for packed in held if (verdict := packed.verdict()) is not None), None)
+        return None
 
     def _begin(self, call: BackwardFact, frame: FrameType, roots: tuple[Any, ...], depth: int, outermost: bool) -> None:
         """A backward call is about to run."""

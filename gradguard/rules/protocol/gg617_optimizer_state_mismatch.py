@@ -173,6 +173,8 @@ def _told(incident: Incident, optimizer: Any, misfits: list[Misfit]) -> Diagnosi
         culprit = changed.statement_span(f"`{leaf}` gets another shape here, and the optimizer keeps its state", "culprit")
     if incident.place is not None:
         related.append(incident.place.span("the update of a parameter meets a state of another shape", "context"))
+    grad = first.parameter.grad
+    stale = grad if grad is not None and grad.shape != first.parameter.shape else None
     shapes, states = _shapes(optimizer), _shapes(optimizer, misfits)
     permuted = loaded is not None and sorted(shapes) == sorted(states)
     same = [p for group in optimizer.param_groups for p in group["params"] if tuple(p.shape) == first.shape]
@@ -200,9 +202,10 @@ def _told(incident: Incident, optimizer: Any, misfits: list[Misfit]) -> Diagnosi
             " parameters."
             if loaded is not None
             else " The optimizer keeps its state by parameter, and goes on with what it has."
-        ),
+        )
+        + (f" The `.grad` of `{leaf}` is of another shape, too: {list(stale.shape)}." if stale is not None else ""),
         notes=[f"{len(misfits)} parameters have a state of another shape"] if len(misfits) > 1 else [],
-        fixes=_fixes(loaded is not None, permuted, name),
+        fixes=_fixes(loaded is not None, permuted, name, stale is not None),
         confidence="certain" if culprit is not None else "likely",
     )
 
@@ -221,9 +224,10 @@ def _reshaped(incident: Incident, parameter: torch.Tensor) -> ResolvedSite | Non
     return resolve(facts[-1].site) if facts else None
 
 
-def _fixes(loaded: bool, permuted: bool, name: str) -> list[Fix]:
+def _fixes(loaded: bool, permuted: bool, name: str, stale: bool) -> list[Fix]:
     if not loaded:
-        return [Fix(title="make a new optimizer after the parameters have changed their shapes", safety="unsafe")]
+        also = ", and clear their gradients: `.grad = None`" if stale else ""
+        return [Fix(title=f"make a new optimizer after the parameters have changed their shapes{also}", safety="unsafe")]
     afresh = Fix(
         title="leave `load_state_dict` out, and let the optimizer start anew",
         safety="unsafe",
