@@ -62,12 +62,12 @@ class Diversion:
 
     def begin(self) -> None:
         """From here on the function does something more."""
-        names = self._function.__globals__
+        names = self.function.__globals__
         originals[self._detour] = self._copy
         names.setdefault(_COMPILING, is_compiling)
         names.setdefault(_TRACING, jit_tracing)
         names[self._name] = self._copy
-        self._function.__code__ = self._detour
+        self.function.__code__ = self._detour
 
     def end(self) -> None:
         """The function does what it did; nothing happens if somebody else has given it other code since."""
@@ -109,8 +109,8 @@ class Surrounding:
 
     def begin(self) -> None:
         """From here on its body runs inside the context."""
-        self._function.__globals__[self._name] = self._context
-        self._function.__code__ = self._surrounded
+        self.function.__globals__[self._name] = self._context
+        self.function.__code__ = self._surrounded
 
     def end(self) -> None:
         """The function does what it did; nothing happens if somebody else has given it other code since."""
