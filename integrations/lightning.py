@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -23,6 +23,7 @@ from gradguard.core.diagnosis import Diagnosis
 from gradguard.core.errors import ConfigError
 from gradguard.monitors.lightning_fits import Fit, IdleFit, NoLossReturned
 from gradguard.runtime.guard import Guard
+from gradguard.runtime.metric_writing import counts
 from gradguard.runtime.session import current_session
 
 logger = logging.getLogger("gradguard")
@@ -60,6 +61,7 @@ class _GradGuardCallback:
         report: a file that gets one JSON object a diagnosis; by default `gradguard.jsonl` in the run's log folder, written
             only if there is something to write.
         log_every_n_steps: how often the number of diagnoses goes to the trainer's loggers; 0 for never.
+        gradient_norms: whether gradient norms by layer go there too, which waits for the device once each time.
         trace: which steps are traced in full, such as `{"every": 500}`.
         rules: by rule code, rule name or family prefix: an action, or a mapping of action and options.
         settings: further settings by name.
@@ -74,6 +76,7 @@ class _GradGuardCallback:
         config: str | os.PathLike[str] | None = None,
         report: str | os.PathLike[str] | None = None,
         log_every_n_steps: int = 50,
+        gradient_norms: bool = False,
         trace: dict[str, Any] | None = None,
         rules: dict[str, Any] | None = None,
         **settings: Any,
@@ -87,7 +90,10 @@ class _GradGuardCallback:
             "rules": rules,
             **settings,
         }
-        self._arguments = {"log_every_n_steps": log_every_n_steps, **given}
+        self._arguments = {"log_every_n_steps": log_every_n_steps, "gradient_norms": gradient_norms, **given}
+        self._norms: dict[str, float] = {}  # that the loggers are yet to be told
+        if gradient_norms and log_every_n_steps:
+            given |= {"writer": self._keep_norms, "write_every": log_every_n_steps}
         # Only what was given, and by way of a mapping: LightningCLI reads in this source where the settings go, and would offer
         # the guard's ready-made `settings` too, beside which a level is not looked at.
         self.guard = Guard(**{name: value for name, value in given.items() if value is not None})
@@ -239,13 +245,18 @@ class _GradGuardCallback:
             self._entered = True
             self._traced += current_session().tracing
 
+    def _keep_norms(self, metrics: Mapping[str, float], step: int) -> None:
+        """In the course of a batch, before Lightning counts its step."""
+        self._norms = {name: value for name, value in metrics.items() if name.startswith("gradguard/grad_norm/")}
+
     def _log(self, trainer: Any) -> None:
         step, found = trainer.global_step, len(self._found())
         due = step != self._logged[0] and step % self.log_every_n_steps == 0
-        if not due and found == self._logged[1]:
+        if not due and found == self._logged[1] and not self._norms:
             return
         self._logged = (step, found)
-        facts = {"gradguard/diagnoses": float(found), "gradguard/traced_batches": float(self._traced)}
+        facts = {**counts(self.guard.run), "gradguard/traced_batches": float(self._traced), **self._norms}
+        self._norms = {}
         for logger in trainer.loggers:
             logger.log_metrics(facts, step=step)
 

@@ -30,6 +30,8 @@ class GradGuardCallback(_Base):
         level: "off", "watch", "standard", "strict" or "forensic".
         config: a YAML file with settings.
         report: a file that gets one JSON object a diagnosis.
+        log_every_n_steps: how often the numbers of diagnoses and gradient norms by layer go to `Trainer.log`, which hands them to
+            TensorBoard, Weights & Biases, MLflow and the log history; each time waits for the device once. 0, the default, for never.
         settings: further settings by name.
 
     Raises:
@@ -41,8 +43,12 @@ class GradGuardCallback(_Base):
         level: str | None = None,
         config: str | os.PathLike[str] | None = None,
         report: str | os.PathLike[str] | None = None,
+        log_every_n_steps: int = 0,
         **settings: Any,
     ) -> None:
+        self._metrics: dict[str, float] = {}  # that the Trainer is yet to be told
+        if log_every_n_steps:
+            settings |= {"writer": lambda metrics, step: self._metrics.update(metrics), "write_every": log_every_n_steps}
         self.guard = Guard(level=level, config=config, report=report, **settings)
         self.guard.made_at = None  # each callback is a run of its own, also where one line makes several
         self._entered = False
@@ -87,6 +93,9 @@ class GradGuardCallback(_Base):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The optimizer has stepped."""
         self._leave()
+        if self._metrics and self._trainer is not None:
+            metrics, self._metrics = self._metrics, {}
+            self._trainer.log(metrics)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Bugs that only a whole run shows are said now."""

@@ -19,6 +19,7 @@ from gradguard.analysis.program.syntax import Source
 from gradguard.analysis.program.user_files import files_of, roots_taking_part, sources_of
 from gradguard.core.callsite import CallSite
 from gradguard.core.moments import Moment
+from gradguard.core.notes import Notes
 from gradguard.core.safe_read import message_of, unless_loud
 from gradguard.instrumentation.facts import BackwardFact
 from gradguard.instrumentation.journal import Journal
@@ -52,7 +53,7 @@ class Incident:
         func, args, kwargs: the torch call that failed ("forward"), or what the moment is about.
         traced: whether the op probe has seen the current step.
         finding: what a monitor found, at the moment "finding".
-        memory: a dict a rule may keep from moment to moment, of the guard's session (never tensors).
+        notes: what rules remember from moment to moment, of the guard's run.
     """
 
     moment: Moment
@@ -70,7 +71,7 @@ class Incident:
     step: int = 0
     optimizer: Any = None
     models: tuple[nn.Module, ...] = ()
-    memory: dict[str, Any] = field(default_factory=dict)
+    notes: Notes = field(default_factory=Notes)
     finding: Any = None
 
     def __post_init__(self) -> None:
@@ -88,7 +89,7 @@ class Incident:
 
     def options(self, rule: Any) -> Any:
         """The rule's own `Options`, as the settings have them."""
-        return self.memory["options"](rule)
+        return self.notes.options(rule)
 
     @cached_property
     def frames(self) -> Sequence[FrameView]:

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
-from pydantic import ValidationError
 
-from gradguard.core.diagnosis import Diagnosis
 from gradguard.fixes.application import PatchError, Text
 from gradguard.fixes.choice import Choice, choose, texts_with
 from gradguard.fixes.diff import heads
 from gradguard.fixes.rewriting import RewriteError, readable, rewrite
 from gradguard.reporting import wording
+from gradguard.reporting.jsonl import ReportError, read_report
 from gradguard.reporting.source_blocks import shown_path
 from gradguard.reporting.terminal.layout import clean, one_line
 from gradguard.runtime.trials.mirror import project_of
-
-
-class ReportError(Exception):
-    """A file that is no report."""
 
 
 def fix_report(report: Path, apply: bool, unsafe: bool, ask: bool, command: Sequence[str] = ()) -> int:
@@ -99,31 +93,6 @@ def _diff(texts: dict[str, Text], new: dict[str, Text]) -> str:
         name = shown_path(path)
         parts += difflib.unified_diff(texts[path].plain, text.plain, *heads(name))
     return "".join(parts)
-
-
-def read_report(path: Path) -> list[Diagnosis]:
-    """The diagnoses of a report.
-
-    Raises:
-        ReportError: the file cannot be read, or is none.
-    """
-    try:
-        return list(_diagnoses(path.read_bytes().splitlines()))
-    except OSError as error:
-        raise ReportError(f"{path}: {error.strerror or error}") from None
-    except ValueError as error:
-        what = "it is of another version of gradguard" if isinstance(error, ValidationError) else "no line of a report"
-        raise ReportError(f"{path} is no report of `gradguard run --report` ({what})") from None
-
-
-def _diagnoses(lines: Iterable[bytes]) -> Iterable[Diagnosis]:
-    for line in lines:
-        if line.strip():
-            record = json.loads(line)
-            if not isinstance(record, dict) or "code" not in record:
-                raise ValueError("no diagnosis")
-            record.pop("message", None)
-            yield Diagnosis.model_validate(record)
 
 
 def is_report(path: Path) -> bool:

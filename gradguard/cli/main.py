@@ -1,4 +1,4 @@
-"""The `gradguard` command: run, fix, sarif, explain, rules, demo, config."""
+"""The `gradguard` command: run, memory, fix, sarif, explain, rules, schema, doctor, demo, config."""
 
 from __future__ import annotations
 
@@ -12,16 +12,32 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gradguard.cli.config_command import app as config_commands
+from gradguard.cli.schema_command import Schema, schema_text
 from gradguard.core.errors import ConfigError, UnknownRuleError
 
 if TYPE_CHECKING:
+    from gradguard.cli.machine_output import MachineOutput, Output
     from gradguard.cli.verified_run import VerifiedRun
     from gradguard.rules.base import Rule
     from gradguard.runtime.guard import Guard
 
+_EXIT_STATUS = """Exit status
+
+run, memory: the program's own, as under python: 0 at its end, what it gives to sys.exit, 1 for an exception that nothing catches, \
+which a diagnosis is too, or death by a signal. What is only warned of changes nothing; --level strict raises it. 2 where the \
+program cannot be started, 1 where its module is not found.
+
+fix: 0 for changes that are shown or made, or nothing to do; 1 for none that can be made, or the program's own; 2 for a file that \
+is no report or has changed since.
+
+doctor: 0 where all works, 1 where something does not. config: 1 for settings that are wrong. All: 2 for a wrong command line, or \
+what cannot be read.
+"""
+
 app = typer.Typer(
     name="gradguard",
     help="Training-loop guard for PyTorch: names the line that is the bug.",
+    epilog=_EXIT_STATUS,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -32,11 +48,14 @@ app.add_typer(config_commands, name="config")
 _to_run: list[Callable[[], None]] = []
 
 
-class ReportFormat(str, Enum):
-    """How a report is written."""
+class OutputFormat(str, Enum):
+    """How what is found is printed, or written to a report."""
 
-    jsonl = "jsonl"
+    text = "text"
+    json = "json"
+    github = "github"
     sarif = "sarif"
+    jsonl = "jsonl"
 
 
 class Level(str, Enum):
@@ -96,9 +115,21 @@ def run(
         Path | None,
         typer.Option(metavar="FILE", help="Write one JSON object a diagnosis, and at the end a SARIF log of it where FILE is one."),
     ] = None,
-    format: Annotated[ReportFormat | None, typer.Option(help="Of the report.", show_default="as FILE ends")] = None,
+    format: Annotated[
+        OutputFormat | None,
+        typer.Option(
+            help="What to print: text for people; on stdout when the program ends, json or sarif (its own stdout goes to stderr then) or "
+            "github, annotations of a pull request. With --report, sarif and jsonl say what FILE is.",
+            show_default="text, and a report as FILE ends",
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE.html", help="Write a page that shows each diagnosis with the graph around it.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="A YAML file of settings.")] = None,
     no_color: Annotated[bool, typer.Option("--no-color", help="Plain text, on a terminal too.")] = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show all that is known: events, tensors, every fix.")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="One line a diagnosis, file:line: code headline.")] = False,
     summary: Annotated[bool, typer.Option("--summary", help="Print what the run did when it ends.")] = False,
     memory: Annotated[bool, typer.Option("--memory", help="Print what holds memory when it ends; see `gradguard memory`.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Run the program again with each fix, and say which one repairs it.")] = False,
@@ -108,14 +139,23 @@ def run(
     if trial is not None:
         _to_run.append(lambda: _run_as_trial(trial, target, arguments or [], module))
         return
+    if verbose and quiet:
+        raise typer.BadParameter("-v and -q exclude each other", param_hint="-q")
     log: Path | None = None
+    printed: Output | None = None
+    if format is OutputFormat.json or format is OutputFormat.github:
+        printed = format.value
+    elif format is OutputFormat.sarif and report is None:
+        printed = "sarif"
+    elif format is OutputFormat.jsonl and report is None:
+        raise typer.BadParameter("jsonl is a report's format and needs --report FILE; json prints to stdout", param_hint="--format")
     if report is not None:
-        if format is ReportFormat.sarif or (format is None and report.suffix == ".sarif"):
+        if format is OutputFormat.sarif or (format is not OutputFormat.jsonl and report.suffix == ".sarif"):
             log, report = _checked_log(report)
         else:
             report = _checked_report(report)
-    elif format is not None:
-        raise typer.BadParameter("needs --report FILE", param_hint="--format")
+    if html is not None:
+        html = _checked_page(html)
     if config is not None and not config.is_file():
         raise typer.BadParameter(f"no such file: {config}", param_hint="--config")
 
@@ -123,6 +163,10 @@ def run(
         from gradguard.cli.script import run_program
 
         verified: list[VerifiedRun] = []
+        if printed is not None:
+            from gradguard.cli.machine_output import MachineOutput
+
+            machines.append(MachineOutput(printed))
 
         def begin() -> Guard:
             guard = make_guard()
@@ -139,6 +183,8 @@ def run(
 
         run_program(target, arguments or [], begin, as_module=module, color=False if no_color else None, finish=finish)
 
+    machines: list[MachineOutput] = []
+
     def make_guard() -> Guard:
         from gradguard.config.settings import load_settings
         from gradguard.core import ranks
@@ -149,7 +195,9 @@ def run(
             level=level.value if level else None,
             config=config,
             report=report,
+            html=html,
             color="never" if no_color else None,
+            verbosity="verbose" if verbose else "quiet" if quiet else None,
             summary=summary or None,
             memory=memory or None,
             verify=verify or None,
@@ -158,8 +206,14 @@ def run(
             begin_anew(report)
         if log is not None and report is not None:
             _convert_at_exit(report, log)
+        if machines and settings.report is None:
+            settings = settings.model_copy(update={"report": machines[0].report()})
         guard = gradguard(settings=settings)
         guard.diagnoser.launched = True
+        if machines and guard.diagnoser.report is not None:
+            machines[0].read_from(guard.diagnoser.report.path)
+        if guard.diagnoser.page is not None and ranks.begins_the_launch():
+            guard.diagnoser.page.begin()
         return guard
 
     _to_run.append(start)
@@ -195,7 +249,14 @@ def _checked_log(path: Path) -> tuple[Path, Path]:
     return log, _checked_report(report)
 
 
-def _checked_report(path: Path, check: Callable[[Path], None] | None = None) -> Path:
+def _checked_page(path: Path) -> Path:
+    """The page's absolute path; see `_checked_report`."""
+    from gradguard.reporting.html.report import check_page
+
+    return _checked_report(path, check_page, "--html")
+
+
+def _checked_report(path: Path, check: Callable[[Path], None] | None = None, option: str = "--report") -> Path:
     """The report's absolute path (the program may change directory); nothing is written before the program is ready to start."""
     from gradguard.reporting.jsonl import refuse_other_files
 
@@ -203,10 +264,10 @@ def _checked_report(path: Path, check: Callable[[Path], None] | None = None) -> 
     try:
         (check or refuse_other_files)(path)
     except ConfigError as error:
-        raise typer.BadParameter(str(error), param_hint="--report") from None
+        raise typer.BadParameter(str(error), param_hint=option) from None
     needed = [path, path.parent] if path.is_file() else [path] if path.exists() else [path.parent]
     if not all(os.access(each, os.W_OK) for each in needed):
-        raise typer.BadParameter(f"cannot write {path}", param_hint="--report")
+        raise typer.BadParameter(f"cannot write {path}", param_hint=option)
     return path
 
 
@@ -304,6 +365,20 @@ def rules(
     chosen = _rules(family) if family else all_rules()
     write = {Format.text: as_text, Format.markdown: as_markdown, Format.json: as_json}[format]
     print(write(chosen))
+
+
+@app.command()
+def schema(of: Annotated[Schema, typer.Argument(help="report and memory: of one line of `--report FILE.jsonl`.")]) -> None:
+    """Print a JSON schema: of a line of a report, of a memory report, or of the settings."""
+    print(schema_text(of))
+
+
+@app.command()
+def doctor(json: Annotated[bool, typer.Option("--json", help="For machines.")] = False) -> None:
+    """Tell versions, what is patched while a guard is on, and which probes work on this PyTorch; for a bug report."""
+    from gradguard.cli import doctor_command
+
+    raise typer.Exit(doctor_command.run(json))
 
 
 def _rules(selector: str) -> tuple[Rule, ...]:

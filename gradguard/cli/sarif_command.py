@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import gradguard
-from gradguard.cli.fix_command import ReportError, read_report
+from gradguard.core.diagnosis import Diagnosis
 from gradguard.core.errors import ConfigError
+from gradguard.reporting.jsonl import ReportError, read_report
 from gradguard.reporting.sarif import refuse_other_files, to_sarif, write
 from gradguard.runtime.trials.mirror import project_of
 
@@ -28,7 +30,7 @@ def convert(report: Path, log: Path | None, folder: str | None = None) -> int:
     """
     try:
         diagnoses = read_report(report) if report.exists() or log is None else []
-        made = to_sarif(diagnoses, project_of(folder or os.getcwd()), gradguard.__version__, _rules({each.code for each in diagnoses}))
+        made = log_of(diagnoses, folder or os.getcwd())
         if log is None:
             print(json.dumps(made, indent=2))
             return 0
@@ -38,6 +40,11 @@ def convert(report: Path, log: Path | None, folder: str | None = None) -> int:
         print(f"gradguard: no SARIF log was written: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def log_of(diagnoses: Sequence[Diagnosis], folder: str) -> dict[str, Any]:
+    """The SARIF log of one run that was started in a folder."""
+    return to_sarif(diagnoses, project_of(folder), gradguard.__version__, _rules({each.code for each in diagnoses}))
 
 
 def _rules(codes: set[str]) -> dict[str, dict[str, Any]]:

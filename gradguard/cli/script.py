@@ -25,6 +25,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
 from gradguard.core.errors import ConfigError, GradGuardError, GradGuardWarning
+from gradguard.reporting.terminal.render import Verbosity
 from gradguard.reporting.tracebacks import show_user_frames_only
 from gradguard.runtime.module_isolation import load_apart
 
@@ -83,7 +84,7 @@ def run_program(
     except BaseException as error:
         _call(finish, error)
         if shield.traceback == "user":
-            show_user_frames_only(color)
+            show_user_frames_only(color, shield.verbosity)
         raise
 
 
@@ -94,6 +95,7 @@ class _Shield(AbstractContextManager[None]):
         self._make_guard = make_guard
         self._guard: AbstractContextManager[Any] | None = None
         self.traceback = "user"
+        self.verbosity: Verbosity = "normal"
 
     def __enter__(self) -> None:
         try:
@@ -105,7 +107,9 @@ class _Shield(AbstractContextManager[None]):
             _report_own_failure("the program runs unguarded", error)
         else:
             self._guard = guard
-            self.traceback = getattr(getattr(guard, "settings", None), "traceback", "user")
+            settings = getattr(guard, "settings", None)
+            self.traceback = getattr(settings, "traceback", "user")
+            self.verbosity = getattr(settings, "verbosity", "normal")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._guard is None:

@@ -12,7 +12,7 @@ from gradguard.core.errors import GradGuardError
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.reporting.jsonl import JsonlReport
 from gradguard.reporting.terminal.layout import clean
-from gradguard.reporting.terminal.render import render_for_error, render_verified, terminal_width
+from gradguard.reporting.terminal.render import render_fix_line, render_for_error, render_verified, terminal_width
 from gradguard.runtime.diagnoser import leave_verification, witnesses
 from gradguard.runtime.guard import Guard
 from gradguard.runtime.trials.trial import Launch
@@ -43,10 +43,12 @@ class VerifiedRun:
         witnesses.clear()
         verifier = Verifier(self._launch, self._guard.settings)
         raised = next((each for each in _chain(error) if isinstance(each, GradGuardError)), None)
-        report = self._guard.diagnoser.report
+        report, page = self._guard.diagnoser.report, self._guard.diagnoser.page
+        quiet = self._guard.settings.verbosity == "quiet"
         said = {diagnosis.key: diagnosis for diagnosis in self._said if diagnosis.severity in ("error", "warning")}
         for diagnosis in said.values():
-            announce(diagnosis)
+            if not quiet:
+                announce(diagnosis)
             if not is_tried(diagnosis):
                 continue
             others = [each for each in said.values() if each is not diagnosis]
@@ -58,9 +60,14 @@ class VerifiedRun:
             text = render_for_error(verified)
             if report is not None and ranks.rank() is None:
                 _revise(report, diagnosis, verified, text)
+            if page is not None:
+                page.revise(diagnosis, verified)
             if raised is not None and raised.diagnosis.key == diagnosis.key:
                 raised.diagnosis = verified
                 raised.args = (text,)
+            elif quiet:
+                if verified.fixes:
+                    print(render_fix_line(verified), file=sys.stderr)
             else:
                 print(clean(render_verified(diagnosis, verified, width=terminal_width())), file=sys.stderr)
 

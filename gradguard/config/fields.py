@@ -19,6 +19,7 @@ TraceMode = Literal["never", "adaptive", "always"]
 Contents = Literal["none", "numpy", "all"]
 ColorMode = Literal["auto", "always", "never"]
 TracebackMode = Literal["user", "full"]
+Verbosity = Literal["quiet", "normal", "verbose"]
 
 LEVELS: tuple[Level, ...] = ("off", "watch", "standard", "strict", "forensic")
 DEFAULT_LEVEL: Level = "standard"
@@ -136,10 +137,17 @@ class Settings(_Section):
     report: Path | None = Field(
         default=None, description="one JSON object a diagnosis is appended to this file; relative to the working directory"
     )
+    html: Path | None = Field(
+        default=None, description="a page with every diagnosis, its graph and its gradients is written to this file; needs jinja2"
+    )
     color: ColorMode = Field(default="auto", description="auto: colour on a terminal, unless NO_COLOR is set")
     traceback: TracebackMode = Field(
         default="user",
         description="frames shown of an error that was diagnosed; user: those of the program, full: those of PyTorch and gradguard too",
+    )
+    verbosity: Verbosity = Field(
+        default="normal",
+        description="how much is shown of a diagnosis on a terminal; quiet: one line, `file:line: code headline`; verbose: all of it",
     )
     summary: bool = Field(default=False, description="print a closing summary")
     memory: bool = Field(

@@ -194,10 +194,11 @@ def check_layer(layer: Layer) -> list[Problem]:
     for name, value in list(layer.data.items()):
         if value is None and (name == "rules" or _fields_at((name,))):
             del layer.data[name]  # `trace:` with everything below it commented out
-    report = layer.data.get("report")
-    if layer.project is not None and isinstance(report, str) and not Path(report).resolve().is_relative_to(layer.project.resolve()):
-        message = f"a file that was found can only report into its project, {shown(layer.project)}"
-        problems.append(Problem(layer.locate(("report",), False), message))
+    for name in ("report", "html"):
+        file = layer.data.get(name)
+        if layer.project is not None and isinstance(file, str) and not Path(file).resolve().is_relative_to(layer.project.resolve()):
+            message = f"a file that was found can only report into its project, {shown(layer.project)}"
+            problems.append(Problem(layer.locate((name,), False), message))
     rules = layer.data.get("rules")
     plain = {key: value for key, value in layer.data.items() if key != "rules"}
     if isinstance(rules, Mapping):

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+
+from gradguard.core.evidence import Evidence
 
 Severity = Literal["error", "warning", "info"]
 Confidence = Literal["certain", "likely", "possible"]
@@ -28,11 +30,11 @@ class SourceSpan(_Model):
     (but in characters, not UTF-8 bytes). `end_line` is the last line of the *expression* the span marks.
     """
 
-    file: str
-    line: int
-    end_line: int
-    column: int | None = None
-    end_column: int | None = None
+    file: str = Field(description="absolute path; `<stdin>` and the like as Python has them")
+    line: int = Field(description="1-based")
+    end_line: int = Field(description="1-based, inclusive")
+    column: int | None = Field(default=None, description="0-based, in characters")
+    end_column: int | None = Field(default=None, description="0-based, exclusive")
     function: str | None = Field(default=None, description="qualified name of the enclosing function, `<module>` at top level")
     text: str | None = Field(default=None, description="the marked expression, as written")
     label: str | None = Field(default=None, description="what happened here, shown beside the carets")
@@ -101,19 +103,21 @@ class Diagnosis(_Model):
 
     code: str = Field(description="stable rule code, such as GG101")
     name: str = Field(description="stable rule name, such as inplace-modified-saved-tensor")
-    severity: Severity = "error"
+    severity: Severity = Field(
+        default="error", description="error: it raised, or is raised; warning: a bug that raises nothing; info: a remark"
+    )
     headline: str = Field(description="one sentence in plain words that stands alone")
     culprit: SourceSpan | None = Field(default=None, description="the line that is the bug; null where it could not be determined")
     related: list[SourceSpan] = Field(default_factory=list, description="other places of the story, in the order to show them")
-    tensors: list[TensorFacts] = Field(default_factory=list)
+    tensors: list[TensorFacts] = Field(default_factory=list, description="the tensors of the story")
     explanation: str = Field(default="", description="why this is wrong, in a few sentences")
     notes: list[str] = Field(default_factory=list, description="further facts: other writes, what was not seen, what waits behind")
-    fixes: list[Fix] = Field(default_factory=list)
+    fixes: list[Fix] = Field(default_factory=list, description="the recommended one first")
     avoid: list[str] = Field(default_factory=list, description="popular cures that would be wrong here, and why")
-    confidence: Confidence = "certain"
+    confidence: Confidence = Field(default="certain", description="of the culprit and the cause; certain: proved by what ran")
     step: int | None = Field(default=None, description="training step (1-based) in which the incident happened")
-    thread: str | None = None
-    rank: int | None = None
+    thread: str | None = Field(default=None, description="name of the thread")
+    rank: int | None = Field(default=None, description="of the process, in a distributed run")
     breadcrumbs: list[str] = Field(default_factory=list, description="what happened before, oldest first")
     torch_message: str | None = Field(default=None, description="PyTorch's own words")
     repeats: int = Field(default=0, description="how often the same cause was met again after it was first said")
@@ -123,6 +127,19 @@ class Diagnosis(_Model):
         exclude=True,
         description="the incident told once for each line that may be the bug, where it is not certain which one is; not in the report",
     )
+
+    _evidence: Evidence | None = PrivateAttr(default=None)
+
+    @property
+    def evidence(self) -> Evidence | None:
+        """What the HTML report draws, where one was asked for; not in the report for machines."""
+        return self._evidence
+
+    def with_evidence(self, evidence: Evidence | None) -> Diagnosis:
+        """The same with what the HTML report draws."""
+        changed = self.model_copy()
+        changed._evidence = evidence
+        return changed
 
     @property
     def place(self) -> SourceSpan | None:

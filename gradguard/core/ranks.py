@@ -39,6 +39,14 @@ def rank() -> int | None:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else None
 
 
+def own_suffix() -> str:
+    """What tells this process's own files from those of the others of its launch: "" for the first of them, else such as ".rank3"."""
+    known = rank()
+    given = str(known) if known is not None else next((os.environ[name] for name in _LAUNCHED if os.environ.get(name)), "0")
+    worker = os.environ.get("GRADGUARD_WORKER") if known is None else None
+    return f".rank{given}" if given != "0" else f".worker{worker}" if worker not in (None, "0") else ""
+
+
 def begins_the_launch() -> bool:
     """Whether this process is the first of those that were launched together, for the first time.
 

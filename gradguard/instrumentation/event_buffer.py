@@ -18,6 +18,7 @@ import torch
 
 from gradguard.core.callsite import USER_FILES, KnownStacks
 from gradguard.core.foreign_exceptions import internal_error
+from gradguard.core.notes import Notes
 from gradguard.instrumentation.tensor_refs import TensorRef, UncountedRef
 from gradguard.torch_compat.private_api import dispatch_modes, function_modes, sequence_number
 
@@ -215,9 +216,9 @@ class Ahead(NamedTuple):
     """Backward calls that may go by with no more than a look at their loss: finite, and of no odd size.
 
     Attributes:
-        calls: gets the guard's memory; how many of them at each place, from here on.
-        told: gets the guard's memory, afterwards: a place, the number of the last call there, and the losses of all, newest last.
+        calls: gets the run's notes; how many of them at each place, from here on.
+        told: gets the run's notes, afterwards: a place, the number of the last call there, and the losses of all, newest last.
     """
 
-    calls: Callable[[dict[str, Any]], dict[Place, int]]
-    told: Callable[[dict[str, Any], Place, int, list[float]], None]
+    calls: Callable[[Notes], dict[Place, int]]
+    told: Callable[[Notes, Place, int, list[float]], None]

@@ -70,6 +70,7 @@ class WriteFact(NamedTuple):
     caller: CallSite | None  # the user frame one further out, when the write stands in a helper of the user's
     region: Region | None = None  # of a write through `.data`: the elements written, where they are known
     before: tuple[Region, int] | None = None  # of a write through `.data`: the written tensor's fingerprint before it
+    memory: Any = None  # a weak reference to the storage: as long as it is there, no other storage gets the same key
 
 
 class SelfWrite(NamedTuple):
@@ -311,7 +312,22 @@ class Saver(NamedTuple):
 class SavedFact:
     """A tensor that a graph node has saved for backward."""
 
-    __slots__ = ("born", "device", "died", "dtype", "leaf", "made", "nbytes", "packed", "saver", "shape", "storage", "used", "version")
+    __slots__ = (
+        "born",
+        "device",
+        "died",
+        "dtype",
+        "evaluations",
+        "leaf",
+        "made",
+        "nbytes",
+        "packed",
+        "saver",
+        "shape",
+        "storage",
+        "used",
+        "version",
+    )
 
     def __init__(
         self,
@@ -339,6 +355,7 @@ class SavedFact:
         self.died = 0  # 0 as long as the graph holds it
         self.packed: weakref.ref[Any] | None = None  # what the graph holds in its place
         self.used = False  # whether backward has asked for it
+        self.evaluations: Any = None  # the account of evaluations that it counts in
 
 
 class NonfiniteFact(NamedTuple):

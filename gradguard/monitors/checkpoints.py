@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from gradguard.core.callsite import USER_FILES
+from gradguard.core.notes import Notes
 from gradguard.core.safe_read import attributes, class_attributes, function_code, named_modules, named_parameters, pairs, unless_loud
 from gradguard.instrumentation.tensor_refs import TensorRef, UncountedRef
 from gradguard.monitors.findings import Finding
@@ -124,16 +125,33 @@ def _mentioned(kind: type) -> frozenset[str]:
 _known: weakref.WeakKeyDictionary[type, frozenset[str]] = weakref.WeakKeyDictionary()
 
 
-def reentrant(memory: dict[str, Any], args: tuple[Any, ...], site: CallSite | None) -> Iterator[Finding]:
+@dataclass
+class Checkpointed:
+    """What is known of the checkpoints of a run.
+
+    Attributes:
+        cut_off: parameters that get no gradient since no input of their checkpoint requires grad, by id.
+        read: of the last checkpoints: the line, and the tensors that their functions read from outside.
+        runs: what the last checkpointed functions had of Python's own values when they ran first.
+        at_random: lines of checkpoints that were told to draw other random numbers the second time.
+    """
+
+    cut_off: dict[int, TensorRef] = field(default_factory=dict)
+    read: list[tuple[CallSite | None, list[tuple[str, TensorRef, int, int | None, int]]]] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    at_random: set[CallSite | None] = field(default_factory=set)
+
+
+def reentrant(notes: Notes, args: tuple[Any, ...], site: CallSite | None) -> Iterator[Finding]:
     """`CheckpointFunction.apply` begins: parameters inside count for nothing if no input requires grad.
 
     Args:
-        memory: the run's.
+        notes: the run's.
         args: of `apply`.
         site: the user's line.
     """
     if len(args) > 1 and args[1] is False:
-        yield from _random(memory, args[0], site)
+        yield from _random(notes, args[0], site)
     if not torch.is_grad_enabled() or any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args[1:]):
         return
     modules = [module for _, module in _reads(args[0]) if isinstance(module, nn.Module)]
@@ -142,11 +160,11 @@ def reentrant(memory: dict[str, Any], args: tuple[Any, ...], site: CallSite | No
         return
     names = ", ".join(f"`{name}`" for name, _ in trained[:3]) + (f" and {len(trained) - 3} more" if len(trained) > 3 else "")
     # the rule about parameters without a gradient need not tell of these again
-    memory.setdefault("cut off by checkpoints", {}).update((id(p), TensorRef(p)) for _, p in trained)
+    notes[Checkpointed].cut_off.update((id(p), TensorRef(p)) for _, p in trained)
     yield CutOff(None, site, len(trained), names, type(modules[0]).__name__)
 
 
-def begins(memory: dict[str, Any], journal: Journal, function: Any, preserve: Any, site: CallSite | None) -> Iterator[Finding]:
+def begins(notes: Notes, journal: Journal, function: Any, preserve: Any, site: CallSite | None) -> Iterator[Finding]:
     """A non-reentrant checkpoint begins: notes the tensors its function reads from outside, with their versions.
 
     Args:
@@ -155,7 +173,7 @@ def begins(memory: dict[str, Any], journal: Journal, function: Any, preserve: An
     if not torch.is_grad_enabled():
         return
     if preserve is False:
-        yield from _random(memory, function, site)
+        yield from _random(notes, function, site)
     with quiet():
         held = [
             (name, TensorRef(value), value._version, storage_key(value), journal.tick())
@@ -163,17 +181,17 @@ def begins(memory: dict[str, Any], journal: Journal, function: Any, preserve: An
             if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter) and version_of(value) is not None
         ]
     if held:
-        kept = memory.setdefault("checkpoints", [])
+        kept = notes[Checkpointed].read
         kept.append((site, held))
         del kept[:-_MOST]
     states = plain_state(function)
     if states:
-        runs: list[Run] = memory.setdefault("checkpointed runs", [])
+        runs = notes[Checkpointed].runs
         runs.append(Run(id(function), journal.step, states))
         del runs[:-_MOST]
 
 
-def _random(memory: dict[str, Any], function: Any, site: CallSite | None) -> Iterator[Finding]:
+def _random(notes: Notes, function: Any, site: CallSite | None) -> Iterator[Finding]:
     """The random state is not restored: dropout will draw another mask in backward."""
     modules = [module for _, module in _reads(function) if isinstance(module, nn.Module)]
     drawing = [
@@ -182,7 +200,7 @@ def _random(memory: dict[str, Any], function: Any, site: CallSite | None) -> Ite
         for path, child in named_modules(module)
         if isinstance(child, _DropoutNd) and child.p > 0 and child.training
     ]
-    told = memory.setdefault("checkpoints at random", set())
+    told = notes[Checkpointed].at_random
     if drawing and site not in told:
         told.add(site)
         module, path, p = drawing[0]

@@ -15,6 +15,7 @@ from gradguard.instrumentation.fault_barrier import barred
 from gradguard.instrumentation.tensor_refs import UncountedRef
 from gradguard.monitors.findings import Finding
 from gradguard.monitors.monitor import Backward, Clipping, Monitor, Step
+from gradguard.monitors.tensor_state import version_of
 
 if TYPE_CHECKING:
     from gradguard.monitors.optimizer_books import Book, Part
@@ -90,7 +91,7 @@ class Scaling(Monitor):
         if self._awaited:
             self._awaited = call.nested  # a reentrant checkpoint's own backward calls return before that on the loss
             self._calls.append(call.index)
-        elif self._known and not outstanding and not call.nested and call.kind == "backward" and not any(map(_may_be_scaled, event.roots)):
+        elif self._known and not outstanding and not call.nested and call.kind == "backward" and not any(map(may_be_scaled, event.roots)):
             self._bare.append(call.index)
         return ()
 
@@ -98,6 +99,11 @@ class Scaling(Monitor):
     def on(self) -> bool:
         """Whether a loss was scaled, and no update() has come since."""
         return self._scaler is not None
+
+    @property
+    def scalers(self) -> list[Any]:
+        """Those that have scaled a loss at any time, and are alive."""
+        return [scaler for ref in list(self._known.values()) if (scaler := ref()) is not None]
 
     @property
     def used(self) -> bool:
@@ -129,7 +135,7 @@ class Scaling(Monitor):
 
     def _never_scaled(self, view: View, book: Book, optimizer: Any, used: Part, written: bool) -> Iterator[Finding]:
         """A scaler has divided gradients by its scale that come from a loss it has not multiplied."""
-        for scaler in [ref() for ref in list(self._known.values())]:
+        for scaler in self.scalers:
             states, scale = peek(scaler, "_per_optimizer_states", None), peek(scaler, "_scale", None)
             if states is None or scale is None or id(optimizer) not in states or not peek(scaler, "_enabled", False):
                 continue
@@ -181,7 +187,7 @@ class Scaling(Monitor):
             return
 
 
-def _may_be_scaled(root: Any) -> bool:
+def may_be_scaled(root: Any) -> bool:
     """Whether the last operation was a product, as it is when a scaler has scaled, or somebody by hand."""
     node = getattr(root, "grad_fn", None)
     try:
@@ -195,6 +201,6 @@ def touched(book: Book) -> bool:
     for slot in book.active:
         parameter = slot.ref()
         grad = None if parameter is None or not slot.grad else parameter.grad
-        if grad is not None and (id(grad) != slot.grad or grad._version != slot.version):
+        if grad is not None and (id(grad) != slot.grad or version_of(grad) != slot.version):
             return True
     return False

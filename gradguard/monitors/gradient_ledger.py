@@ -37,9 +37,10 @@ from gradguard.monitors.moving_frozen import FrozenMoves
 from gradguard.monitors.optimizer_books import Book, Part, rate_of, unchanged
 from gradguard.monitors.own_state import OwnStates
 from gradguard.monitors.retained_graphs import Retained, tag_due
-from gradguard.monitors.summary_records import Recorder
+from gradguard.monitors.summary_records import Recorder, Zeroed
 from gradguard.monitors.surveys import SURVEYS, Survey
 from gradguard.monitors.train_modes import Modes
+from gradguard.monitors.trained_copies import TrainedCopies
 from gradguard.monitors.undifferentiated import Made, Undifferentiated
 from gradguard.monitors.unused_updates import UnusedUpdates
 from gradguard.monitors.view import AWAKE_FIRST, View
@@ -55,12 +56,12 @@ class Ledger(View):
 
     Args:
         options: a rule's thresholds and windows (its `Options`), by its code.
-        summary: whether a closing summary is asked for.
+        recorded: whether a closing summary or an HTML report is asked for.
     """
 
     PART = "ledger of the step protocol"
 
-    def __init__(self, options: Callable[[str], Any], summary: bool = False) -> None:
+    def __init__(self, options: Callable[[str], Any], recorded: bool = False) -> None:
         self._began = current_journal().step
         super().__init__(options)
         self.failed = False
@@ -81,14 +82,16 @@ class Ledger(View):
         self.schedules = Schedules()
         self.scaling = Scaling()
         self.own_states = OwnStates()
+        self.trained_copies = TrainedCopies()
         self.derivatives = Undifferentiated(self.journal)
         self.contributions = Contributions()
         self.frozen_moves = FrozenMoves()
-        self.recorder = Recorder() if summary else None
+        self.recorder = Recorder() if recorded else None
         monitors: tuple[Monitor, ...] = (
             self.frozen_moves,  # looks at what the survey of the step before has noted
             self.survey, self.retained, self.severed, self.scaling, Crossing(), self.contributions, Sharing(), Accumulation(),
-            UnusedUpdates(), self.growth, *([] if self.recorder is None else [self.recorder]), self.schedules, self.modes,
+            UnusedUpdates(), self.growth,
+            self.trained_copies, *([] if self.recorder is None else [self.recorder]), self.schedules, self.modes,
         )  # fmt: skip
         on_backward = listeners(monitors, "on_backward")
         self._on_backward_first = tuple(each for each in on_backward if each.ASLEEP)
@@ -182,6 +185,10 @@ class Ledger(View):
 
     def zeroed(self, owner: Any, site: CallSite | None) -> None:
         """zero_grad() of an optimizer or a module has returned."""
+        if self.recorder is not None:
+            self.recorder.zeroings.append(Zeroed(self.journal.tick(), self.journal.step, site, type(owner).__name__))
+        if self.asleep:
+            return
         book = self.books.get(id(owner))
         if book is None and issubclass(type(owner), torch.optim.Optimizer) and hasattr(in_class(type(owner), "step"), "hooked"):
             book = self.book_of(owner)  # made before the guard was entered; its steps, if there are any, will be reported
@@ -282,6 +289,7 @@ class Ledger(View):
             self.assignments = [*self.assignments[-15:], (UncountedRef(module), site, self.steps)]
         else:
             self.report(self.own_states.loaded(module, state, self, site))
+            self.report(self.trained_copies.loaded(module, state, self, site))
 
     def differentiated(self, call: BackwardFact, roots: tuple[Any, ...], end: int) -> None:
         """A backward call or an autograd.grad of a traced step has returned.

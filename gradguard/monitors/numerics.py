@@ -3,7 +3,8 @@
 Before each backward: is the loss finite (`item()` of a scalar on the CPU, 1 µs). After it: is the gradient of one small
 parameter at the model's far end finite (3 µs): a NaN born anywhere on the way to it arrives there. Where no op of the graph can
 make one out of finite values, one backward in 16, later in 128, is enough for that. All parameters are looked at in the first
-steps, and as often as this takes no more than a quarter of a percent of the time (in traced steps: half a percent).
+steps, then in one backward of 16, later of 64 (in traced steps: of 8): by number, so that what is found does not depend on how fast
+the machine is.
 Where the graph has ops whose derivative can be infinite (`risks`), what they saved is held until the backward has run: their
 places in the graph are found once and then followed, a few hops each.
 
@@ -17,7 +18,6 @@ import math
 import weakref
 from collections import deque
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from gradguard.core.callsite import CallSite
 from gradguard.core.diagnosis import Diagnosis
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.moments import Moment
+from gradguard.core.notes import Notes
 from gradguard.instrumentation.event_buffer import ODD, Ahead, Place
 from gradguard.instrumentation.tensor_refs import TensorRef
 from gradguard.monitors.deferred_checks import Deferred
@@ -42,8 +43,7 @@ _MOST_NODES = 4_096
 _MOST_HOPS = 96
 _MOST_HELD = 32
 _HISTORY = 64
-_FULL_SHARE = 400  # a look at all gradients may take 1/400 of the time
-_FULL_SHARE_TRACED = 200
+_FULL_TRACED = 8  # of so many backward calls of a line one looks at all gradients, which takes up to a tenth of an untraced step
 # Where the graph has no op whose derivative can be infinite, gradients overflow only slowly: after the first backward calls of a
 # line they are looked at in every 16th, then in fewer: if they do overflow, the step makes the next loss NaN, which is looked at always.
 _EVERY_STEP, _STRIDE = 64, 16
@@ -78,7 +78,6 @@ class Plan:
     walks: int = 0
     calls: int = 0
     zeros: int = 0
-    misses: int = 0
     largest: float = 0.0  # norm so far
     dead_norm: float = 0.0  # the last norm that counted as none
     asked: int = 0
@@ -102,10 +101,7 @@ class Numbers:
         self.tried = 0  # non-finite losses in a row within a line search
         self.scaler: weakref.ref[Any] | None = None
         self.unscaled_bad = 0  # non-finite losses in a row under a GradScaler
-        self.step_norms: deque[float] = deque(maxlen=_HISTORY)
         self._was_traced = False
-        self._full_at = 0.0
-        self._full_cost = 0.0
 
     def ahead(self) -> dict[Place, int] | None:
         """Backward calls, by their line, whose loss alone has to be looked at: where the graph is known and has no risky ops."""
@@ -249,7 +245,6 @@ class Numbers:
                     break
             if type(node) is not expected:
                 # the graph has another shape now: its paths are found again, but not for ever
-                plan.misses += 1
                 if plan.walks < 8 + plan.calls // 200:
                     self.held = []
                     self._walk(plan, root, traced)
@@ -285,13 +280,8 @@ class Numbers:
                     self.grads_bad = True
         if plan.others and not self.grads_bad:
             self.grads_bad = any(self._bad(ref(), traced) for ref in plan.others)
-        if not self.grads_bad:
-            now = perf_counter()
-            share = _FULL_SHARE_TRACED if traced else _FULL_SHARE
-            if plan.calls <= _WALKS or (now - self._full_at) > self._full_cost * share:
-                self.grads_bad = any(self._bad(ref(), traced) for ref in plan.leaves)
-                self._full_at = perf_counter()
-                self._full_cost = self._full_at - now
+        if not self.grads_bad and (plan.calls <= _WALKS or not plan.calls % (_FULL_TRACED if traced else _stride(plan.calls))):
+            self.grads_bad = any(self._bad(ref(), traced) for ref in plan.leaves)
         return self.grads_bad
 
     def _near_norm(self, plan: Plan, traced: bool) -> float:
@@ -339,33 +329,29 @@ class Numbers:
 
 def _due(calls: int) -> bool:
     """Whether gradients are looked at in the backward call of this number."""
-    return calls < _EVERY_STEP or not calls % (_STRIDE if calls < _LATER else _LATER_STRIDE if calls < _LONG else _LONG_STRIDE)
+    return calls < _EVERY_STEP or not calls % (_stride(calls) if calls < _LONG else _LONG_STRIDE)
 
 
-def odd(memory: dict[str, Any], moment: Moment, facts: dict[str, Any], traced: bool) -> bool:
+def _stride(calls: int) -> int:
+    return _STRIDE if calls < _LATER else _LATER_STRIDE
+
+
+def odd(notes: Notes, moment: Moment, facts: dict[str, Any], traced: bool) -> bool:
     """Whether a loss, or what the last gradients were, is anything but ordinary: asked once for all rules that look at the loss."""
-    state = numbers(memory)
+    state = notes[Numbers]
     state.before_backward(facts, traced)
     losses = state.plan.losses
     return state.loss_bad or state.plan.zeros > 0 or (bool(losses) and not -ODD < losses[-1] < ODD)
 
 
-def _ahead(memory: dict[str, Any]) -> dict[Place, int]:
+def _ahead(notes: Notes) -> dict[Place, int]:
     """Of all numerics rules together."""
-    found: Numbers | None = memory.get("numerics")
+    found = notes.get(Numbers)
     return (None if found is None else found.ahead()) or {}
 
 
-def _went_by(memory: dict[str, Any], place: Place, index: int, values: list[float]) -> None:
-    numbers(memory).went_by(place, index, values)
+def _went_by(notes: Notes, place: Place, index: int, values: list[float]) -> None:
+    notes[Numbers].went_by(place, index, values)
 
 
 AHEAD = Ahead(_ahead, _went_by)
-
-
-def numbers(memory: dict[str, Any]) -> Numbers:
-    """The guard's `Numbers`, made on first use."""
-    found: Numbers | None = memory.get("numerics")
-    if found is None:
-        found = memory["numerics"] = Numbers()
-    return found

@@ -176,7 +176,6 @@ class Book:
         self.habit = Habit()
         self.followed_from = 0  # this optimizer's step since which gradients are followed without a gap
         self.same_line = 0  # backward calls of the step all made by one line, unscaled means
-        self.accumulated: list[Part] = []
         self.rates = Rates()
         self.shared = 0
         self.sharing: list[Book] = []
@@ -272,9 +271,9 @@ class Book:
                 elif id(grad) != slot.grad:
                     slot.lose()
                     slot.grad = id(grad)
-                    slot.version = grad._version
-                elif grad._version != slot.version:
-                    slot.version = grad._version
+                    slot.version = version_of(grad)
+                elif version_of(grad) != slot.version:
+                    slot.version = version_of(grad)
                     slot.used = None  # written by hand: zeroed, most likely
                 elif self.stale and slot.used is not None and not bool(grad.any()):
                     slot.used = None
@@ -299,7 +298,7 @@ class Book:
                 if slot.grad:
                     slot.lose()
                 continue
-            key, version = id(grad), grad._version
+            key, version = id(grad), version_of(grad)
             if key != slot.grad or version != slot.version:
                 if part is None:
                     part = Part(call, journal.grad_reads)
@@ -312,7 +311,7 @@ class Book:
                     taken += 1
                 if not got:
                     got = True
-                    share = part.shares.setdefault(self.key, Share(slot.ref, parameter._version))
+                    share = part.shares.setdefault(self.key, Share(slot.ref, version_of(parameter)))
         if got:
             self.filled += 1
             self.filled_since_step += 1
@@ -329,7 +328,7 @@ class Book:
                 continue
             parameter = slot.ref()
             grad = None if parameter is None else parameter.grad
-            if grad is None or id(grad) != slot.grad or grad._version != slot.version:
+            if grad is None or id(grad) != slot.grad or version_of(grad) != slot.version:
                 cleared = True
                 for part in slot.parts:
                     part.cleared += 1
@@ -342,7 +341,7 @@ class Book:
                 if grad is None:
                     slot.grad = 0
                 else:
-                    slot.grad, slot.version = id(grad), grad._version
+                    slot.grad, slot.version = id(grad), version_of(grad)
         return cleared
 
     def use(self) -> tuple[int, int, int, bool]:
@@ -371,13 +370,13 @@ class Book:
                     self._use(part)
                 slot.used = self.last_used = parts[-1]
                 slot.parts = []
-            elif slot.used is not None and slot.grad == id(grad) and (slot.version == grad._version or self.clipped_late is not None):
+            elif slot.used is not None and slot.grad == id(grad) and (slot.version == version_of(grad) or self.clipped_late is not None):
                 same += 1
             else:
                 slot.used = None  # a gradient that was set by hand
                 kept += slot.kept(grad)
             slot.grad = id(grad)
-            slot.version = grad._version
+            slot.version = version_of(grad)
         self.kept = self.kept + 1 if kept and kept + none == len(self.active) else 0
         return fresh, same, none, stale
 

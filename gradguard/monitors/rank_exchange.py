@@ -3,8 +3,9 @@
 A rank that has waited too long, or whose connection broke, asks; the others' watching threads answer, if the rank is alive. Nothing
 blocks: a key is looked for before it is read. In training that moves, nothing is sent at all.
 
-Keys, below a prefix of the job's attempt: `on/RANK` (this rank answers), `ask/ROUND`, `at/ROUND/RANK` (a position), `end/RANK` (the last
-position of a rank that has finished or failed), `said/KEY` (a cause that one of them tells). Workers of one launch leave their ends in
+Keys, below a prefix of the job's attempt: `on/RANK` (this rank answers; the file with its last collectives), `ask/ROUND`,
+`at/ROUND/RANK` (a position), `end/RANK` (the last position of a rank that has finished or failed), `said/KEY` (a cause that one of them
+tells). Workers of one launch leave their ends in
 the folder that they share as well, which outlives the rank that keeps the store.
 """
 
@@ -21,6 +22,7 @@ import torch.distributed as dist
 
 from gradguard.core import ranks
 from gradguard.core.foreign_exceptions import internal_error
+from gradguard.monitors import rank_positions
 from gradguard.monitors.findings import Finding
 from gradguard.monitors.rank_positions import Position
 from gradguard.probes.collective_ring import ring
@@ -72,7 +74,11 @@ class Exchange:
 
     def begin(self) -> None:
         """From now on this rank answers."""
-        self._store.set(f"{self._prefix}/on/{self._rank}", "1")
+        try:
+            path = ring.outlive()
+        except internal_error(OSError):  # no room for it
+            path = ""
+        self._store.set(f"{self._prefix}/on/{self._rank}", path)
 
     def asked(self) -> bool:
         """Whether another rank wants to know where this one is."""
@@ -85,14 +91,21 @@ class Exchange:
             self._store.set(f"{self._prefix}/at/{self.round}/{self._rank}", position.packed())
             self.round += 1
 
-    def gather(self, own: Position) -> dict[int, Position]:
+    def gather(self, own: Position, once: bool = False) -> dict[int, Position]:
         """Asks all ranks where they are, and waits for a while. Only who does not answer twice is taken for gone.
+
+        Args:
+            own: this rank's.
+            once: whether to leave out those that do not answer, rather than to ask again.
 
         Returns:
             Positions by rank. A rank that is not known to answer is not among them.
         """
         found = self._gathered(own, ANSWERS)
-        return self._gathered(own, ANSWERS) if any(each.state == "gone" for each in found.values()) else found
+        silent = [rank for rank, each in found.items() if each.state == "gone"]
+        if once:
+            return {rank: each for rank, each in found.items() if rank not in silent}
+        return self._gathered(own, ANSWERS) if silent else found
 
     def _gathered(self, own: Position, seconds: float) -> dict[int, Position]:
         with self._lock:
@@ -128,11 +141,15 @@ class Exchange:
         end = self.end_of(rank)
         if end is not None:
             return end
+        on = self._read(f"on/{rank}")
+        left = None if on is None else rank_positions.left_by(rank, on.decode())
+        if left is not None:
+            return left
         for earlier in range(asked - 1, max(0, asked - 4), -1):
             text = self._read(f"at/{earlier}/{rank}")
             if text is not None:
                 return replace(Position.unpacked(text), state="gone")
-        return Position(rank, "gone") if self._read(f"on/{rank}") is not None else None
+        return None if on is None else Position(rank, "gone")
 
     def _read(self, key: str) -> bytes | None:
         key = f"{self._prefix}/{key}"
@@ -185,7 +202,7 @@ class Here:
     """This process's exchange, while it watches the others."""
 
     exchange: Exchange | None = None
-    over = False  # whether it has left word of a failure, which nothing later replaces
+    over = False  # whether it has left word of what it raised, which nothing later replaces
 
 
 def ask_after_error(own: Position) -> Stall | None:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from math import prod
 from types import FrameType
 from typing import Any, Literal, NamedTuple
 
@@ -23,7 +24,7 @@ from gradguard.core.callsite import PACKAGE_DIR, USER_FILES, CallSite
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.ranks import is_lost_connection
 from gradguard.core.safe_read import peek, variables_of
-from gradguard.probes import collective_ring, replicas
+from gradguard.probes import collective_ring, outliving, replicas
 from gradguard.probes.collective_ring import Call, ring
 
 State = Literal["waits", "runs", "finished", "failed", "gone"]
@@ -61,6 +62,16 @@ class Past(NamedTuple):
     dtype: str | None
     file: str
     line: int
+
+    @property
+    def place(self) -> Place:
+        """The user's line."""
+        return Place(self.file, self.line, "")
+
+    @property
+    def size(self) -> int:
+        """The elements that it brings; every rank must bring as many."""
+        return prod(self.shape or ())
 
 
 @dataclass(frozen=True)
@@ -104,6 +115,14 @@ class Position:
     def begun(self, group: str) -> int | None:
         """How many collectives of a group it has begun; None where it has not been seen to use the group."""
         return self.numbers.get(group)
+
+    def __str__(self) -> str:
+        """On one line."""
+        words = [f"rank {self.rank}", {"gone": "does not answer"}.get(self.state, self.state)]
+        words += [f"in {self.doing}"] if self.doing else []
+        words += [f"at {self.place.file}:{self.place.line}"] if self.place is not None else []
+        words += [f"(step {self.step})"] if self.step else []
+        return " ".join(words)
 
     # -- as it is put into the store ----------------------------------------------------------------------------------
 
@@ -214,10 +233,42 @@ def broken(step: int, frames: Iterable[CallSite]) -> Position:
     return Position(dist.get_rank(), "waits", **common)
 
 
+def interrupted(error: BaseException, step: int) -> Position:
+    """Where this rank was when an exception came from outside."""
+    tb, stack, innermost = error.__traceback__, list[Place](), None
+    while tb is not None:
+        innermost = tb.tb_frame
+        if USER_FILES[innermost.f_code.co_filename]:
+            stack.append(_place(CallSite(innermost.f_code, tb.tb_lasti)))
+        tb = tb.tb_next
+    doing, group = _doing(innermost), _reducing()
+    common: dict[str, Any] = {"step": step, "stack": tuple(stack[: -_FRAMES - 1 : -1]), "past": past(), "numbers": numbers()}
+    if ring.broken is not None and ring.broken[0] is ring.calls[-1]:
+        return _waiting(ring.broken[0], 0.0, common)
+    if doing == "backward" and group is not None:
+        return Position(dist.get_rank(), "waits", doing, group, common["numbers"].get(group, 0), **common)
+    return Position(dist.get_rank(), "runs", doing, **common)
+
+
 def ended(state: State, frames: Iterable[CallSite], step: int, error: str = "", is_broken: bool = False) -> Position:
     """Where this rank ends."""
     stack = tuple(_place(site) for site in list(frames)[:_FRAMES])
     return Position(dist.get_rank(), state, step=step, stack=stack, past=past(), numbers=numbers(), error=error, broken=is_broken)
+
+
+def left_by(rank: int, path: str) -> Position | None:
+    """Where a rank was that is gone, by what it has left on this machine."""
+    records = outliving.left_by(path)
+    if not records:
+        return None
+    found = []
+    for each in records:
+        shape = tuple(json.loads(each.shape)) if each.shape else None
+        found.append(Past(each.group, each.number, each.kind, shape, each.dtype or None, each.file, each.line))
+    last = found[-1]
+    stack = (Place(last.file, last.line, ""),) if last.file else ()
+    counted = {each.group: each.number for each in found}
+    return Position(rank, "gone", step=records[-1].step, stack=stack, past=tuple(found), numbers=counted)
 
 
 def users(sites: Iterable[CallSite]) -> list[CallSite]:
@@ -235,7 +286,8 @@ def past() -> tuple[Past, ...]:
     for call in list(ring.calls):
         if call.kind not in collective_ring.POINT_TO_POINT:
             file, line = ("", 0) if call.site is None else (call.site.code.co_filename, call.site.line)
-            found.append(Past(call.group, call.number, call.kind, call.shape, call.dtype, file, line))
+            shape = None if call.shape is None else tuple(call.shape)
+            found.append(Past(call.group, call.number, call.kind, shape, call.dtype, file, line))
     return tuple(found[-8:])
 
 

@@ -5,11 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from gradguard.core.moments import Moment
+from gradguard.core.notes import Notes
 from gradguard.monitors import unaveraged_gradients
+from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.probes import replicas
 
 
-def screen(memory: dict[str, Any], moment: Moment, facts: dict[str, Any], traced: bool) -> bool:
+class _Exchanges(dict[int, replicas.Exchange]):
+    """By the optimizer's id; `made` numbers them alike on every rank."""
+
+    made = 0
+
+
+def screen(notes: Notes, moment: Moment, facts: dict[str, Any], traced: bool) -> bool:
     """Whether the ranks have drifted apart; what was found goes to the incident as its `finding`."""
     if not replicas.known:
         return False
@@ -20,23 +28,22 @@ def screen(memory: dict[str, Any], moment: Moment, facts: dict[str, Any], traced
         unaveraged_gradients.after_backward()
         return False
     if "finding" not in facts:
-        facts["finding"] = _drift(memory, facts.get("optimizer"))
+        facts["finding"] = _drift(notes, facts.get("optimizer"))
     return isinstance(facts["finding"], replicas.Drift)
 
 
-def idle(memory: dict[str, Any]) -> bool:
+def idle(notes: Notes) -> bool:
     """There are no ranks to drift apart."""
     return not replicas.known
 
 
-def _drift(memory: dict[str, Any], optimizer: Any) -> replicas.Drift | None:
-    exchanges = memory.setdefault("ddp-exchanges", {})
+def _drift(notes: Notes, optimizer: Any) -> replicas.Drift | None:
+    exchanges = notes[_Exchanges]
     exchange = exchanges.get(id(optimizer))
     if exchange is None or exchange.optimizer() is not optimizer:
-        options = memory["ledger"].options("GG706")
-        ordinal = memory.setdefault("ddp-ordinal", 0)
-        exchange = exchanges[id(optimizer)] = replicas.Exchange(ordinal, optimizer, options.every, options.tolerance)
-        memory["ddp-ordinal"] += 1
+        options = notes[Ledger].options("GG706")
+        exchange = exchanges[id(optimizer)] = replicas.Exchange(exchanges.made, optimizer, options.every, options.tolerance)
+        exchanges.made += 1
     early = unaveraged_gradients.before_step(optimizer)
     found: replicas.Drift | None = exchange.look() if exchange.due() else None
     if found is None or early is not None:

@@ -1,14 +1,16 @@
-"""What a closing summary tells: gradient norms by layer, which parameters moved. Only on where a summary was asked for."""
+"""What a closing summary and the HTML report tell: gradient norms by layer, which parameters moved. Only on where one of them was asked for."""
 
 from __future__ import annotations
 
 import math
 import weakref
+from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from gradguard.core.callsite import CallSite
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.instrumentation.fault_barrier import barred
 from gradguard.instrumentation.tensor_refs import TensorRef
@@ -21,7 +23,17 @@ if TYPE_CHECKING:
     from gradguard.monitors.view import View
 
 _EVERY_STEP = 16  # of an optimizer's first steps, then one in sixteen
+_MOST_ZEROINGS = 64
 _MOST = 512  # norms kept of one layer; then every other one is dropped
+
+
+class Zeroed(NamedTuple):
+    """One call of zero_grad()."""
+
+    clock: int
+    step: int
+    site: CallSite | None
+    owner: str  # the type of the optimizer or module
 
 
 @dataclass
@@ -35,8 +47,18 @@ class OptimizerRecord:
     versions: list[int] = field(default_factory=list)
     moved: list[bool] = field(default_factory=list)
     got_gradient: list[bool] = field(default_factory=list)
-    norms: dict[str, list[float]] = field(default_factory=dict)  # layer -> gradient norm at the recorded steps
+    norms: dict[str, list[tuple[int, float]]] = field(default_factory=dict)  # layer -> recorded steps and the gradient norm at each
     nonfinite: int = 0  # recorded steps with a gradient that is not finite
+
+    def norms_now(self) -> dict[str, float]:
+        """The gradient norm of each layer that has a gradient at this moment."""
+        squares: dict[str, float] = {}
+        for name, ref in zip(self.names, self.refs, strict=True):
+            gradient = getattr(ref(), "grad", None)
+            if gradient is not None:
+                layer = name.rpartition(".")[0] or name
+                squares[layer] = squares.get(layer, 0.0) + _norm(gradient) ** 2
+        return {layer: math.sqrt(square) if square == square else math.nan for layer, square in squares.items()}
 
 
 class Recorder(Monitor):
@@ -46,6 +68,7 @@ class Recorder(Monitor):
 
     def __init__(self) -> None:
         self.records: dict[int, OptimizerRecord] = {}
+        self.zeroings: deque[Zeroed] = deque(maxlen=_MOST_ZEROINGS)
 
     def on_step(self, event: Step, view: View) -> tuple[()]:
         self.look(event.book)
@@ -60,23 +83,18 @@ class Recorder(Monitor):
         record.steps = book.steps
         if book.steps > _EVERY_STEP and book.steps % 16:
             return
-        squares: dict[str, float] = {}
         for i, ref in enumerate(record.refs):
             parameter = ref()
-            if parameter is None:
-                continue
-            record.moved[i] = record.moved[i] or version_of(parameter) != record.versions[i]
-            if parameter.grad is None:
-                continue
-            record.got_gradient[i] = True
-            layer = record.names[i].rpartition(".")[0] or record.names[i]
-            squares[layer] = squares.get(layer, 0.0) + _norm(parameter.grad) ** 2
-        for layer, square in squares.items():
+            if parameter is not None:
+                record.moved[i] = record.moved[i] or version_of(parameter) != record.versions[i]
+                record.got_gradient[i] = record.got_gradient[i] or parameter.grad is not None
+        now = record.norms_now()
+        for layer, norm in now.items():
             values = record.norms.setdefault(layer, [])
-            values.append(math.sqrt(square) if square == square else math.nan)
+            values.append((book.steps, norm))
             if len(values) > _MOST:
                 del values[1::2]
-        record.nonfinite += any(not math.isfinite(square) for square in squares.values())
+        record.nonfinite += any(not math.isfinite(norm) for norm in now.values())
 
 
 def _begin(book: Book) -> OptimizerRecord:

@@ -20,6 +20,7 @@ from gradguard.core.callsite import USER_FILES, CallSite
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.safe_read import function_code, in_class, modules_in, variables_of
 from gradguard.instrumentation.tensor_refs import UncountedRef
+from gradguard.monitors.tensor_state import version_of
 from gradguard.probes import replicas
 from gradguard.torch_compat.private_api import in_backward
 
@@ -209,4 +210,4 @@ def _number(ddp: Any) -> int | None:
 
 def _gradients(ddp: Any) -> list[tuple[int, int]]:
     grads = [p.grad for _, p in replicas.parameters(ddp)]
-    return [(0, 0) if grad is None else (id(grad), grad._version) for grad in grads]
+    return [(0, 0) if grad is None else (id(grad), version_of(grad)) for grad in grads]

@@ -23,8 +23,9 @@ from gradguard.core.callsite import CallSite, user_frame, user_stack
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.safe_read import message_of
 from gradguard.instrumentation.fault_barrier import say
+from gradguard.probes import outliving
 from gradguard.probes.listeners import local
-from gradguard.torch_compat.private_api import quiet
+from gradguard.torch_compat.private_api import function_modes, quiet
 
 POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "send_object_list", "recv_object_list"})
 # Of these every rank must bring a tensor of the same shape and dtype; by the argument that holds it.
@@ -46,6 +47,7 @@ _OTHERS = (
 )
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _KEPT = 32
+_MOST_FACTS = 1024
 
 
 class Call(NamedTuple):
@@ -81,6 +83,7 @@ class Ring:
         broken: the last that raised, with the user's frames then and what was raised.
         begun: how many were made.
         work: the handle of the last that was begun with `async_op=True`.
+        file: what is left of the last ones if the process is ended.
     """
 
     def __init__(self) -> None:
@@ -90,20 +93,24 @@ class Ring:
         self.broken: tuple[Call, tuple[CallSite, ...], str] | None = None
         self.begun = 0
         self.work: weakref.ref[Any] | None = None
+        self.file: outliving.Outliving | None = None
         self._uncounted: dict[str, int] = {}  # sends and receives, by group
         self._own: dict[str, int] = {}  # collectives of groups whose backend does not number them
         self._groups: dict[str, Any] = {}
-        self._on_device: dict[str, bool] = {}  # whether a group's collectives run on the device, after their call has returned
+        self._names: dict[int, tuple[Any, str, bool]] = {}  # group, name, and whether its collectives outlast their call, on the device
+        self._facts: dict[Any, tuple[CallSite | None, str | None, bytes]] = {}  # what calls of one line have in common
 
     def reset(self) -> None:
         """The process groups are gone, or this is another process."""
         self.calls.clear()
         self.open.clear()
         self.broken = None
+        self.file = None
         self._uncounted.clear()
         self._own.clear()
         self._groups.clear()
-        self._on_device.clear()
+        self._names.clear()
+        self._facts.clear()
 
     def begin(self, kind: str, group: Any, tensor: Any, later: Any, frame: FrameType) -> Call | None:
         """A collective is about to be made."""
@@ -114,10 +121,11 @@ class Ring:
             group = dist.distributed_c10d._get_default_group()
         elif not isinstance(group, dist.ProcessGroup):  # this rank is not in it
             return None
-        name = group.group_name
-        if name not in self._groups:
-            self._groups[name] = group
-            self._on_device[name] = dist.get_backend(group) not in ("gloo", "mpi")
+        known = self._names.get(id(group))
+        if known is None:
+            known = self._names[id(group)] = (group, group.group_name, dist.get_backend(group) not in ("gloo", "mpi"))
+            self._groups.setdefault(known[1], group)
+        _, name, on_device = known
         point = kind in POINT_TO_POINT
         number = self._number(name, group) + (not point)
         if point:
@@ -125,16 +133,39 @@ class Ring:
         elif name in self._own:
             self._own[name] += 1
         shape = dtype = None
-        if type(tensor) in _PLAIN:
-            with quiet():
-                shape, dtype = tuple(tensor.shape), str(tensor.dtype)[6:]
+        if type(tensor) in _PLAIN and not (on_device and kind == "all_gather"):  # which NCCL lets differ
+            if function_modes():
+                with quiet():
+                    shape, dtype = tensor.shape, tensor.dtype
+            else:
+                shape, dtype = tensor.shape, tensor.dtype
         caller = user_frame(frame)
-        site = None if caller is None else CallSite(caller.f_code, caller.f_lasti)
-        call = Call(kind, name, number, shape, dtype, site, steps_so_far(), later is True or self._on_device.get(name, False))
+        key = (kind, name, shape, dtype) if caller is None else (kind, name, shape, dtype, id(caller.f_code), caller.f_lasti)
+        facts = self._facts.get(key)
+        if facts is None:
+            facts = self._new_facts(key, kind, name, shape, dtype, caller)
+        step = steps_so_far()
+        call = Call(kind, name, number, shape, facts[1], facts[0], step, later is True or on_device)
         self.begun += 1
+        if self.file is not None and not point:
+            self.file.put(self.begun, number, step, facts[2])
         self.calls.append(call)
         self.open[thread] = (call, time.monotonic())
         return call
+
+    def _new_facts(self, key: Any, kind: str, group: str, shape: Any, dtype: Any, caller: FrameType | None) -> Any:
+        if len(self._facts) >= _MOST_FACTS:
+            self._facts.clear()
+        site = None if caller is None else CallSite(caller.f_code, caller.f_lasti)
+        named = None if dtype is None else str(dtype)[6:]
+        line, file = (0, "") if site is None else (site.line, site.code.co_filename)
+        facts = self._facts[key] = (site, named, outliving.text(group, kind, shape, named, line, file))
+        return facts
+
+    def outlive(self) -> str:
+        """From now on the last collectives outlive the process; the name of the file."""
+        self.file = outliving.Outliving()
+        return self.file.path
 
     def end(self, frame: FrameType | None = None, error: BaseException | None = None) -> None:
         """The collective of this thread has returned, or raised."""

@@ -17,11 +17,12 @@ from typing import Any
 import torch
 
 from gradguard.core.foreign_exceptions import internal_error
+from gradguard.core.safe_read import function_code, variables_of
 from gradguard.instrumentation.fault_barrier import Compiler, say
 from gradguard.probes.diversions import prepare_for_dynamo
 from gradguard.probes.listeners import compiling, local
 from gradguard.probes.step_protocol import lift_module_hooks
-from gradguard.torch_compat.private_api import eval_frame, never_compile, register_builtin, users_mode, users_modes
+from gradguard.torch_compat.private_api import eval_frame, never_compile, register_builtin, unpack_in_graphs, users_mode, users_modes
 
 _state: dict[str, Any] = {"original": None, "wrapper": None, "known": None}
 # who calls it by a name of its own, once it is imported
@@ -31,6 +32,7 @@ _IMPORTERS = (
     ("torch._dynamo.decorators", "set_eval_frame"),
 )
 _CONVERTING = os.path.join("torch", "_dynamo", "convert_frame.py")
+_COMPILED = tuple(os.path.join("torch", package, "") for package in ("_dynamo", "_functorch", "_inductor", "fx"))
 
 
 def install() -> None:
@@ -40,6 +42,8 @@ def install() -> None:
         return
 
     def set_eval_frame(callback: Any) -> Any:
+        if local.compiled and _runs_compiled(sys._getframe(1)):  # it is taken out for a while, and nothing has ended
+            return original(callback)
         if callback is None:
             prior = original(None)
             if not local.compiled:
@@ -71,6 +75,15 @@ def _compiles(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _runs_compiled(frame: FrameType) -> bool:
+    """Whether what Dynamo is kept from compiling is what it has compiled: the graph itself, or what a backend has made of it."""
+    variables = variables_of(frame)
+    if type(variables.get("self")).__name__ != "DisableContext":
+        return False
+    code = function_code(variables.get("fn"))
+    return code is not None and (code.co_filename.startswith("<eval_with_key>") or any(part in code.co_filename for part in _COMPILED))
 
 
 def remove() -> None:
@@ -107,6 +120,7 @@ def _enter() -> None:
                 for package in ("gradguard", "gradguard.integrations"):
                     rules.add(package)
                 prepare_for_dynamo()
+                unpack_in_graphs()
             except internal_error() as fault:
                 say("the watch of compilers", "torch.compile may compile more than without a guard", fault)
         session = local.listener

@@ -39,12 +39,15 @@ class Diversion:
         function: of plain Python.
         make: given a copy of the function, returns what is called in its place, with the arguments as the signature sorts them.
 
+    Attributes:
+        function: the diverted one.
+
     Raises:
         ValueError: a function that cannot be diverted.
     """
 
     def __init__(self, function: FunctionType, make: Callable[[Any], Callable[..., Any]]) -> None:
-        self._function = function
+        self.function = function
         code = self._code = function.__code__
         self._name = f"__gradguard_{function.__qualname__.replace('.', '_').replace('<', '').replace('>', '')}_{id(function)}__"
         copy = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
@@ -53,19 +56,24 @@ class Diversion:
         copy.__module__ = function.__module__
         copy.__doc__ = function.__doc__
         copy.__dict__.update(function.__dict__)
+        self._copy = copy
         self._detour = _detour(code, make(copy), self._name)
         never_compile(self._detour)
-        originals[self._detour] = copy
-        function.__globals__.setdefault(_COMPILING, is_compiling)
-        function.__globals__.setdefault(_TRACING, jit_tracing)
-        function.__globals__[self._name] = copy
-        function.__code__ = self._detour
+
+    def begin(self) -> None:
+        """From here on the function does something more."""
+        names = self.function.__globals__
+        originals[self._detour] = self._copy
+        names.setdefault(_COMPILING, is_compiling)
+        names.setdefault(_TRACING, jit_tracing)
+        names[self._name] = self._copy
+        self.function.__code__ = self._detour
 
     def end(self) -> None:
         """The function does what it did; nothing happens if somebody else has given it other code since."""
-        if self._function.__code__ is self._detour:
-            self._function.__code__ = self._code
-            self._function.__globals__.pop(self._name, None)
+        if self.function.__code__ is self._detour:
+            self.function.__code__ = self._code
+            self.function.__globals__.pop(self._name, None)
 
 
 class Surrounding:
@@ -76,13 +84,16 @@ class Surrounding:
         function: of plain Python, without closure, whose source is at hand.
         context: what makes the context of a call.
 
+    Attributes:
+        function: the surrounded one.
+
     Raises:
         OSError: there is no source.
         ValueError: the source is not that of the function, which may have a closure.
     """
 
     def __init__(self, function: FunctionType, context: Callable[[], AbstractContextManager[Any]]) -> None:
-        self._function = function
+        self.function = function
         code = self._code = function.__code__
         self._name = _AROUND.format(function.__name__)
         lines, first = inspect.getsourcelines(function)
@@ -92,16 +103,20 @@ class Surrounding:
         call = ast.Call(ast.Name(self._name, ast.Load()), [], [])
         definition: Any = module.body[0]
         definition.body = [ast.With([ast.withitem(call)], definition.body)]
+        self._context = context
         self._surrounded = _compiled(ast.fix_missing_locations(module), code)
         never_compile(self._surrounded)
-        function.__globals__[self._name] = context
-        function.__code__ = self._surrounded
+
+    def begin(self) -> None:
+        """From here on its body runs inside the context."""
+        self.function.__globals__[self._name] = self._context
+        self.function.__code__ = self._surrounded
 
     def end(self) -> None:
         """The function does what it did; nothing happens if somebody else has given it other code since."""
-        if self._function.__code__ is self._surrounded:
-            self._function.__code__ = self._code
-            self._function.__globals__.pop(self._name, None)
+        if self.function.__code__ is self._surrounded:
+            self.function.__code__ = self._code
+            self.function.__globals__.pop(self._name, None)
 
 
 def _compiled(module: ast.Module, code: CodeType) -> CodeType:

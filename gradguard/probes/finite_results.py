@@ -13,13 +13,12 @@ import sys
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from gradguard.core.callsite import CallSite, user_frame
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.instrumentation.facts import NonfiniteFact
 from gradguard.instrumentation.journal import Journal
-from gradguard.torch_compat.private_api import jit_tracing, own_part, storage_key
+from gradguard.torch_compat.private_api import jit_tracing, own_part, storage_key, storage_ref
 
 _MOST = 1_024
 
@@ -60,7 +59,7 @@ def _look(journal: Journal, func: Any, args: tuple[Any, ...], kwargs: dict[str, 
         name = str(getattr(func, "__name__", func))
         site = None if frame is None else CallSite(frame.f_code, frame.f_lasti)
         origin = NonfiniteFact(journal.tick(), journal.step, site, name, nan, bad - nan, out.numel())
-    journal.nonfinite[key] = origin._replace(memory=StorageWeakRef(out.untyped_storage()))  # type: ignore[no-untyped-call]
+    journal.nonfinite[key] = origin._replace(memory=storage_ref(out))
     if len(journal.nonfinite) > _MOST:
         journal.nonfinite.popitem(last=False)
 

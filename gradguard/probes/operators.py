@@ -67,7 +67,7 @@ from gradguard.probes.op_table import (
 from gradguard.probes.saved_contents import Contents
 from gradguard.probes.unused_results import UnusedResults
 from gradguard.probes.wrapped_functions import asked_by
-from gradguard.torch_compat.private_api import quiet, sequence_number, storage_key
+from gradguard.torch_compat.private_api import quiet, sequence_number, storage_key, storage_ref, version_of
 
 _is_compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
@@ -293,11 +293,14 @@ class OpProbe(TorchFunctionMode):
             outer = user_frame(frame.f_back)
             site, caller = CallSite(frame.f_code, frame.f_lasti), None if outer is None else CallSite(outer.f_code, outer.f_lasti)
             with quiet():
-                version = tensor._version
+                version = version_of(tensor) or 0
             self.journal.data_writes += 1
             self.journal.writes.append(
-                WriteFact(self._tick(), sequence_number(), storage, version, site, "data", "data", None, _grad_enabled(), caller)
-            )
+                WriteFact(
+                    self._tick(), sequence_number(), storage, version, site, "data", "data", None, _grad_enabled(), caller,
+                    memory=storage_ref(tensor),
+                )
+            )  # fmt: skip
         except internal_error() as fault:
             self.on_fault(fault)
         return result
@@ -382,6 +385,7 @@ class OpProbe(TorchFunctionMode):
                     None if outer is None else CallSite(outer.f_code, outer.f_lasti),
                     region_written(func, args, tensor) if unseen else None,
                     (Region.of(tensor), mark) if mark is not None else None,
+                    storage_ref(tensor),
                 )
             )
 

@@ -45,6 +45,7 @@ from gradguard.torch_compat.private_api import (
     saved_state,
     sequence_number,
     under_dispatch_modes,
+    version_of,
     waits_for_its_result,
 )
 from gradguard.torch_compat.saved_tensors import Packed, can_hook, hook_below, hooks_allowed, is_hooked, look_up_with, unhook, unhooked
@@ -54,6 +55,38 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _STRIDED = torch.strided
 _NO_SHAPE = torch.Size(())
 _dict_of = torch.nn.Module.__dict__["__dict__"].__get__  # whatever a module's class makes of `__dict__`
+
+
+class Evaluations:
+    """What graphs of modules in eval mode hold, in one run.
+
+    Attributes:
+        most: bytes, each storage counted once, as long as no backward was run through one of the graphs.
+    """
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._held = 0
+        self._users: dict[int, int] = {}  # storage -> how many live facts it has
+        self._trained = False
+
+    def saved(self, fact: SavedFact) -> None:
+        """A graph holds something more."""
+        if self._trained:
+            return
+        fact.evaluations = self
+        users = self._users.get(fact.storage, 0)
+        self._users[fact.storage] = users + 1
+        if not users:
+            self._held += fact.nbytes
+            self.most = max(self.most, self._held)
+
+    def gone(self, fact: SavedFact) -> None:
+        """A graph has let it go."""
+        if fact.used:  # a network with frozen statistics is trained in eval mode
+            self._trained, self.most = True, 0
+        if _leaves(self._users, fact.storage):
+            self._held -= fact.nbytes
 
 
 class SavedTensors:
@@ -67,7 +100,7 @@ class SavedTensors:
         on: whether the hooks are wanted in this thread.
         held: bytes that are saved for backward now, every storage counted once and leaves that require grad left out.
         peak: the most that `held` has been since `begin_step`.
-        evaluation: the most that graphs of modules in eval mode held, as long as no backward was run through one of them.
+        evaluations: the account of the run under way of what graphs of modules in eval mode hold; None where nobody keeps it.
     """
 
     PART = "saved-tensor probe"
@@ -75,7 +108,7 @@ class SavedTensors:
 
     def __init__(self, journal: Journal, fault: Callable[[BaseException], None]) -> None:
         self.on = False
-        self.held = self.peak = self.evaluation = 0
+        self.held = self.peak = 0
         self._peak_at = 0
         self._journal = journal
         self._tick = journal.tick
@@ -84,9 +117,7 @@ class SavedTensors:
         self._facts: list[SavedFact] = []
         self._ended: deque[SavedFact] = deque()  # written by whichever thread lets a graph go
         self._users: dict[int, int] = {}  # storage -> how many live facts it has
-        self._evaluating: dict[int, int] = {}  # the same of facts of modules in eval mode
-        self._evaluation_held = 0
-        self._trains_in_eval = False
+        self.evaluations: Evaluations | None = None
         self._saver = Saver(-1, None, -1, None, 0, True)
         self._modules: dict[int, weakref.ref[Any]] = {}
         self._functions: dict[weakref.ref[Any], list[SavedFact]] = {}  # saved by what holds its values itself: the holder -> facts
@@ -193,17 +224,9 @@ class SavedTensors:
             self.held += nbytes
             if self.held > self.peak:
                 self.peak, self._peak_at = self.held, fact.born
-        if not saver.training and not self._trains_in_eval:
-            self._evaluated(fact)
+        if not saver.training and self.evaluations is not None:
+            self.evaluations.saved(fact)
         return fact
-
-    def _evaluated(self, fact: SavedFact) -> None:
-        users = self._evaluating.get(fact.storage, 0)
-        self._evaluating[fact.storage] = users + 1
-        if not users:
-            self._evaluation_held += fact.nbytes
-            if self._evaluation_held > self.evaluation:
-                self.evaluation = self._evaluation_held
 
     def _gone(self, fact: SavedFact) -> None:
         fact.died = self._tick()
@@ -217,11 +240,8 @@ class SavedTensors:
                 continue
             if _leaves(self._users, fact.storage):
                 self.held -= fact.nbytes
-            if not fact.saver.training and not self._trains_in_eval:
-                if fact.used:  # a network with frozen statistics is trained in eval mode
-                    self._trains_in_eval, self.evaluation = True, 0
-                elif _leaves(self._evaluating, fact.storage):
-                    self._evaluation_held -= fact.nbytes
+            if fact.evaluations is not None:
+                fact.evaluations.gone(fact)
 
     def _place(self, seq: int, frame: FrameType | None) -> Saver:
         """The user's innermost frame, and the module that is being called."""
@@ -279,7 +299,8 @@ class SavedTensors:
         return result
 
     def _kept(self, holder: Any, saver: Saver, tensors: list[torch.Tensor]) -> None:
-        facts = [fact for each in tensors if (fact := self._fact(each, saver, each._version, node_sequence(grad_fn_of(each)))) is not None]
+        made = [(each, version_of(each) or 0, node_sequence(grad_fn_of(each))) for each in tensors]
+        facts = [fact for each, version, seq in made if (fact := self._fact(each, saver, version, seq)) is not None]
         if facts:
             self._functions[UncountedRef(holder, self._holder_gone)] = facts
 

@@ -32,6 +32,7 @@ _installed = False
 _diverted: list[Diversion | Surrounding] = []
 _replaced: list[tuple[Any, str, Any, Any]] = []  # what is not Python's: owner, attribute, original, replacement
 _hooks: list[Any] = []
+_not_watched: dict[str, str] = {}
 _LOGGER = logging.getLogger("gradguard")
 
 
@@ -45,54 +46,81 @@ def install(*more: Callable[[Callable[..., None]], None]) -> None:
     compile again. Without a session each of them costs one look at a thread-local.
     """
     global _installed
-    if _installed:
-        return
-    with _lock:
-        if _diverted:  # another thread was faster
-            return
-        compilers.install()
-        _divert(torch.autograd, "backward", _backward("backward"))
-        _divert(torch.autograd, "grad", _backward("grad"))
-        _divert(torch.autograd, "_engine_run_backward", _engine)
-        _divert(torch.autograd.Function, "apply", _apply)
-        _divert(torch.optim.Optimizer, "zero_grad", _zero_grad)
-        _divert(torch.nn.Module, "zero_grad", _zero_grad)
-        if functorch is not None:
-            _divert(functorch, "vmap_impl", _vmap)
-        step_protocol.install(_divert)
-        _divert(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _checkpoint)
-        _divert(getattr(torch.utils.checkpoint, "_CheckpointFrame", None), "save_inputs", _save_inputs)
-        _divert(TorchDispatchMode, "__enter__", _dispatch_mode_begins)
-        _divert(TorchDispatchMode, "__exit__", _dispatch_mode_ends)
-        _divert_plain(inspect.unwrap(torch.autograd.graph.disable_saved_tensors_hooks), _without_hooks)
-        _set_aside(torch.export, "export")
-        for name in ("trace", "trace_module", "_get_trace_graph"):  # the tracer names values after frames, and keeps the stack
-            _set_aside(torch.jit._trace, name)
-        _replace(torch.nn.functional, "handle_torch_function", _handle_torch_function)
-        _replace(torch._tensor, "handle_torch_function", _handle_torch_function)
-        for put in more:
-            put(_divert)
-        _hooks.append(register_optimizer_step_pre_hook(_hook(_before_step)))
-        _hooks.append(register_optimizer_step_post_hook(_hook(_after_step)))
-        warning_attribution.install()
-        _installed = True
+    if not _installed:
+        with _lock:
+            if not _diverted:  # else another thread was faster
+                try:
+                    _install(more)
+                except BaseException:  # from outside: none of it stays, and the next guard begins anew
+                    _take_back()
+                    raise
+            _installed = True
+
+
+def _install(more: tuple[Callable[[Callable[..., None]], None], ...]) -> None:
+    compilers.install()
+    _divert(torch.autograd, "backward", _backward("backward"))
+    _divert(torch.autograd, "grad", _backward("grad"))
+    _divert(torch.autograd, "_engine_run_backward", _engine)
+    _divert(torch.autograd.Function, "apply", _apply)
+    _divert(torch.optim.Optimizer, "zero_grad", _zero_grad)
+    _divert(torch.nn.Module, "zero_grad", _zero_grad)
+    if functorch is not None:
+        _divert(functorch, "vmap_impl", _vmap)
+    step_protocol.install(_divert)
+    _divert(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _checkpoint)
+    _divert(getattr(torch.utils.checkpoint, "_CheckpointFrame", None), "save_inputs", _save_inputs)
+    _divert(TorchDispatchMode, "__enter__", _dispatch_mode_begins)
+    _divert(TorchDispatchMode, "__exit__", _dispatch_mode_ends)
+    _divert_plain(inspect.unwrap(torch.autograd.graph.disable_saved_tensors_hooks), _without_hooks)
+    _set_aside(torch.export, "export")
+    for name in ("trace", "trace_module", "_get_trace_graph"):  # the tracer names values after frames, and keeps the stack
+        _set_aside(torch.jit._trace, name)
+    _replace(torch.nn.functional, "handle_torch_function", _handle_torch_function)
+    _replace(torch._tensor, "handle_torch_function", _handle_torch_function)
+    for put in more:
+        put(_divert)
+    # a hook whose handle an exception from outside keeps from the list does nothing any more: its diversion is taken back
+    _hooks.append(register_optimizer_step_pre_hook(_hook(_before_step)))
+    _hooks.append(register_optimizer_step_post_hook(_hook(_after_step)))
+    warning_attribution.install()
 
 
 def uninstall() -> None:
     """Takes everything back, for tests and for who must; a function somebody else has replaced since is left to them."""
     global _installed
     with _lock:
-        while _hooks:
-            _hooks.pop().remove()
-        while _diverted:
-            _diverted.pop().end()
-        compilers.remove()
-        while _replaced:
-            owner, name, original, replacement = _replaced.pop()
-            if vars(owner).get(name) is replacement:
-                setattr(owner, name, original)
-        warning_attribution.remove()
+        _take_back()
         _installed = False
+
+
+def _take_back() -> None:
+    while _hooks:
+        _hooks.pop().remove()
+    while _diverted:
+        _diverted.pop().end()
+    compilers.remove()
+    while _replaced:
+        owner, name, original, replacement = _replaced.pop()
+        if vars(owner).get(name) is replacement:
+            setattr(owner, name, original)
+    warning_attribution.remove()
+
+
+def _begin(change: Diversion | Surrounding) -> None:
+    _diverted.append(change)  # first: what an exception from outside cuts short is taken back
+    change.begin()
+
+
+def patched() -> list[str]:
+    """The functions at which gradguard listens now, by their names."""
+    found = [f"{each.function.__module__}.{each.function.__qualname__}" for each in _diverted]
+    return found + [f"{getattr(owner, '__name__', type(owner).__name__)}.{name}" for owner, name, _, _ in _replaced]
+
+
+def unwatched() -> list[str]:
+    """The functions that could not be diverted in this PyTorch, and why."""
+    return [f"{name} ({fault})" for name, fault in _not_watched.items()]
 
 
 def _divert(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
@@ -107,7 +135,7 @@ def _divert(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
 def _divert_plain(function: FunctionType, make: Callable[[Any], Any]) -> None:
     if function.__code__ not in originals:  # it may go by several names
         try:
-            _diverted.append(Diversion(function, make))
+            _begin(Diversion(function, make))
         except internal_error() as fault:
             _unwatched(function.__name__, fault)
 
@@ -117,7 +145,7 @@ def _set_aside(owner: Any, name: str) -> None:
     function = vars(owner).get(name)
     if isinstance(function, FunctionType):
         try:
-            _diverted.append(Surrounding(function, compilers.Aside))
+            _begin(Surrounding(function, compilers.Aside))
             return
         except internal_error():  # no source, say: with a frame more on the stack
             pass
@@ -134,15 +162,15 @@ def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         replacement = (
             classmethod(make(lambda cls, *args, **kwargs: original.__get__(None, cls)(*args, **kwargs))) if bound else make(original)
         )
+        _replaced.append((owner, name, original, replacement))
         setattr(owner, name, replacement)
     except internal_error() as fault:
         _unwatched(name, fault)
-        return
-    _replaced.append((owner, name, original, replacement))
 
 
 def _unwatched(name: str, fault: Exception) -> None:
     """A torch that is built otherwise: what hangs on this one function is not seen, and the rest is."""
+    _not_watched[name] = str(fault)
     _LOGGER.error("gradguard cannot watch %s in this PyTorch; what else it watches goes on (%s)", name, fault)
 
 
@@ -301,7 +329,7 @@ def _handle_torch_function(original: Callable[..., Any]) -> Callable[..., Any]:
 def _hook(target: Callable[..., Any]) -> Callable[..., Any]:
     """A hook on optimizers that Dynamo, which traces them together with the step, takes for one of torch's that does nothing."""
     hook = like(register_optimizer_step_pre_hook, "def hook(optimizer, args, kwargs): pass")
-    _diverted.append(Diversion(hook, lambda original: target))
+    _begin(Diversion(hook, lambda original: target))
     return hook
 
 

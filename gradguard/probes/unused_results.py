@@ -21,7 +21,7 @@ from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.safe_read import variables_of
 from gradguard.instrumentation.tensor_refs import TensorRef
 from gradguard.probes.op_table import DATA, DETACH, is_elementwise
-from gradguard.torch_compat.private_api import has_memory, quiet
+from gradguard.torch_compat.private_api import has_memory, quiet, version_of
 
 _Tensor = torch.Tensor
 _Parameter = torch.nn.Parameter
@@ -189,8 +189,8 @@ class UnusedResults:
             self._add(result, known.result, known.operands)
         elif known is not None:
             self._add(result, None, known.operands)
-        elif type(of) in _PLAIN and (of is result or type(of) is _Parameter):
-            self._add(result, None, (Operand(TensorRef(of), of._version),))
+        elif type(of) in _PLAIN and (of is result or type(of) is _Parameter) and (version := version_of(of)) is not None:
+            self._add(result, None, (Operand(TensorRef(of), version),))
 
     def _result(self, func: Any, args: tuple[Any, ...], result: Any, frame: Any, read: list[_Followed]) -> None:
         if type(result) not in _PLAIN or not result.is_floating_point():
@@ -214,7 +214,9 @@ class UnusedResults:
             elif type(tensor) in _PLAIN and (of := self._made_of(tensor)) is not None:
                 operands[id(of.ref())] = of
             elif type(tensor) in _PLAIN and tensor is not result:
-                operands[id(tensor)] = Operand(TensorRef(tensor), tensor._version)
+                if (version := version_of(tensor)) is None:
+                    return
+                operands[id(tensor)] = Operand(TensorRef(tensor), version)
         if result is args[0] and id(result) not in known and self._made_of(result) is None:
             return  # it writes into what is there
         if not 0 < len(operands) <= _OPERANDS or any(each.ref() is result for each in operands.values()):

@@ -64,15 +64,14 @@ def install() -> None:
     setattr(warnings, "_showwarnmsg", show)  # noqa: B010  (a private name mypy does not know)
     name = next((name for name in _CHANGED if hasattr(warnings, name)), None)
     if name is not None:
-        _installed.update(name=name, changed=getattr(warnings, name))
+        changed_before = getattr(warnings, name)
 
         def changed() -> None:
             if _installed and idle_listener() is not None:
                 _to_the_front()
             changed_before()
 
-        changed_before = _installed["changed"]
-        _installed["new_changed"] = changed
+        _installed.update(name=name, changed=changed_before, new_changed=changed)
         setattr(warnings, name, changed)
     keep()
 

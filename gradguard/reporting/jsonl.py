@@ -1,4 +1,8 @@
-"""The report for machines: one JSON object a line, one line a diagnosis."""
+"""The report for machines: one JSON object a line, one line a diagnosis.
+
+`gradguard schema report` prints what a line holds, `gradguard schema memory` the same of a memory report. Both have a version, which
+stands in every line. It changes where a reader of the one before would misread a line or refuse it: with any field that comes or goes.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +15,77 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from pydantic import ValidationError
+
 from gradguard.core.diagnosis import Diagnosis
 from gradguard.core.errors import ConfigError
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.memory_report import MemoryReport
 
+REPORT_VERSION = MEMORY_VERSION = 1  # and in `gradguard.reporting.report_schema`
 _FIRST = re.compile(rb'\s*\{\s*"(code"\s*:\s*"GG\d|memory"\s*:)')  # how every report begins
 _reports: set[Path] = set()  # known to be ours, or not to exist: `with gradguard(report=...)` in a loop must be cheap
 _MOST = 1_000
+PARTS = {"line": "lines", "module": "modules", "operation": "operations", "saving": "savings"}
+
+
+class ReportError(Exception):
+    """A file that is no report, or one of another version."""
 
 
 def to_record(diagnosis: Diagnosis, message: str) -> dict[str, Any]:
-    """The line of a report: the fields of the diagnosis as plain data, and `message`, the text that a person was shown."""
-    return {**diagnosis.model_dump(mode="json"), "message": message}
+    """The line of a report: the fields of the diagnosis as plain data, the schema's version, and the text that a person was shown."""
+    return {**diagnosis.model_dump(mode="json"), "schema_version": REPORT_VERSION, "message": message}
+
+
+def from_record(record: Any) -> Diagnosis:
+    """The diagnosis of a report's line.
+
+    Raises:
+        ReportError: it is of another version, or no line of a report; the message goes on a sentence that begins with the file's name.
+    """
+    if not isinstance(record, dict) or "code" not in record:
+        memory = isinstance(record, dict) and "memory" in record
+        raise ReportError("is a memory report, which has no diagnoses" if memory else "is no report of `gradguard run --report`")
+    fields = {name: value for name, value in record.items() if name not in ("message", "schema_version")}
+    version = record.get("schema_version", 0)
+    if version != REPORT_VERSION:
+        newer = isinstance(version, int) and version > REPORT_VERSION
+        its = f"version {version}" if version else "no version"
+        advice = "install the gradguard that wrote it" if newer else "run the program again"
+        raise ReportError(
+            f"was written by {'a newer' if newer else 'an older'} gradguard ({its} in its lines, and this one reads version "
+            f"{REPORT_VERSION}): {advice}"
+        )
+    try:
+        return Diagnosis.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the line"
+        raise ReportError(f"is no report that gradguard wrote ({where}: {first['msg']})") from None
+
+
+def read_report(path: Path) -> list[Diagnosis]:
+    """The diagnoses of a report.
+
+    Raises:
+        ReportError: the file cannot be read, is no report, or one of another version; the message says which line, and why.
+    """
+    found = []
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise ReportError(f"{path}: {error.strerror or error}") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            found.append(from_record(json.loads(line)))
+        except ReportError as error:
+            raise ReportError(f"{path}:{number} {error}") from None
+        except ValueError:
+            raise ReportError(f"{path}:{number} is no report of `gradguard run --report` (no JSON)") from None
+    return found
 
 
 class JsonlReport:
@@ -71,13 +133,11 @@ class JsonlReport:
         lines = self.path.read_bytes().splitlines(keepends=True) if self.path.is_file() else []
         for i in reversed(range(len(lines))):
             record = json.loads(lines[i])
-            record.pop("message", None)
-            record.pop("repeats", None)
+            for name in ("message", "repeats", "schema_version"):
+                record.pop(name, None)
             if record == known:
                 lines[i] = json.dumps(to_record(new, message), separators=(",", ":")).encode() + b"\n"
-                fresh = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-                fresh.write_bytes(b"".join(lines))
-                os.replace(fresh, self.path)
+                replace_file(self.path, b"".join(lines))
                 return
         self.write(new, message)
 
@@ -94,15 +154,10 @@ class JsonlReport:
 def memory_records(report: MemoryReport) -> Iterator[dict[str, Any]]:
     """The lines of a memory report: the sums first, then one a line, module, operation and saving."""
     known = report.model_dump(mode="json")
-    parts = {
-        "line": known.pop("lines"),
-        "module": known.pop("modules"),
-        "operation": known.pop("operations"),
-        "saving": known.pop("savings"),
-    }
-    yield {"memory": "sums", **known}
+    parts = {kind: known.pop(name) for kind, name in PARTS.items()}
+    yield {"memory": "sums", "schema_version": MEMORY_VERSION, **known}
     for kind, entries in parts.items():
-        yield from ({"memory": kind, **entry} for entry in entries)
+        yield from ({"memory": kind, "schema_version": MEMORY_VERSION, **entry} for entry in entries)
 
 
 def write_memory(path: Path, report: MemoryReport) -> None:
@@ -113,8 +168,11 @@ def write_memory(path: Path, report: MemoryReport) -> None:
         file.writelines(json.dumps(record, separators=(",", ":")) + "\n" for record in memory_records(report))
 
 
-def refuse_other_files(path: Path) -> None:
+def refuse_other_files(path: Path, first: re.Pattern[bytes] = _FIRST) -> None:
     """Lets a report pass, an empty or missing file, and what is no file (a terminal, a pipe, /dev/null).
+
+    Args:
+        first: how a report of the kind in question begins.
 
     Raises:
         ConfigError: anything else.
@@ -126,11 +184,25 @@ def refuse_other_files(path: Path) -> None:
         if not stat.S_ISREG(status.st_mode) or not status.st_size:
             return
         with path.open("rb") as file:
-            ours = _FIRST.match(file.read(200))
+            ours = first.match(file.read(200))
     except internal_error(OSError):  # missing; or not to be read, and then `write` says so
         return
     if not ours:
         raise ConfigError(f"{path} exists and is no report of gradguard's: nothing was written to it; name another file or delete it")
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Writes a file whole or not at all; whoever has it open keeps what it was.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        fresh.write_bytes(content)
+        os.replace(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 def begin_anew(path: Path) -> None:

@@ -14,13 +14,13 @@ from gradguard.core.callsite import USER_FILES, is_torch_or_own
 from gradguard.core.errors import GradGuardError
 from gradguard.probes.diversions import originals
 from gradguard.reporting.notebook_cells import cell_name
-from gradguard.reporting.terminal.render import print_diagnosis, render
+from gradguard.reporting.terminal.render import Verbosity, print_diagnosis, render
 from gradguard.torch_compat.private_api import call_alone
 
 _TORCH_DIR = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 
-def show_user_frames_only(color: bool | None = None) -> None:
+def show_user_frames_only(color: bool | None = None, verbosity: Verbosity = "normal") -> None:
     """Let the next uncaught exception be shown without gradguard's frames, by the program's own `sys.excepthook` if it has one.
 
     Called while the exception is on its way out, so that a program never meets a foreign `sys.excepthook`.
@@ -39,7 +39,7 @@ def show_user_frames_only(color: bool | None = None) -> None:
                 _say_diagnoses_once(error)
             _call(hook, kind, error)
         elif isinstance(error, GradGuardError):
-            _print_diagnosed(error, color)
+            _print_diagnosed(error, color, verbosity)
         else:
             _say_diagnoses_once(error)
             hook(kind, error, error.__traceback__)
@@ -50,9 +50,10 @@ def show_user_frames_only(color: bool | None = None) -> None:
 class _ShownOnce:
     """Shows a diagnosed error that nothing catches as `gradguard run` does, and every other as Python does."""
 
-    def __init__(self, hook: Callable[..., object], color: bool | None) -> None:
+    def __init__(self, hook: Callable[..., object], color: bool | None, verbosity: Verbosity) -> None:
         self.hook = hook
         self._color = color
+        self._verbosity: Verbosity = verbosity
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         take_back_hook()
@@ -61,16 +62,16 @@ class _ShownOnce:
                 shorten(each)
             trace = sys.last_traceback = error.__traceback__
             if isinstance(error, GradGuardError) and self.hook is sys.__excepthook__:
-                _print_diagnosed(error, self._color)
+                _print_diagnosed(error, self._color, self._verbosity)
                 return
             _say_diagnoses_once(error)
         self.hook(kind, error, trace)
 
 
-def show_if_uncaught(color: bool | None) -> None:
+def show_if_uncaught(color: bool | None, verbosity: Verbosity = "normal") -> None:
     """A diagnosed error is about to be raised; where the program has its own `sys.excepthook`, that one shows it."""
     if _adds_nothing(sys.excepthook) and not hasattr(sys, "ps1"):
-        sys.excepthook = _ShownOnce(sys.excepthook, color)
+        sys.excepthook = _ShownOnce(sys.excepthook, color, verbosity)
 
 
 def take_back_hook() -> None:
@@ -152,13 +153,13 @@ def _call(hook: Callable[..., object], kind: type[BaseException], error: BaseExc
         sys.__excepthook__(kind, error, error.__traceback__)
 
 
-def _print_diagnosed(error: GradGuardError, color: bool | None) -> None:
+def _print_diagnosed(error: GradGuardError, color: bool | None, verbosity: Verbosity) -> None:
     """The traceback, then the diagnosis, which holds PyTorch's own words: the cause is not printed a second time."""
-    if error.__traceback__ is not None:
+    if error.__traceback__ is not None and verbosity != "quiet":
         frames = "".join(traceback.format_tb(error.__traceback__))
         print(f"Traceback (most recent call last):\n{frames}", file=sys.stderr)
     try:
-        print_diagnosis(error.diagnosis, color=color)
+        print_diagnosis(error.diagnosis, color=color, verbosity=verbosity)
     except Exception:  # drawing it failed: its text, made when it was raised, is still there
         print(error, file=sys.stderr)
     for note in getattr(error, "__notes__", ()):

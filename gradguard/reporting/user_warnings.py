@@ -17,7 +17,7 @@ from gradguard.core.diagnosis import SourceSpan
 from gradguard.core.errors import GradGuardWarning
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.reporting.terminal.layout import clean, one_line
-from gradguard.reporting.terminal.render import render, terminal_width, wants_color
+from gradguard.reporting.terminal.render import Verbosity, encodable, is_terminal, render_as, terminal_width, wants_color
 
 if TYPE_CHECKING:
     from gradguard.core.callsite import CallSite
@@ -36,8 +36,9 @@ class _Place(NamedTuple):
 class Speaker:
     """The voice of one guard: remembers what it has said, and how often the same cause was met again."""
 
-    def __init__(self, color: bool | None = None) -> None:
+    def __init__(self, color: bool | None = None, verbosity: Verbosity = "normal") -> None:
         self._color = color  # None: as stderr has it
+        self._verbosity: Verbosity = verbosity
         self._hidden: list[Diagnosis] = []  # warned of, and ignored by the program's warning filters
         self._said: dict[tuple[str, str, int], Diagnosis] = {}
         self._confirmed: set[tuple[str, str, int]] = set()  # said as likely, and certain by now
@@ -69,7 +70,7 @@ class Speaker:
                 self._hidden.append(diagnosis)
         warning = GradGuardWarning(text, diagnosis)
         try:
-            with _Drawn(self._color):
+            with _Drawn(self._color, self._verbosity):
                 warnings.warn_explicit(warning, GradGuardWarning, clean(place.file), place.line, module=module, registry=None)
         except GradGuardWarning:
             with self._lock:
@@ -157,8 +158,9 @@ class _Drawn:
     other threads' warnings are formatted as ever.
     """
 
-    def __init__(self, color: bool | None) -> None:
+    def __init__(self, color: bool | None, verbosity: Verbosity) -> None:
         self._color = color
+        self._verbosity: Verbosity = verbosity
         self._original: Any = None
 
     def __enter__(self) -> None:
@@ -176,7 +178,13 @@ class _Drawn:
             return str(self._original(message, category, filename, lineno, line))
         try:
             stream = io.StringIO() if sys.stderr is None else sys.stderr
-            text = render(diagnosis, width=terminal_width(), color=wants_color(stream) if self._color is None else self._color)
+            color = wants_color(stream) if self._color is None else self._color
+            seen = is_terminal(stream)
+            text = encodable(render_as(self._verbosity, diagnosis, width=terminal_width(), color=color, wrapped=seen), stream)
+            if self._verbosity == "quiet" and diagnosis.place is not None:  # which has the place
+                return text + "\n"
+            if seen:
+                return f"{filename}:{lineno}: {category.__name__}:\n{text}\n"
         except internal_error():
             text = str(message)
         return f"{filename}:{lineno}: {category.__name__}: {text}\n"

@@ -82,6 +82,34 @@ def tensor_rows(tensors: list[TensorFacts], arrow: str = "->") -> list[tuple[str
     return [(_tensor_name(tensor), _tensor_facts(tensor, arrow, devices != {"cpu"})) for tensor in tensors]
 
 
+def tensor_table(tensors: list[TensorFacts], arrow: str = "->") -> list[list[str]]:
+    """All that is known of each tensor, as a table with a head; columns in which nothing is known are left out."""
+    head = ["name", "kind", "dtype", "shape", "device", "module", "version", "grad"]
+    grad = {None: "", True: "yes", False: "no"}
+    rows = [
+        [
+            _tensor_name(tensor),
+            tensor.kind,
+            (tensor.dtype or "").removeprefix("torch."),
+            "" if tensor.shape is None else str(tensor.shape),
+            tensor.device or "",
+            one_line(tensor.module or ""),
+            _versions(tensor, arrow),
+            grad[tensor.requires_grad],
+        ]
+        for tensor in tensors
+    ]
+    known = [i for i in range(len(head)) if any(row[i] for row in rows)]
+    return [[row[i] for i in known] for row in [head, *rows]]
+
+
+def _versions(tensor: TensorFacts, arrow: str) -> str:
+    saved, found = tensor.version_saved, tensor.version_found
+    if saved is not None and found is not None:
+        return str(saved) if saved == found else f"{saved} {arrow} {found}"
+    return "" if saved is None and found is None else str(found if saved is None else saved)
+
+
 def _tensor_name(tensor: TensorFacts) -> str:
     return one_line(tensor.name) if tensor.name else f"(unnamed {tensor.kind})"
 

@@ -15,17 +15,19 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gradguard.core.moments import Moment
+from gradguard.core.notes import Notes
 from gradguard.instrumentation.event_buffer import Ahead
 
 if TYPE_CHECKING:
     from gradguard.analysis.incident import Incident
     from gradguard.core.diagnosis import Diagnosis, Severity
 
-Screen = Callable[[dict[str, Any], Moment, dict[str, Any], bool], bool]
+Screen = Callable[[Notes, Moment, dict[str, Any], bool], bool]
 
 
-# Where a rule leaves word in the guard's memory, at "before_step", that the step is to be left out.
-SKIP = "skip this step"
+@dataclass(frozen=True)
+class SkipStep:
+    """Noted by a rule at "before_step": this step is to be left out."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,8 @@ class Rule:
             asked). Both wordings stand here where releases differ.
         severity: of the diagnosis, unless the rule says otherwise.
         traced_only: for silent checks: needs the evidence of a traced step.
-        screen: for silent checks that are asked at every step: a cheap look that comes before anything else. Gets the guard's
-            memory, the moment, its facts (`roots`, `call`, `optimizer` ...) and whether the step is traced; only where it says
+        screen: for silent checks that are asked at every step: a cheap look that comes before anything else. Gets the run's
+            notes, the moment, its facts (`roots`, `call`, `optimizer` ...) and whether the step is traced; only where it says
             True is an incident made and the rule asked. No op probe is on. Rules that name the same function share one look.
         idle, ahead: for silent checks of untraced steps (`gradguard.runtime.fast_path`): whether the rule has no business in the step that
             begins; and of which backward calls it needs only the loss. A rule with neither has every step looked at the long way.
@@ -60,7 +62,7 @@ class Rule:
     severity: Severity = "error"
     traced_only: bool = False
     screen: Screen | None = field(default=None, repr=False)
-    idle: Callable[[dict[str, Any]], bool] | None = field(default=None, repr=False)
+    idle: Callable[[Notes], bool] | None = field(default=None, repr=False)
     ahead: Ahead | None = field(default=None, repr=False)
 
     @property
@@ -73,12 +75,3 @@ class Rule:
         """The rule's page: the docstring of its file."""
         module = sys.modules[self.recognise.__module__]
         return inspect.cleandoc(module.__doc__ or "")
-
-
-def options_of(memory: dict[str, Any], rule: Rule) -> Any:
-    """A rule's thresholds and windows (the pydantic model `Options` in its file), as the guard's settings have them.
-
-    Args:
-        memory: the guard's, which rules get with every question.
-    """
-    return memory["options"](rule)

@@ -13,6 +13,7 @@ from gradguard.analysis.places.source import ResolvedSite, dotted, function_def,
 from gradguard.analysis.program.expressions import inside
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import UNKNOWN, follow, function_code, in_class, peek, unwrapped
+from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.monitors.lightning_fits import Fit
 
 
@@ -100,7 +101,7 @@ def toggled_twice(incident: Incident) -> bool:
     for view in incident.frames:
         state = peek(view.locals.get("self"), "_param_requires_grad_state", None)
         if type(state) is dict and state:
-            books = incident.memory["ledger"].books.values()
+            books = incident.notes[Ledger].books.values()
             return not any(p.requires_grad for p in state) and not any(book.frozen for book in books)
     return False
 

@@ -18,6 +18,7 @@ from gradguard.core.callsite import CallSite
 from gradguard.core.diagnosis import Role, SourceSpan, TensorFacts
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.safe_read import attributes, parameters_in, store_of
+from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.monitors.optimizer_books import Book
 
 _LISTED = 4
@@ -155,7 +156,7 @@ def roots_of(parameters: Iterable[torch.Tensor], names: Names) -> list[str]:
 def cast(incident: Incident, parameters: list[torch.Tensor]) -> CallSite | None:
     """Where a module that has one of the parameters was last cast to a 16-bit type."""
     wanted = {id(p) for p in parameters}
-    casts: list[tuple[weakref.ref[Any], CallSite | None]] = incident.memory["ledger"].casts
+    casts: list[tuple[weakref.ref[Any], CallSite | None]] = incident.notes[Ledger].casts
     alive = ((module, site) for ref, site in reversed(casts) if (module := ref()) is not None)
     return next((site for module, site in alive if any(id(p) in wanted for p in parameters_in(module))), None)
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gradguard.analysis.incident import Incident
 from gradguard.config.settings import Settings, wanted_color
@@ -24,9 +24,13 @@ from gradguard.reporting.terminal.render import render_for_error, render_verifie
 from gradguard.reporting.tracebacks import shorten, show_if_uncaught, take_back_hook
 from gradguard.rules.base import Rule
 from gradguard.rules.registry import rules_for
+from gradguard.runtime.recent_events import recent_events
 from gradguard.runtime.rerun.reachable_state import aloud
 from gradguard.runtime.run import Run
 from gradguard.torch_compat.private_api import OtherRanksNeeded, this_rank_only
+
+if TYPE_CHECKING:
+    from gradguard.reporting.html.report import HtmlReport
 
 _LOGGER = logging.getLogger("gradguard")
 # called with every diagnosis that any guard of this process makes known, before it is
@@ -56,6 +60,7 @@ class Diagnoser:
 
     Attributes:
         report: where diagnoses are written, one JSON object each; None where nowhere.
+        page: the page they are drawn on; None where there is none.
         held: the diagnoses of a step that may be run again, which are not said before it has been (`rerun.guarded_step`).
         aside: a note on every diagnosis of a step that is run again.
         launched: whether `gradguard run` shows what leaves the program itself.
@@ -64,11 +69,16 @@ class Diagnoser:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.report = None if settings.report is None else JsonlReport(settings.report)
+        self.page: HtmlReport | None = None
+        if settings.html is not None:
+            from gradguard.reporting.html.report import HtmlReport  # late: few runs write a page
+
+            self.page = HtmlReport(settings.html)
         self.held: list[tuple[Diagnosis, Exception]] | None = None
         self.aside: str | None = None
         self.launched = False
         self._found: deque[Diagnosis] = deque(maxlen=1_000)
-        self._unwritable: JsonlReport | None = None  # could not be written, which was said
+        self._unwritable: list[JsonlReport | HtmlReport] = []  # could not be written, which was said
 
     @property
     def found(self) -> list[Diagnosis]:
@@ -92,6 +102,7 @@ class Diagnoser:
             return
         action = run.policy.action_for(diagnosis, raised=True)
         if action == "raise":
+            diagnosis = self._with_evidence(diagnosis, incident, run)
             if self.held is not None and isinstance(error, Exception):
                 self.held.append((diagnosis, error))  # `step` looks closer before anything is said
                 return
@@ -128,7 +139,8 @@ class Diagnoser:
                 run.depth.incident()
             action = run.policy.action_for(diagnosis, raised=False)
             if action == "raise":
-                diagnosis = self.verified(diagnosis.model_copy(update={"severity": "error"}))  # it ends the run
+                diagnosis = self._with_evidence(diagnosis, incident, run).model_copy(update={"severity": "error"})  # it ends the run
+                diagnosis = self.verified(diagnosis)
                 run.raised[diagnosis.title()] += 1
                 self.announce()
                 raise GradGuardError(self.record(diagnosis, faults), diagnosis)
@@ -176,6 +188,8 @@ class Diagnoser:
                 _LOGGER.warning("%s", render_verified(diagnosis, verified, unicode=False))
                 if self.report is not None and ranks.rank() is None:
                     self.report.revise(diagnosis, verified, render_for_error(verified))
+                if self.page is not None:
+                    self.page.revise(diagnosis, verified)
             except internal_error() as fault:
                 say("the verification", "what it found is not shown", fault)
 
@@ -184,7 +198,7 @@ class Diagnoser:
         if self.settings.traceback == "full":
             take_back_hook()
         elif not self.launched:
-            show_if_uncaught(wanted_color(self.settings))
+            show_if_uncaught(wanted_color(self.settings), self.settings.verbosity)
 
     def shorten(self, error: BaseException | None, trace: TracebackType | None = None) -> None:
         """Leaves a diagnosed error with the program's frames, unless all of them are wanted (`gradguard.reporting.tracebacks`)."""
@@ -212,6 +226,10 @@ class Diagnoser:
                 if self.aside is not None:
                     updates["notes"] = [*found.notes, self.aside]
                 try:
+                    updates["breadcrumbs"] = found.breadcrumbs or recent_events(incident.journal)
+                except internal_error() as fault:
+                    say("the list of events before a diagnosis", "it is left out", fault)
+                try:
                     updates["fixes"] = completed(found.fixes, rule.docs)
                     updates["alternatives"] = [
                         each.model_copy(update={"fixes": completed(each.fixes, rule.docs)}) for each in found.alternatives
@@ -237,12 +255,32 @@ class Diagnoser:
                 self.report.write(diagnosis, text)
             except internal_error() as fault:
                 self._report_failed(self.report, fault)
+        if self.page is not None and not again:
+            try:
+                self.page.write(diagnosis)
+            except internal_error() as fault:
+                self._report_failed(self.page, fault)
         return text
 
-    def _report_failed(self, report: JsonlReport, fault: Exception) -> None:
-        """Says once that lines of the report are missing; what is found is shown all the same."""
-        if report is not self._unwritable:
-            self._unwritable = report
+    def _with_evidence(self, diagnosis: Diagnosis, incident: Incident, run: Run) -> Diagnosis:
+        """The diagnosis with what its page draws, which can only be seen now; as it is where no page is wanted."""
+        if self.page is None:
+            return diagnosis
+        try:
+            from gradguard.runtime.evidence import gathered  # late: few runs write a page
+
+            with this_rank_only():
+                return diagnosis.with_evidence(gathered(diagnosis, incident, run))
+        except internal_error(OtherRanksNeeded):
+            return diagnosis
+        except internal_error() as fault:
+            say("the HTML report", "a diagnosis stands there without pictures", fault)
+            return diagnosis
+
+    def _report_failed(self, report: JsonlReport | HtmlReport, fault: Exception) -> None:
+        """Says once that a report is incomplete; what is found is shown all the same."""
+        if report not in self._unwritable:
+            self._unwritable.append(report)
             _LOGGER.error("gradguard cannot write its report %s; what it finds is shown all the same (%s)", report.path, fault)
 
     def _told_elsewhere(self, diagnosis: Diagnosis, faults: FaultHandler) -> bool:
@@ -260,6 +298,7 @@ class Diagnoser:
         if speaker.knows(diagnosis):
             speaker.count(diagnosis)
             return
+        diagnosis = self._with_evidence(diagnosis, incident, run)
         text = self.record(diagnosis, faults)
         with aloud():
             if self._told_elsewhere(diagnosis, faults):

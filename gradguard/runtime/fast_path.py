@@ -42,7 +42,9 @@ def set_off(session: Any, run: Run) -> Coast | None:
     """A calm step begins: how far it may be coasted from here; None where that is not worth a list."""
     depth = run.depth.ahead()
     steps, backwards = idle_ledger.ahead(run.ledger)
-    calls = run.calm.calls(run.memory)
+    if run.metrics is not None:
+        steps = min(steps, run.metrics.ahead(run.ledger))
+    calls = run.calm.calls(run.notes)
     if min(depth, steps, backwards) < 2 or not calls:
         return None
     optimizers = {key: book.habit.unlike for key, book in run.ledger.books.items()}
@@ -87,7 +89,7 @@ def tell(coast: Coast, journal: Journal, step: int) -> Told:
     journal.backward_count = calls
     for place in sorted(newest, key=newest.__getitem__):  # the newest call's last: it is the one that rules may be asked about
         for tell in told:
-            tell(run.memory, place, newest[place], losses[place])
+            tell(run.notes, place, newest[place], losses[place])
     journal.step = step
     if coast.opened == len(log):
         ledger.opened()

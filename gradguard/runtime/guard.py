@@ -18,7 +18,7 @@ from gradguard.config.settings import Settings, settings_for
 from gradguard.core import ranks
 from gradguard.core.callsite import CallSite, user_frame
 from gradguard.core.diagnosis import Diagnosis
-from gradguard.core.errors import GradGuardError
+from gradguard.core.errors import ConfigError, GradGuardError
 from gradguard.core.foreign_exceptions import internal_error, is_internal
 from gradguard.core.safe_read import UNKNOWN, in_class
 from gradguard.instrumentation import tensor_refs
@@ -27,9 +27,11 @@ from gradguard.instrumentation.refusals import reserve
 from gradguard.probes import collective_ring, replicas, torch_functions
 from gradguard.reporting.jsonl import JsonlReport
 from gradguard.reporting.tracebacks import take_back_hook
+from gradguard.reporting.writers import Writer, as_function
 from gradguard.runtime import rank_watch, workers
 from gradguard.runtime.decorator import decorated
 from gradguard.runtime.diagnoser import Diagnoser
+from gradguard.runtime.metric_writing import MetricWriting
 from gradguard.runtime.rerun.guarded_step import run_step
 from gradguard.runtime.run import Run
 from gradguard.runtime.session import Session, current_session
@@ -55,10 +57,15 @@ class Guard:
         config: a YAML file with settings.
         report: a file that gets one JSON object a diagnosis.
         settings: ready-made `Settings`, in place of everything else.
+        writer: gets how often each cause was met, and gradient norms by layer: an object with `add_scalar(tag, value, step)`
+            (TensorBoard), `log_metrics(metrics, step=)` (Lightning's loggers, `mlflow`) or `log(metrics, step=)` (Weights & Biases), or a
+            function of metrics and step. Steps are those of the optimizer, from 1.
+        write_every: optimizer steps between two writings, each of which waits for the device once.
         overrides: further settings by name, such as `trace__every=500`.
 
     Raises:
         ConfigError: a setting, file or level that does not exist or fit; the message says where and what would be right.
+        TypeError: an object that is no model or optimizer, or a writer that takes no numbers.
 
     Example:
         >>> with gradguard():
@@ -73,12 +80,18 @@ class Guard:
         config: str | os.PathLike[str] | None = None,
         report: str | os.PathLike[str] | None = None,
         settings: Settings | None = None,
+        writer: Writer | None = None,
+        write_every: int = 50,
         **overrides: Any,
     ) -> None:
         self.models: list[nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self.watch(*objects)
         self.settings = settings if settings is not None else settings_for(level, config, report, overrides)
+        self._writer, self._write = writer, None if writer is None else as_function(writer)
+        if type(write_every) is not int or write_every < 1:
+            raise ConfigError(f"write_every={write_every!r}: a number of optimizer steps, 1 or more")
+        self._write_every = write_every
         self.diagnoser = Diagnoser(self.settings)
         self.made_at: CallSite | None = None
         try:
@@ -196,6 +209,8 @@ class Guard:
                 last = self._last = (session, self._run_in(session))
             run = last[1]
             run.entries += 1
+            if self._write is not None and (run.metrics is None or run.metrics.writer is not self._writer):
+                run.metrics = MetricWriting(self._writer, self._write, self._write_every, self.models)
             self._open.append(last)
             session.open(self)
             rank_watch.entered(self, session)
@@ -222,8 +237,10 @@ class Guard:
                 if (steps >= _LOOP or (steps and run.entries == 1) or session.spans_a_loop()) and len(session.guards) == 1:
                     session.closing(sys._getframe(1))
                     run.tell_repeats()
+                    run.tell_metrics()
             elif isinstance(error, KeyboardInterrupt) and len(session.guards) == 1:
                 session.catch_up()
+                rank_watch.interrupted(error)
                 opened[1].interrupted()
             elif isinstance(error, GradGuardError):
                 self.diagnoser.shorten(error)
@@ -240,6 +257,7 @@ class Guard:
         finally:
             try:
                 if leaving is not None and opened is not None and len(opened[0].guards) == 1:
+                    opened[1].tell_metrics()
                     rank_watch.failed(leaving)
                 if opened is None:
                     self.leave()
@@ -269,6 +287,8 @@ class Guard:
         finally:
             if opened in self._open:
                 self._open.remove(opened)
+            if not session.guards:
+                rank_watch.left()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorates a step function: each call runs under the guard; a generator while it runs, a coroutine until it is done."""

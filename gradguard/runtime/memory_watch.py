@@ -18,7 +18,7 @@ from gradguard.core.memory_report import DeviceMemory, MemoryReport
 from gradguard.instrumentation.facts import SavedFact
 from gradguard.instrumentation.journal import Journal
 from gradguard.instrumentation.tensor_refs import UncountedRef
-from gradguard.probes.saved_tensor_hooks import SavedTensors
+from gradguard.probes.saved_tensor_hooks import Evaluations, SavedTensors
 
 _FIRST = 4  # moments of a run that are always looked at: optimizers get their state at the first step
 _AGAIN = 64  # of the moments that are no fuller than the fullest one, one in so many is looked at
@@ -33,7 +33,7 @@ class MemoryWatch:
         self.account: Account | None = None  # at the fullest moment
         self.step = 0
         self.moment = ""
-        self.evaluation = 0
+        self.evaluations = Evaluations()
         self._saved = -1  # bytes that the probe knew of then
         self._seen = 0
         self._process: int | None = None
@@ -57,7 +57,6 @@ class MemoryWatch:
 
     def step_ends(self, saving: SavedTensors, journal: Journal) -> None:
         """A step is over: whether there was a fuller moment than that at which its backward began."""
-        self.evaluation = saving.evaluation
         if saving.peak > max(self._saved, 0):
             self._look(saving.peak, journal, (), "in forward", saving.at_peak())
 
@@ -87,7 +86,7 @@ class MemoryWatch:
             self.step,
             self.moment,
             gradients=self._gradients,
-            evaluation=self.evaluation,
+            evaluation=self.evaluations.most,
             process=self._process,
             devices=self._devices,
         )

@@ -8,6 +8,7 @@ It answers other ranks that ask where this one is, and asks itself when this ran
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 import threading
@@ -34,11 +35,15 @@ from gradguard.monitors.rank_exchange import Exchange, Here, Stall, job_store
 from gradguard.probes.collective_ring import Watched, ring
 from gradguard.rules.base import Rule
 from gradguard.rules.registry import rules_for
+from gradguard.runtime.position_signal import Bell
 
 _EVERY = 1.0  # seconds between two looks
+_SHORTEST = 0.05
 _QUIET = 2  # looks without a new collective after which others may be waiting for this rank
+_ASKED = 3.0  # seconds after a signal in which a rank that waits is seen to
 _LATER = 3.0  # times the patience: when a rank that was slow is looked at again
 _OTHERS = 4.0  # seconds that another has to say what it finds
+_LOGGER = logging.getLogger("gradguard")
 _FAMILY = ("GG707", "GG708", "GG709")
 
 
@@ -61,6 +66,8 @@ class Watch:
         self._at: Any = None  # the instruction at which the training thread was, at the last look
         self._still = self._moved  # when that was last seen to have changed
         self._asked: tuple[Any, float] | None = None  # what was asked about last, and when to ask again
+        self.bell = Bell(self._trains_in_main)
+        self._rung: float | None = None  # when the signal was found
         self._own = threading.Thread(target=self._run, name="gradguard-ranks", daemon=True)
         self._own.start()
 
@@ -74,6 +81,10 @@ class Watch:
         """A guard is entered in the thread that trains."""
         self._guard = weakref.ref(guard)
 
+    def _trains_in_main(self) -> bool:
+        session = self._session()
+        return self._thread == threading.main_thread().ident and session is not None and bool(session.guards)
+
     def _run(self) -> None:
         try:
             exchange = Exchange(job_store(), dist.get_rank(), dist.get_world_size())
@@ -81,9 +92,10 @@ class Watch:
             Here.exchange = exchange
             ranks.Claims.claim = exchange.claim
             self.ready.set()
-            while not self._stop.wait(_EVERY):
+            while not self._stop.wait(self._pause()):
                 if not dist.is_initialized():
                     return
+                self.bell.hang()
                 self._look(exchange)
         except internal_error() as fault:
             # without its keeper the store is of no use, which is no fault
@@ -91,6 +103,12 @@ class Watch:
                 say("the watch over the ranks", "a hang of several ranks is not explained", fault)
         finally:
             self.ready.set()
+            self.bell.close()
+
+    def _pause(self) -> float:
+        """Seconds until the next look: a second, or less where the patience ends before."""
+        left = self._patience - (time.monotonic() - self._moved)
+        return min(_EVERY, left) if left > _SHORTEST else _EVERY
 
     def _look(self, exchange: Exchange) -> None:
         now = time.monotonic()
@@ -103,12 +121,22 @@ class Watch:
         if at != self._at:
             self._at, self._still = at, now
         del frame
+        if self.bell.rung() and self._rung is None:
+            self._rung = now
         if quiet < _QUIET * _EVERY * 0.9:
+            if self._rung is not None and now - self._rung > _ASKED:  # it moves, and the others do not look for questions either
+                self._rung = None
+                _log("asked by SIGUSR1", [self._here(quiet)])
             return
         while exchange.asked():
             pinned = exchange.pinned
             exchange.answer(pinned[0] if pinned is not None and pinned[1] == ring.begun else self._here(quiet))
             self._asked = (seen, now + max(self._patience, _OTHERS))  # one rank is enough to tell
+        if self._rung is not None:
+            self._rung = None
+            own = self._here(quiet)
+            _log("asked by SIGUSR1", self._tell(exchange.gather(own), own))
+            return
         if quiet < self._patience or (self._asked is not None and self._asked[0] == seen and now < self._asked[1]):
             return
         own = self._here(quiet)
@@ -119,8 +147,24 @@ class Watch:
         stall = Stall(None, own, exchange.gather(own), error=False)
         if ring.begun != seen[0]:
             return
-        _judged(guard, session, stall, self._thread)
+        _judged(guard, session, stall)
         self._asked = (seen, time.monotonic() + max(times * quiet, self._patience))
+
+    def _tell(self, positions: dict[int, rank_positions.Position], own: rank_positions.Position) -> list[rank_positions.Position]:
+        """Judges the ranks' positions as one of those sees it that wait, this one first; the positions."""
+        guard, session = self._guard(), self._session()
+        waiting = [each for each in (own, *positions.values()) if each.state == "waits"]
+        if waiting and guard is not None and session is not None and guard in session.guards:
+            _judged(guard, session, Stall(None, waiting[0], positions, error=False))
+        return [each for _, each in sorted(positions.items())]
+
+    def interrupted(self, error: BaseException) -> None:
+        """The program is interrupted: if nothing has moved for a while, the ranks' positions are judged before that goes on."""
+        exchange = Here.exchange
+        if exchange is not None and time.monotonic() - self._moved >= _QUIET * _EVERY:
+            own = rank_positions.interrupted(error, exchange.step)
+            exchange.pinned = (own, ring.begun)
+            self._tell(exchange.gather(own, once=True), own)
 
     def _here(self, quiet: float) -> rank_positions.Position:
         session = self._session()
@@ -137,10 +181,15 @@ class _Faults:
         say(" and ".join(f"rule {rule.code}" for rule in rules) or "the watch over the ranks", "a hang is not explained", error)
 
 
-def _judged(guard: Any, session: Any, stall: Stall, thread: int) -> None:
+def _log(why: str, positions: list[rank_positions.Position]) -> None:
+    """Writes down where ranks are."""
+    _LOGGER.warning("%s: %s", why, "; ".join(map(str, positions)))
+
+
+def _judged(guard: Any, session: Any, stall: Stall) -> None:
     """Says what keeps this rank waiting, if a rule can tell."""
     run = guard.run_of(session)
-    incident = Incident("finding", "ranks", Journal(), tuple, step=stall.own.step, memory=run.memory, finding=stall)
+    incident = Incident("finding", "ranks", Journal(), tuple, step=stall.own.step, notes=run.notes, finding=stall)
     rules = tuple(rule for rule in rules_for("finding") if rule.code in _FAMILY and run.asks(rule, raised=False))
     try:
         guard.diagnoser.noticed(rules, incident, run, _Faults())
@@ -188,7 +237,7 @@ def _ending(frame: FrameType) -> None:
 
 def failed(error: BaseException) -> None:
     """An exception leaves the outermost guard."""
-    if _watch is None or not isinstance(error, Exception):
+    if _watch is None or isinstance(error, GeneratorExit):
         return
     tb, sites = error.__traceback__, list[CallSite]()
     while tb is not None:
@@ -197,11 +246,31 @@ def failed(error: BaseException) -> None:
     diagnosis = error.diagnosis if isinstance(error, GradGuardError) else None
     text = message_of(error) if diagnosis is None else diagnosis.torch_message or ""
     lost = ranks.is_lost_connection(text)
-    said = f"{type(error).__name__}: {text}" if diagnosis is None else f"{diagnosis.code} {diagnosis.name}: {diagnosis.headline}"
+    said = (
+        f"{type(error).__name__}: {text}".removesuffix(": ")
+        if diagnosis is None
+        else f"{diagnosis.code} {diagnosis.name}: {diagnosis.headline}"
+    )
+    state: rank_positions.State = "finished" if isinstance(error, SystemExit) else "failed"
     try:
-        _end("failed", rank_positions.users(reversed(sites)), said.partition("\n")[0], lost)
+        _end(state, rank_positions.users(reversed(sites)), said.partition("\n")[0], lost)
     except internal_error() as fault:
         say("the watch over the ranks", "other ranks do not know that this one has failed", fault)
+
+
+def left() -> None:
+    """The outermost guard is left."""
+    if _watch is not None:
+        _watch.bell.remove()
+
+
+def interrupted(error: BaseException) -> None:
+    """A KeyboardInterrupt leaves the outermost guard."""
+    if _watch is not None:
+        try:
+            _watch.interrupted(error)
+        except internal_error() as fault:
+            say("the watch over the ranks", "a hang is not explained", fault)
 
 
 def finished() -> None:
@@ -227,7 +296,7 @@ def _end(state: rank_positions.State, sites: Iterable[CallSite], error: str = ""
             exchange.end(rank_positions.ended(state, sites, exchange.step, error, lost))
     except internal_error(RuntimeError):  # the rank that keeps the store has ended
         pass
-    Here.over = state == "failed"
+    Here.over = bool(error)
 
 
 def _forget(seconds: float = 0.0) -> None:
@@ -239,6 +308,8 @@ def _forget(seconds: float = 0.0) -> None:
     Here.exchange, Here.over = None, False
     ranks.Claims.claim = _nobody
     ring.on = False
+    if ring.file is not None:
+        ring.file.remove()
     ring.reset()
 
 
@@ -248,6 +319,8 @@ def _nobody(key: str) -> None: ...
 def _in_child() -> None:
     """A forked process is no rank yet, and has no thread of its parent's."""
     global _watch
+    if _watch is not None:
+        _watch.bell.close()
     _watch = None
     Here.exchange, Here.over = None, False
     ranks.Claims.claim = _nobody

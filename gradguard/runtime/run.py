@@ -22,10 +22,11 @@ from gradguard.core.callsite import CallSite
 from gradguard.core.errors import GradGuardError, GradGuardWarning
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.moments import Moment
+from gradguard.core.notes import Notes
 from gradguard.instrumentation.fault_barrier import mute, say, unmute
 from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.reporting.terminal.layout import clean, one_line
-from gradguard.reporting.terminal.render import wants_color
+from gradguard.reporting.terminal.render import encodable, terminal_width, wants_color
 from gradguard.reporting.user_warnings import Speaker
 from gradguard.rules.base import Rule, Screen
 from gradguard.rules.registry import get_rule, rules_for
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from gradguard.instrumentation.journal import Journal
     from gradguard.runtime.memory_watch import MemoryWatch
+    from gradguard.runtime.metric_writing import MetricWriting
     from gradguard.runtime.summary import RunSummary
 
 logger = logging.getLogger("gradguard")
@@ -57,17 +59,19 @@ class Run:
         self._close = close
         self.policy = Policy(settings)
         self.depth = Depth(settings)
-        self.speaker = Speaker(wanted_color(settings))
+        self.speaker = Speaker(wanted_color(settings), settings.verbosity)
         self.suppressions = Suppressions()
         self.repeats = Repeats()
         policy = self.policy
-        self.ledger = Ledger(cache(lambda code: policy.options(get_rule(code))), settings.summary)
-        self.memory: dict[str, Any] = {"ledger": self.ledger, "options": self.policy.options}
+        self.ledger = Ledger(cache(lambda code: policy.options(get_rule(code))), settings.summary or settings.html is not None)
+        self.notes = Notes(self.policy.options)
+        self.notes.put(self.ledger)
         self._told = 0  # repeats that were summed up already
         self._finished = False
         self._memory_told = False
         self._summed = 0  # the entry at whose end a summary was printed
         self.raised: Counter[str] = Counter()  # diagnoses that were raised, by title
+        self.metrics: MetricWriting | None = None  # where a writer is given
         self.blind = False  # after a fault of gradguard's own: nothing is traced
         self.muted: list[Any] = []  # parts that failed and do nothing in this run
         self._left_out: set[Rule] = set()  # rules that have failed
@@ -126,7 +130,8 @@ class Run:
         if getattr(part, "failed", False):  # it does nothing any more
             return
         if part is self.ledger:
-            self.ledger = self.memory["ledger"] = part.unwritten()
+            self.ledger = part.unwritten()
+            self.notes.put(self.ledger)
         mute(part)
         self.muted.append(part)
 
@@ -146,6 +151,8 @@ class Run:
         repeats = sum(diagnosis.repeats for diagnosis in self.speaker.said())
         if repeats > self._told:
             self._told = repeats
+            if self.settings.verbosity == "quiet" and not logger.hasHandlers():  # logging's last resort prints them
+                return
             for line in self.speaker.summary_lines():
                 logger.warning("%s", line)
 
@@ -182,6 +189,7 @@ class Run:
     def interrupted(self) -> None:
         """Ctrl-C: what is known of the run so far is told; what only a whole run would show is not judged."""
         if not self._finished:
+            self.tell_metrics()
             self.tell_repeats()
             self._tell_summary()
             self.tell_memory()
@@ -190,6 +198,11 @@ class Run:
         """An exception ends the run, and the program may live on: it has no end to judge when the process ends."""
         self.interrupted()
         self._finished = True
+
+    def tell_metrics(self) -> None:
+        """The run ends, or is broken off: the writer, where there is one, gets what was found since it was told last."""
+        if self.metrics is not None:
+            self.metrics.tell_rest(self)
 
     def summary(self) -> RunSummary:
         """The run so far. Norms and names are there when `summary: true` was set from the start."""
@@ -221,14 +234,16 @@ class Run:
 
                 self._memory_told = True
                 color = wanted_color(self.settings)
-                text = render_memory(report, color=wants_color(sys.stderr) if color is None else color)
-                print(text, file=sys.stderr)
+                color = wants_color(sys.stderr) if color is None else color
+                print(encodable(render_memory(report, color, terminal_width()), sys.stderr), file=sys.stderr)
 
     def finish(self) -> None:
         """The end of the run: repeats, and (where the settings ask for it) comments that silenced nothing."""
         if self._finished:
             return
         self._finished = True
+        self.tell_metrics()
+        self.metrics = None
         self.tell_repeats()
         self._tell_summary()
         self.tell_memory()

@@ -42,7 +42,7 @@ from gradguard.probes.listeners import local, set_coast, set_listener
 from gradguard.probes.operators import OpProbe
 from gradguard.probes.saved_tensor_hooks import SavedTensors
 from gradguard.probes.step_protocol import forget_blocks, watch_forwards
-from gradguard.rules.base import SKIP, Rule
+from gradguard.rules.base import Rule, SkipStep
 from gradguard.runtime import fast_path
 from gradguard.runtime.backward_calls import backward_fact, inputs_of, is_same_call, roots_of
 from gradguard.runtime.diagnoser import Diagnoser
@@ -50,12 +50,13 @@ from gradguard.runtime.module_hooks import ModuleHooks
 from gradguard.runtime.op_tracing import OpTracing
 from gradguard.runtime.run import Run
 from gradguard.runtime.step_skipping import Withheld, give_back_gradients, withhold_gradients
-from gradguard.torch_compat.private_api import can_trace_ops, compiles_backward, in_backward, quiet, sequence_number
+from gradguard.torch_compat.private_api import can_trace_ops, compiles_backward, held_here, in_backward, quiet, sequence_number
 from gradguard.torch_compat.saved_tensors import SHOWN
 
 if TYPE_CHECKING:
     from gradguard.config.settings import Settings
     from gradguard.instrumentation.event_buffer import Coast
+    from gradguard.runtime.metric_writing import MetricWriting
 
 _BACKWARDS_PER_STEP = 64
 _HANDED_ON = OpProbe.__torch_function__.__code__
@@ -287,7 +288,7 @@ class Session:
         if self._switch_saving() or on or run.blind or not run.ledger.asleep:
             return
         try:
-            self._calm = run.calm.begins(run.memory)
+            self._calm = run.calm.begins(run.notes)
             if self._calm and not self.depth and not self._withheld and self._coast is None:
                 self._coast = fast_path.set_off(self, run)
                 set_coast(self._coast)
@@ -317,6 +318,7 @@ class Session:
         if wanted != saving.on:
             saving.switch(wanted and not local.compiled)
         if wanted:
+            saving.evaluations = self.run.watch.evaluations if settings.memory else None
             if settings.memory:
                 self.run.watch.step_ends(saving, self.journal)
             saving.begin_step()
@@ -428,7 +430,7 @@ class Session:
         """A torch call of the user's raised."""
         if is_refusal(error):  # told where it leaves the guard: programs try again with a smaller batch
             with reserve.given_up(error):
-                note_refused(self.run.memory, error, refused(func, args, kwargs, graphs_now(self.journal)))
+                note_refused(self.run.notes, error, refused(func, args, kwargs, graphs_now(self.journal)))
             return
         if isinstance(error, GradGuardError) or not isinstance(error, (RuntimeError, TypeError, ValueError, IndexError)):
             return
@@ -477,7 +479,7 @@ class Session:
             traced=self.tracing,
             step=self.run.ledger.turn(self.step - 1 if self.ended and self.step > 1 else self.step, self.ended),
             models=tuple(self.guard.models),
-            memory=self.run.memory,
+            notes=self.run.notes,
             **facts,
         )
 
@@ -486,10 +488,10 @@ class Session:
         run, traced = self.run, self.tracing
         with quiet():
             asked: list[Rule] = []
-            memory = run.memory
+            notes = run.notes
             for screen, rules in run.screens(moment, traced):
                 try:
-                    if screen is None or screen(memory, moment, facts, traced):
+                    if screen is None or screen(notes, moment, facts, traced):
                         asked += rules
                 except internal_error() as fault:
                     self.fault(fault, rules)
@@ -569,6 +571,8 @@ class Session:
             if call is not None and self.tracing and self.run.settings.trace.node_hooks and not compiles_backward():
                 with self.lookout, quiet():
                     watch = NodeWatch(nodes_from(root_nodes(roots)), self.journal, call.index)
+            if compiles_backward() and (verdict := self._refused(kind, roots, args, kwargs)) is not None:
+                raise RuntimeError(verdict)
             self.depth = depth + 1
             result = original(*args, **kwargs)
         except BaseException as error:
@@ -585,6 +589,15 @@ class Session:
                 watch.remove()
         self._end(call, frame, roots, outermost, result)
         return result
+
+    def _refused(self, kind: str, roots: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        """PyTorch's words of a value under gradguard's hooks that was modified since it was saved: a backward pass that is compiled as a
+        whole takes the hook for one that hands the tensor on (`unpack_in_graphs`), and looks at no version."""
+        with self.lookout, quiet():
+            if not inputs_of(kind, args, kwargs):  # else some nodes may not be asked
+                held = (packed for node in nodes_from(root_nodes(roots)) for packed in held_here(node))
+                return next((verdict for packed in held if (verdict := packed.verdict()) is not None), None)
+        return None
 
     def _begin(self, call: BackwardFact, frame: FrameType, roots: tuple[Any, ...], depth: int, outermost: bool) -> None:
         """A backward call is about to run."""
@@ -677,7 +690,7 @@ class Session:
         """Function.apply makes its node outside any torch call: the op probe does not see it."""
         if cls.__name__ == "CheckpointFunction":
             with self.lookout:
-                self._judge_all(checkpoints.reentrant(self.run.memory, args, site_of(frame)), frame)
+                self._judge_all(checkpoints.reentrant(self.run.notes, args, site_of(frame)), frame)
         before = sequence_number()
         result = original(cls, *args, **kwargs)
         with self.lookout:
@@ -709,8 +722,7 @@ class Session:
             return
         with self.lookout:
             self.moment("before_step", "optimizer", sys._getframe(2), optimizer=optimizer, args=args, kwargs=kwargs)
-            if SKIP in self.run.memory:
-                del self.run.memory[SKIP]
+            if self.run.notes.pop(SkipStep) is not None:
                 withhold_gradients(optimizer, self._withheld)
                 self.run.skipped += 1
         with self.shield:
@@ -728,8 +740,18 @@ class Session:
             journal.later(fact)
         with self.shield:
             self._stepped(frame, optimizer, site)
+        if self.run.metrics is not None:
+            self._write_metrics(self.run.metrics, optimizer)
         with self.shield:
             self.begin_step()
+
+    def _write_metrics(self, metrics: MetricWriting, optimizer: Any) -> None:
+        run, norms = self.run, None
+        book = run.ledger.books.get(id(optimizer))
+        if book is not None and metrics.due(book):
+            with self.lookout:
+                norms = metrics.norms(book)
+            metrics.tell(run, book.steps, norms)  # in the open: it is the program's own
 
     def _stepped(self, frame: FrameType, optimizer: Any, site: CallSite | None) -> None:
         ledger = self.run.ledger
@@ -746,13 +768,14 @@ class Session:
         """Non-reentrant checkpointing begins: what the function reads beside its arguments must stay as it is."""
         with self.lookout:
             preserve = args[0] if args else kwargs.get("preserve_rng_state")
-            found = checkpoints.begins(self.run.memory, self.journal, function, preserve, site_of(frame))
+            found = checkpoints.begins(self.run.notes, self.journal, function, preserve, site_of(frame))
             self._judge_all(found, frame)
 
     def protocol(self, happening: str, frame: FrameType, *facts: Any) -> None:
         """Something that the ledger of the step protocol keeps account of."""
         with self.shield:
-            if happening == "zeroed" and self.run.ledger.asleep:
+            ledger = self.run.ledger
+            if happening == "zeroed" and ledger.asleep and ledger.recorder is None:
                 return
             if happening == "made" or (happening == "switched" and facts[1] != facts[2]):
                 self.run.depth.changed = True  # a new optimizer; from train to eval or back

@@ -89,9 +89,9 @@ def summary_of(ledger: Ledger, skipped: int, found: dict[str, int], ignored: dic
 
 def _optimizer(record: OptimizerRecord) -> OptimizerSummary:
     norms = [
-        LayerNorms(layer=layer, first=values[0], median=_median(values), last=values[-1])
-        for layer, values in record.norms.items()
-        if values
+        LayerNorms(layer=layer, first=recorded[0][1], median=_median([norm for _, norm in recorded]), last=recorded[-1][1])
+        for layer, recorded in record.norms.items()
+        if recorded
     ]
     return OptimizerSummary(
         type_name=record.type_name,

@@ -15,6 +15,7 @@ from types import CodeType, FunctionType
 from typing import Any, Literal, cast
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gradguard.core.foreign_exceptions import internal_error
@@ -98,6 +99,16 @@ def unremarkable_is_compiling() -> Callable[[], bool]:
     except internal_error():  # until 2.5 there is no way to tell Dynamo
         return is_compiling
     return copy
+
+
+def unpack_in_graphs() -> None:
+    """Dynamo, which has been imported, takes gradguard's unpack hook for one that hands the tensor on: it reads the hook where a backward
+    pass is compiled through a graph that was made before."""
+    source = "def unpack(packed): return packed.tensor if packed.hook is None else packed.hook[0](packed.hook[1])"
+    try:
+        torch.compiler.substitute_in_graph(unpack)(like(torch.optim.Optimizer.register_step_pre_hook, source))
+    except internal_error():  # until 2.5 there is no way to tell Dynamo
+        pass
 
 
 # The part of Dynamo that is C's, which is there before Dynamo is imported.
@@ -400,6 +411,11 @@ def storage_key(tensor: torch.Tensor) -> int | None:
         return None
 
 
+def storage_ref(tensor: torch.Tensor) -> StorageWeakRef:
+    """Keeps the `storage_key` of a tensor from being another storage's, and none of its memory."""
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+
+
 def memory_of(tensor: torch.Tensor) -> list[tuple[int, int]]:
     """The storages behind a tensor, as pairs of `storage_key` and bytes: one of an ordinary tensor, several of a sparse one."""
     if tensor.layout == torch.strided:
@@ -522,6 +538,17 @@ def saved_data(slot: Any) -> torch.Tensor | None:
     if type(data) is Packed:
         data = data.tensor
     return data if isinstance(data, torch.Tensor) and has_memory(data) else None
+
+
+def held_here(node: Any) -> Iterator[Packed]:
+    """What gradguard's own hook holds of a node."""
+    for _, slot in saved_slots(node):
+        try:
+            packed = slot if type(slot) is Packed else slot.data
+        except internal_error():
+            continue
+        if type(packed) is Packed:
+            yield packed
 
 
 def waits_for_its_result(node: Any) -> bool:

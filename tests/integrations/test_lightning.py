@@ -557,6 +557,25 @@ def test_counts_go_to_the_loggers_and_the_report_to_the_log_folder(tmp_path: Pat
     assert (Path(logger.log_dir) / "gradguard.jsonl").read_text().count("\n") == 1
 
 
+def test_gradient_norms_go_to_the_loggers(tmp_path: Path) -> None:
+    pl = lightning()
+    from pytorch_lightning.loggers import CSVLogger
+
+    ends = []
+    for guards in ([], [callback(log_every_n_steps=4, gradient_norms=True)], [callback(log_every_n_steps=4)]):
+        logger = CSVLogger(tmp_path, version=len(ends))
+        pl.seed_everything(0)
+        module = regressor(pl)
+        trainer(pl, tmp_path, *guards, logger=logger).fit(module, loader())
+        logger.save()
+        ends.append((weights(module), Path(logger.log_dir) / "metrics.csv"))
+    assert all(torch.equal(a, b) for a, b in zip(ends[0][0], ends[1][0], strict=True))
+    rows = list(csv.DictReader(ends[1][1].open()))
+    told = [int(row["step"]) for row in rows if any(value and "grad_norm" in name for name, value in row.items())]
+    assert told[:3] == [1, 4, 8]
+    assert "gradguard/grad_norm/" in ends[1][1].read_text() and "grad_norm" not in ends[2][1].read_text()
+
+
 def test_state_survives_a_checkpoint(tmp_path: Path) -> None:
     pl = lightning()
 

@@ -56,6 +56,21 @@ def test_training_ends_with_the_same_weights(options: dict[str, Any], tmp_path: 
     assert callbacks[0].guard.run.depth.steps >= 3
 
 
+def test_numbers_go_where_the_trainers_own_go(tmp_path: Path) -> None:
+    ends = []
+    for guard in (callback(), callback(log_every_n_steps=2)):
+        trained = model()
+        training = trainer(tmp_path, trained, rows(), guard)
+        training.train()
+        told = [row for row in training.state.log_history if any(name.startswith("gradguard/") for name in row)]
+        ends.append(([p.detach().clone() for p in trained.parameters()], told))
+    assert all(torch.equal(a, b) for a, b in zip(ends[0][0], ends[1][0], strict=True))
+    assert ends[0][1] == []  # nothing unless it is asked for
+    assert [row["step"] for row in ends[1][1]] == [1, 2, 4, 6]
+    for row in ends[1][1]:
+        assert row["gradguard/diagnoses"] == 0 and row["gradguard/grad_norm/pre_classifier"] > 0
+
+
 def test_a_failing_step_is_diagnosed(tmp_path: Path) -> None:
     trained = model()
     trained.pre_classifier.register_forward_hook(lambda module, args, output: torch.sigmoid(output).add_(1))

@@ -13,7 +13,19 @@ import pytest
 from gradguard import gradguard
 from gradguard.core.diagnosis import Diagnosis, SourceSpan
 from gradguard.core.errors import ConfigError
-from gradguard.reporting.jsonl import JsonlReport, begin_anew, to_record
+from gradguard.core.memory_report import HeldByLine, HeldByName, MemoryReport, Saving
+from gradguard.reporting.jsonl import (
+    MEMORY_VERSION,
+    REPORT_VERSION,
+    JsonlReport,
+    ReportError,
+    begin_anew,
+    from_record,
+    memory_records,
+    read_report,
+    to_record,
+)
+from gradguard.reporting.report_schema import memory_schema, report_schema
 
 MESSAGE = "error[GG101]: `重み` was changed\n\n" + "x" * 20_000
 
@@ -28,8 +40,8 @@ def records(path):
 
 def test_a_record_is_the_diagnosis_and_its_message(story):
     record = to_record(story, "the text")
-    assert record.pop("message") == "the text"
-    assert Diagnosis.model_validate(record) == story
+    assert from_record(record) == story
+    assert record["message"] == "the text" and record["schema_version"] == REPORT_VERSION
     assert record["code"] == "GG101" and record["name"] == "inplace-modified-saved-tensor"
     assert record["culprit"]["file"].endswith("train.py")
     assert (record["culprit"]["line"], record["culprit"]["end_line"]) == (19, 19)
@@ -136,3 +148,98 @@ def test_a_report_is_appended_to_or_begun_anew(tmp_path):
     begin_anew(link)
     assert link.is_symlink() and path.read_text() == ""
     assert sorted(each.name for each in tmp_path.iterdir()) == ["link.jsonl", "report.jsonl"]
+
+
+def check_schema(value, schema, root):
+    """Asserts what these schemas say of a value: types, enumerations, required and known properties."""
+    if "$ref" in schema:
+        schema = root["$defs"][schema["$ref"].rpartition("/")[2]]
+    if "anyOf" in schema:
+        errors = []
+        for option in schema["anyOf"]:
+            try:
+                return check_schema(value, option, root)
+            except AssertionError as error:
+                errors.append(error)
+        raise AssertionError(errors)
+    if "const" in schema:
+        assert value == schema["const"]
+    if "enum" in schema:
+        assert value in schema["enum"]
+    types = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool, "null": type(None), "number": (int, float)}
+    if "type" in schema:
+        assert isinstance(value, types[schema["type"]]), (value, schema)
+    if schema.get("type") == "array":
+        for each in value:
+            check_schema(each, schema["items"], root)
+    if "properties" in schema:
+        assert set(schema.get("required", ())) <= value.keys()
+        assert schema["additionalProperties"] is False and value.keys() <= schema["properties"].keys(), value.keys()
+        for name, each in value.items():
+            check_schema(each, schema["properties"][name], root)
+    return None
+
+
+def test_a_line_is_what_its_schema_says(story):
+    schema = report_schema()
+    check_schema(json.loads(json.dumps(to_record(story, "text"))), schema, schema)
+    assert {"code", "schema_version", "message"} <= set(schema["required"])
+    assert schema["properties"]["schema_version"]["const"] == REPORT_VERSION
+    with pytest.raises(AssertionError):
+        check_schema({**to_record(story, "text"), "severity": "fatal"}, schema, schema)
+    assert all("description" in entry for entry in schema["properties"].values())
+
+
+def test_a_memory_report_is_what_its_schema_says():
+    report = MemoryReport(
+        step=1,
+        moment="as backward began",
+        kinds={"saved": 8},
+        lines=[HeldByLine(nbytes=8, tensors=1, file="train.py", line=3)],
+        modules=[HeldByName(nbytes=8, tensors=1, name="model")],
+        operations=[HeldByName(nbytes=8, tensors=1, name=None)],
+        savings=[Saving(title="less", nbytes=4)],
+    )
+    schema = memory_schema()
+    lines = list(memory_records(report))
+    assert [line["memory"] for line in lines] == ["sums", "line", "module", "operation", "saving"]
+    for line in lines:
+        assert line["schema_version"] == MEMORY_VERSION
+        check_schema(line, schema, schema)
+    assert {entry["properties"]["memory"]["const"] for entry in schema["$defs"].values() if "memory" in entry["properties"]} == {
+        line["memory"] for line in lines
+    }
+
+
+def test_a_reader_says_why_a_report_cannot_be_read(tmp_path, story):
+    path = tmp_path / "r.jsonl"
+    good = json.dumps(to_record(story, "text"))
+    old = {key: value for key, value in to_record(story, "text").items() if key != "schema_version"}
+    newer = {**to_record(story, "text"), "schema_version": REPORT_VERSION + 1}
+    for line, told in (
+        (json.dumps(old), "was written by an older gradguard (no version in its lines, and this one reads version 1): run the program"),
+        (json.dumps(newer), "was written by a newer gradguard (version 2 in its lines, and this one reads version 1): install the"),
+        (json.dumps({**to_record(story, ""), "confidence": "so-so"}), "is no report that gradguard wrote (confidence: Input should be"),
+        (json.dumps({**to_record(story, ""), "extra": 1}), "is no report that gradguard wrote (extra: Extra inputs"),
+        ('{"memory":"sums","schema_version":1}', "is a memory report, which has no diagnoses"),
+        ("[]", "is no report of `gradguard run --report`"),
+        ("{", "is no report of `gradguard run --report` (no JSON)"),
+    ):
+        path.write_text(f"{good}\n\n{line}\n")
+        with pytest.raises(ReportError) as raised:
+            read_report(path)
+        assert str(raised.value).startswith(f"{path}:3 {told}"), raised.value
+    path.write_text(good + "\n")
+    assert read_report(path) == [story]
+    with pytest.raises(ReportError, match="No such file"):
+        read_report(tmp_path / "none.jsonl")
+
+
+def test_a_line_is_written_anew_in_its_place(tmp_path):
+    path = tmp_path / "r.jsonl"
+    report = JsonlReport(path)
+    first, second = diagnosis(step=1), diagnosis(step=2)
+    report.write(first, "one")
+    report.write(second, "two")
+    report.revise(first, first.model_copy(update={"notes": ["more"]}), "one, revised")
+    assert [(line["step"], line["message"], line["notes"]) for line in records(path)] == [(1, "one, revised", ["more"]), (2, "two", [])]

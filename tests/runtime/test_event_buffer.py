@@ -20,6 +20,7 @@ from torch import nn
 
 from gradguard import gradguard
 from gradguard.instrumentation.journal import current_journal
+from gradguard.monitors.numerics import Numbers
 from gradguard.probes import replicas
 from gradguard.probes.listeners import local
 from gradguard.runtime import fast_path
@@ -263,7 +264,7 @@ def _known(program: Callable[[Guard], Training], level: str) -> tuple[Training, 
         training = program(guard)
     session.catch_up()
     ledger = guard.run.ledger
-    numbers = guard.run.memory["numerics"]
+    numbers = guard.run.notes[Numbers]
     known = {
         "steps": (ledger.steps, ledger.backwards, session.step - step, guard.run.depth.steps, guard.run.depth.sizes),
         "backwards": [

@@ -357,3 +357,41 @@ def test_inductor(level: str) -> None:
 
     assert train(level) == train(None)
     assert not counters["graph_break"]
+
+
+@pytest.mark.parametrize("settings", [{"level": "forensic"}, {"level": "watch", "memory": True}], ids=["forensic", "memory"])
+def test_a_backward_that_alone_is_compiled_as_a_whole(settings: dict[str, Any]) -> None:
+    """The graph was made before, and gradguard's hooks hold what it has saved."""
+
+    def train(guard: Any) -> list[Any]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        net, counter, found = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)), CompileCounterWithBackend("eager"), []
+        with guard:
+            for _ in range(3):
+                loss = net(torch.randn(4, 6)).exp().mean()
+                with torch._dynamo.compiled_autograd._enable(torch.compile(backend=counter, fullgraph=True)):
+                    loss.backward()
+                found.append([bits(parameter.grad) for parameter in net.parameters() if parameter.grad is not None])
+                net.zero_grad()
+            hidden = net[0](torch.randn(4, 6)).tanh()
+            hidden.mul_(2)
+            with torch._dynamo.compiled_autograd._enable(torch.compile(backend=counter, fullgraph=True)):
+                with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                    hidden.sum().backward()
+        return [*found, counter.frame_count]
+
+    overrides = dict(settings)
+    assert train(guarding(overrides.pop("level"), **overrides)) == train(nullcontext())
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_graph_that_takes_no_hooks(backend: str, level: str) -> None:
+    """The graph itself runs where Dynamo compiles nothing, and that does not end the compiled function."""
+
+    def run(guard: Any) -> float:
+        torch._dynamo.reset()
+        with guard:
+            return torch.compile(lambda x: torch.func.grad(torch.sin)(x.sum()), backend=backend, fullgraph=True)(torch.ones(3)).item()
+
+    assert run(guarding(level)) == run(nullcontext())

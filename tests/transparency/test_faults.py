@@ -245,3 +245,28 @@ def test_the_values_of_fake_tensors_are_not_read() -> None:
     assert GraphValues([result.grad_fn], [fake]).output(result.grad_fn) is None
     assert plain(torch.ones(2)) is not None
     assert plain(torch.ones(0)) is not None
+
+
+def test_gradients_made_in_inference_mode_are_gradients_like_others(level: str) -> None:
+    """They have no version counter: asked for it, PyTorch raises."""
+
+    def run() -> list[Any]:
+        torch.manual_seed(0)
+        net = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        for turn in range(18):
+            optimizer.zero_grad()
+            if turn % 3:
+                net(torch.randn(3, 4)).pow(2).mean().backward()
+            with torch.inference_mode():
+                for parameter in net.parameters():
+                    parameter.grad = torch.ones_like(parameter) * turn if parameter.grad is None else parameter.grad * 0.5
+            torch.nn.utils.clip_grad_norm_([parameter for parameter in net.parameters() if not parameter.grad.is_inference()], 1.0)
+            _ = [parameter.grad + 1 for parameter in net.parameters()]
+            optimizer.step()
+        return [bits(parameter) for parameter in net.parameters()]
+
+    bare = run()
+    with guarding(level) as guard:
+        assert run() == bare
+    assert not current_session().faulty and not guard.run.muted and not guard.diagnoses

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dis
 import signal
 import sys
-from collections.abc import Iterator
-from types import CodeType, FrameType
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch import nn
 
 from gradguard.core.callsite import PACKAGE_DIR
 from gradguard.instrumentation.fault_barrier import Shield
+from gradguard.probes import compilers, diversions, torch_functions, warning_attribution
 from gradguard.probes.operators import OpProbe
 from gradguard.runtime.op_tracing import OpTracing
 from gradguard.runtime.session import Session, current_session
@@ -28,6 +30,12 @@ _WATCHED = {
     for name, function in vars(kind).items()
     if hasattr(function, "__code__") and name != "__init__"
 } | {each.__code__ for each in (OpProbe._mode_call, OpProbe._mode_switch, Session.trace, Session.begin_step, Session.close)}
+_INSTALLING = {
+    function.__code__
+    for owner in (torch_functions, diversions, warning_attribution, diversions.Diversion, diversions.Surrounding)
+    for function in vars(owner).values()
+    if isinstance(function, FunctionType) and function.__code__.co_filename == getattr(sys.modules[function.__module__], "__file__", "")
+} | {compilers.install.__code__, compilers._exchange.__code__}
 
 
 class TimeUp(Exception):
@@ -59,7 +67,7 @@ def _train(level: str) -> None:
         _step(net, optimizer)
 
 
-def _run(level: str, seen: list[Place], target: Place | None) -> None:
+def _run(program: Callable[[], None], watched: set[CodeType], seen: list[Place], target: Place | None) -> None:
     """Notes the places, or raises at the first that is the target."""
     before: dict[int, int] = {}
 
@@ -78,7 +86,7 @@ def _run(level: str, seen: list[Place], target: Place | None) -> None:
         return opcode
 
     def call(frame: FrameType, event: str, argument: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(PACKAGE_DIR) or frame.f_code not in _WATCHED:
+        if not frame.f_code.co_filename.startswith(PACKAGE_DIR) or frame.f_code not in watched:
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         before.pop(id(frame), None)
@@ -87,7 +95,7 @@ def _run(level: str, seen: list[Place], target: Place | None) -> None:
     tracer = sys.gettrace()
     sys.settrace(call)
     try:
-        _train(level)
+        program()
     finally:
         sys.settrace(tracer)
 
@@ -95,14 +103,14 @@ def _run(level: str, seen: list[Place], target: Place | None) -> None:
 @pytest.mark.skipif(sys.gettrace() is not None, reason="a tracer is there already")
 def test_nothing_is_left_behind() -> None:
     seen: list[Place] = []
-    _run("forensic", seen, None)
+    _run(partial(_train, "forensic"), _WATCHED, seen, None)
     places = list(dict.fromkeys(seen))
     assert len(places) > 40
     wrong = []
     for place in places:
         arrived = False
         try:
-            _run("forensic", [], place)
+            _run(partial(_train, "forensic"), _WATCHED, [], place)
         except TimeUp:
             arrived = True
         left = (stack_length(), torch._C._is_torch_function_enabled(), torch.is_grad_enabled(), len(current_session().guards))
@@ -111,3 +119,34 @@ def test_nothing_is_left_behind() -> None:
         if not arrived or (left != (0, True, True, 0) and not as_bare):
             wrong.append((place[0].co_name, place[1], arrived, *left))
     assert not wrong
+
+
+def _enter() -> None:
+    with guarding("watch"):
+        pass
+
+
+@pytest.mark.skipif(sys.gettrace() is not None, reason="a tracer is there already")
+def test_a_first_guard_that_is_cut_short_is_entered_anew() -> None:
+    """What torch is watched at is put in place by the first guard of a process: all of it, or none."""
+    seen: list[Place] = []
+    torch_functions.uninstall()
+    _run(_enter, _INSTALLING, seen, None)
+    whole = _watched()
+    places = list(dict.fromkeys(seen))
+    assert len(places) > 100
+    wrong = []
+    for place in places[::6]:
+        torch_functions.uninstall()
+        with pytest.raises(TimeUp):
+            _run(_enter, _INSTALLING, [], place)
+        with guarding("watch") as guard:
+            assert _watched() == whole, place
+            _step(net := nn.Linear(4, 2), torch.optim.SGD(net.parameters(), lr=0.01))
+        if (guard.run.ledger.steps, guard.run.ledger.backwards) != (1, 1):
+            wrong.append((place[0].co_name, place[1]))
+    assert not wrong
+
+
+def _watched() -> tuple[int, ...]:
+    return tuple(map(len, (torch_functions._diverted, torch_functions._replaced, torch_functions._hooks)))

@@ -181,6 +181,7 @@ def test_what_cannot_be_surrounded_is_left_alone(tmp_path: Path) -> None:
             Surrounding(function, around)
         assert function.__code__ is code
     surrounding = Surrounding(_plain, around)
+    surrounding.begin()
     assert _plain(1) == (1, 2) and entered
     surrounding.end()
     assert _plain(1, other=3) == (1, 3) and len(entered) == 1

@@ -398,4 +398,3 @@ _BUILTINS: dict[str, Callable[..., Any]] = {
     "max": lambda self, *values: self._extreme(max, *values),
     "sorted": lambda self, value: self._extreme(sorted, value),
 }
-BUILTINS = frozenset(_BUILTINS)

@@ -20,6 +20,7 @@ from gradguard.analysis.memory.accounting import account, step_began
 from gradguard.core.account import Account
 from gradguard.core.callsite import USER_FILES
 from gradguard.core.foreign_exceptions import internal_error, was_raised_at
+from gradguard.core.notes import Notes
 from gradguard.core.safe_read import attributes, is_quiet, message_of
 from gradguard.instrumentation.refusals import Refused, is_refusal
 from gradguard.torch_compat.private_api import grad_fn_of, memory_of, node_sequence, saved_data, saved_slots
@@ -88,8 +89,8 @@ class Allocation:
     @cached_property
     def call(self) -> Refused | None:
         """The operator call that was refused, where its step was traced."""
-        noted = self._incident.memory.get(_NOTED)
-        return None if noted is None or noted[0] is not self.error.args else noted[1]
+        noted = self._incident.notes.get(_RefusedCall)
+        return None if noted is None or noted.arguments is not self.error.args else noted.call
 
     @cached_property
     def device(self) -> Device:
@@ -225,18 +226,26 @@ class Allocation:
 
 
 _NODES = 30_000
-_NOTED = "refused allocation"
 
 
-def note_refused(memory: dict[str, Any], error: BaseException, call: Refused | None) -> None:
+class _RefusedCall(NamedTuple):
+    """The operator call that an exception came out of, with what tells the exception."""
+
+    arguments: tuple[Any, ...]
+    call: Refused
+
+
+def note_refused(notes: Notes, error: BaseException, call: Refused | None) -> None:
     """Remembers the call that an exception came out of, the innermost of several.
 
     The exception is told by its arguments, which are a tuple of its own: itself it would keep the frames, and a word left on it would be
     pickled with it.
     """
-    noted = memory.get(_NOTED)
-    if call is not None and error.args and all(type(each) is str for each in error.args) and (noted is None or noted[0] is not error.args):
-        memory[_NOTED] = (error.args, call)
+    if call is None or not error.args or not all(type(each) is str for each in error.args):
+        return
+    noted = notes.get(_RefusedCall)
+    if noted is None or noted.arguments is not error.args:
+        notes.put(_RefusedCall(error.args, call))
 
 
 def graphs_now(journal: Journal) -> Account:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from gradguard.analysis.places.source import Loop, ResolvedSite, dotted, segment
 from gradguard.analysis.program.expressions import inside, last_part
-from gradguard.analysis.program.syntax import FUNCTIONS, parent_of
+from gradguard.analysis.program.syntax import FUNCTIONS, Source, parent_of
 
 
 class Skip(NamedTuple):
@@ -68,7 +68,7 @@ def _leaves(branch: ast.If) -> list[ast.stmt]:
     return last[:1]
 
 
-def _counters(loop: ast.For | ast.While) -> set[str]:
+def _counters(loop: Loop) -> set[str]:
     """Variables that count rounds: they are the same on every rank."""
     counted = [node for node in inside(loop, ast.AugAssign) if isinstance(node.value, ast.Constant)]
     found = {node.target.id for node in counted if isinstance(node.target, ast.Name)}
@@ -99,40 +99,85 @@ def inside_out(file: str, node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
         node, above = above, parent_of(file, above)
 
 
-def exhausts(loop: Loop) -> bool:
-    """Whether a loop ends only when there is nothing left to iterate over."""
-    if isinstance(loop, ast.While):
-        return False
-    inside: list[ast.AST] = list(loop.body)
-    while inside:
-        node = inside.pop()
-        if isinstance(node, (ast.Break, ast.Return)):
-            return False
+class Exits(NamedTuple):
+    """How a loop can end before its items do.
+
+    Attributes:
+        found: breaks and returns under a condition.
+        others: whether there are any under none that is known, such as a handler.
+        items: whether its items end it: a `for` loop, or one that a `StopIteration` leaves.
+        counted: whether its items are numbers of a range.
+    """
+
+    found: list[Skip]
+    others: bool
+    items: bool
+    counted: bool
+
+
+def exits(place: ResolvedSite, loop: Loop) -> Exits:
+    """How a loop can end; an exception that a handler around it catches is among the others."""
+    found: list[Skip] = []
+    others, items = _caught(place, loop), isinstance(loop, ast.For)
+    counters = _counters(loop)
+    for leave in _leaving(loop):
+        around = [above for _, above in inside_out(place.file, leave)]
+        near = next(above for above in around if isinstance(above, (ast.If, ast.ExceptHandler, ast.For, ast.While)))
+        if isinstance(near, ast.If):
+            if not _by_count(near.test, counters):
+                found.append(Skip(place.file, leave, near.test))
+        elif isinstance(near, ast.ExceptHandler) and near.type is not None and last_part(near.type) == "StopIteration":
+            items = True
+        else:
+            others = True
+    test = loop.test if isinstance(loop, ast.While) else None
+    others = others or (test is not None and not isinstance(test, ast.Constant))
+    counted = isinstance(loop, ast.For) and isinstance(loop.iter, ast.Call) and last_part(loop.iter.func) == "range"
+    return Exits(found, others, items, counted)
+
+
+def _leaving(loop: Loop) -> list[ast.Break | ast.Return]:
+    """The statements that leave a loop."""
+    found: list[ast.Break | ast.Return] = []
+    within: list[tuple[ast.AST, bool]] = [(node, True) for node in loop.body]
+    while within:
+        node, own = within.pop()
+        if isinstance(node, ast.Return) or (isinstance(node, ast.Break) and own):
+            found.append(node)
         if not isinstance(node, FUNCTIONS):
-            inside += ast.iter_child_nodes(node)
-    return True
+            own = own and not isinstance(node, (ast.For, ast.While, ast.AsyncFor))
+            within += [(child, own) for child in ast.iter_child_nodes(node)]
+    return found
 
 
-Branch = ast.If
+def _caught(place: ResolvedSite, loop: Loop) -> bool:
+    """Whether what an iteration raises can end the loop and no more: within the guard, which takes note of what leaves it."""
+    for child, above in inside_out(place.file, loop):
+        if isinstance(above, (ast.With, ast.AsyncWith)):
+            text = " ".join(ast.unparse(item.context_expr) for item in above.items)
+            if "guard" in text.lower():
+                return False
+            if "suppress" in text:
+                return True
+        elif (
+            isinstance(above, ast.Try) and child in above.body and not all(isinstance(each.body[-1], ast.Raise) for each in above.handlers)
+        ):
+            return True
+    return False
 
 
-def branches_around(place: ResolvedSite | None) -> list[Branch]:
+def branches_around(source: Source, node: ast.AST) -> list[ast.If]:
     """The `if` statements that a place stands in, innermost first; not `if __name__ == "__main__":`."""
-    node = None if place is None else place.node or place.statement
-    if place is None or place.source is None or node is None:
-        return []
-    return [above for above in place.source.ancestors(node) if isinstance(above, ast.If) and not _is_main(above)]
+    return [above for above in source.ancestors(node) if isinstance(above, ast.If) and not _is_main(above)]
 
 
 def _is_main(node: ast.If) -> bool:
     return any(name.id == "__name__" for name in inside(node.test, ast.Name))
 
 
-def block_of(site: ResolvedSite, node: ast.If) -> str | None:
+def block_of(source: Source, at: ast.AST, node: ast.If) -> str | None:
     """Which branch of the `if` a place stands in."""
-    if site.source is None or (at := site.node or site.statement) is None:
-        return None
     for name in ("body", "orelse"):
-        if any(site.source.stands_in(at, statement) for statement in getattr(node, name)):
+        if any(source.stands_in(at, statement) for statement in getattr(node, name)):
             return name
     return None

@@ -43,22 +43,8 @@ GROWING_METHODS = {
     *("push", "enqueue", "store", "__setitem__"),
 }  # fmt: skip
 _GROWING_CALLS = {"heapq.heappush", "heapq.heappushpop", "bisect.insort", "bisect.insort_left", "bisect.insort_right"}
-_THROUGH = {
-    "enumerate",
-    "zip",
-    "reversed",
-    "sorted",
-    "list",
-    "tuple",
-    "iter",
-    "map",
-    "filter",
-    "chain",
-    "islice",
-}  # give items of arguments
 _REGISTERING = ("register_parameter", "register_buffer", "register_module", "add_module")
 _OF_OBJECTS = ("__init__", "__call__", "forward")  # run by a call of a class or of an instance
-_ITEM_METHODS = {"values", "items", "pop", "popleft", "get", "popitem", "__getitem__"}
 
 
 def only(found: Collection[T]) -> T | None:
@@ -74,14 +60,6 @@ class Write(NamedTuple):
     """The object whose attribute it is, as written."""
     value: ast.expr | None
     """What is written; None where it is one of several things (an item of what a loop goes over, an augmented assignment)."""
-
-
-class ItemRead(NamedTuple):
-    """A place that reads items of a container."""
-
-    node: ast.expr
-    item: int | str | ast.expr | None
-    """The item's constant index or key, the expression that chooses it, or None for every item in turn."""
 
 
 class Growth(NamedTuple):
@@ -686,41 +664,6 @@ class Program:
                 return True
         return False
 
-    def item_reads(self, container: str) -> list[ItemRead]:
-        """The places that read items of a container by its name (`losses`, `self.heads`), in source order."""
-        found: list[ItemRead] = []
-        for read in self._named.get(container, ()):
-            above = self.source.parents.get(read)
-            if isinstance(above, ast.Subscript) and above.value is read and isinstance(above.ctx, ast.Load):
-                constants = self._constants(above.slice) if isinstance(above.slice, (ast.Constant, ast.Name)) else set()
-                one = only(constants)
-                whole = len(self.values(above.slice)) == len(constants) == 1
-                found.append(ItemRead(above, one if whole and isinstance(one, (int, str)) else above.slice))
-            elif isinstance(above, ast.Attribute) and above.attr in _ITEM_METHODS:
-                call = self.source.parents.get(above)
-                if isinstance(call, ast.Call) and call.func is above:
-                    key = call.args[0] if call.args and above.attr in ("get", "pop", "__getitem__") else None
-                    constant = key.value if isinstance(key, ast.Constant) and isinstance(key.value, (int, str)) else key
-                    found.append(ItemRead(call, constant))
-            elif self._goes_through(read):
-                found.append(ItemRead(read, None))
-        return found
-
-    def _goes_through(self, read: ast.expr) -> bool:
-        """Whether a read of a container goes through all its items: a loop, a comprehension, unpacking, `zip` and the like."""
-        child: ast.AST | None = read
-        above = self.source.parents.get(read)
-        while isinstance(above, (ast.Call, ast.Starred)):
-            if isinstance(above, ast.Call) and not any(name.rpartition(".")[2] in _THROUGH for name in self.names_of(above.func)):
-                return False
-            above, child = self.source.parents.get(above), above
-            if isinstance(child, ast.Starred):
-                return True
-        if isinstance(above, (ast.For, ast.AsyncFor, ast.comprehension)):
-            return above.iter is child
-        return isinstance(above, ast.Assign) and above.value is child and any(isinstance(t, (ast.Tuple, ast.List)) for t in above.targets)
-
-    @cached_property
     def _named(self) -> dict[str, list[ast.expr]]:
         found: dict[str, list[ast.expr]] = {}
         for node in self.source.parents:

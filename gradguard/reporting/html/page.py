@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from gradguard.core.diagnosis import Diagnosis
 from gradguard.reporting import wording
+from gradguard.reporting.html.charts import norms_picture, timeline_picture
+from gradguard.reporting.html.graph_picture import graph_picture, place_of
 from gradguard.reporting.html.template import TEMPLATE
 from gradguard.reporting.patch_lines import read_patch
 from gradguard.reporting.source_blocks import Block, Mark, build_blocks
@@ -19,6 +21,9 @@ from gradguard.reporting.terminal.layout import clean, one_line
 
 if TYPE_CHECKING:
     from jinja2 import Template
+
+
+MARK = "<!-- gradguard report -->"  # stands at the beginning of every page
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ class HtmlLine:
 @lru_cache(maxsize=1)
 def _template() -> Template:
     from jinja2 import Environment
+    from markupsafe import Markup
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.globals.update(
@@ -53,6 +59,10 @@ def _template() -> Template:
         newline="\n",
         paragraphs=paragraphs,
         ticks=ticks,
+        graph_picture=lambda part: Markup(graph_picture(part)),
+        norms_picture=lambda layers: Markup(norms_picture(layers)),
+        timeline_picture=lambda events: Markup(timeline_picture(events)),
+        place_of=place_of,
     )
     return environment.from_string(TEMPLATE)
 
@@ -127,7 +137,25 @@ def render_html(diagnoses: Sequence[Diagnosis], title: str = "gradguard") -> str
     Raises:
         ImportError: jinja2 is not installed (`pip install gradguard[report]`).
     """
-    return _render(list(diagnoses), title, page=True)
+    return assemble(diagnoses, [render_section(each, i) for i, each in enumerate(diagnoses, 1)], title)
+
+
+def render_section(diagnosis: Diagnosis, number: int | str) -> str:
+    """One diagnosis, the so-manieth of its page, for `assemble`.
+
+    Raises:
+        ImportError: jinja2 is not installed (`pip install gradguard[report]`).
+    """
+    return _loaded().module.show(diagnosis, number)  # type: ignore[attr-defined, no-any-return]
+
+
+def assemble(diagnoses: Sequence[Diagnosis], sections: Sequence[str], title: str, left_out: int = 0) -> str:
+    """A page of sections that are rendered already.
+
+    Args:
+        left_out: how many more diagnoses there were.
+    """
+    return _loaded().render(diagnoses=diagnoses, sections=sections, title=title, page=True, left_out=left_out, mark=MARK).lstrip("\n")
 
 
 def render_fragment(diagnosis: Diagnosis) -> str:
@@ -136,12 +164,11 @@ def render_fragment(diagnosis: Diagnosis) -> str:
     Raises:
         ImportError: jinja2 is not installed (`pip install gradguard[report]`).
     """
-    return _render([diagnosis], "", page=False)
+    return _loaded().render(sections=[render_section(diagnosis, "fragment")], page=False).lstrip("\n")
 
 
-def _render(diagnoses: list[Diagnosis], title: str, page: bool) -> str:
+def _loaded() -> Template:
     try:
-        template = _template()
+        return _template()
     except ImportError as error:
         raise ImportError("the HTML report needs jinja2: pip install gradguard[report]") from error
-    return template.render(diagnoses=diagnoses, title=title, page=page).lstrip("\n")

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import TextIO
+from typing import Literal, TextIO
 
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.core.foreign_exceptions import internal_error
@@ -24,12 +24,16 @@ from gradguard.reporting.wording import headline
 
 __all__ = ["headline", "print_diagnosis", "render", "render_for_error"]
 
-MIN_WIDTH, DEFAULT_WIDTH, MAX_WIDTH = 60, 100, 120
+Verbosity = Literal["quiet", "normal", "verbose"]
+
+MIN_WIDTH, DEFAULT_WIDTH, MAX_WIDTH = 40, 100, 120
+_PLAIN = str.maketrans({"–": "-", "—": "-", "’": "'", "‘": "'", "“": '"', "”": '"', "…": "...", "→": "->", "×": "x", "≤": "<=", "≥": ">="})
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z(])")
 COLUMN = 10  # where the text of "why:", "fix:" and the like begins
 
 # What is shown of long lists unless verbose; the rest is counted.
-PLACES, NOTES, TENSORS, FIXES, AVOID, CRUMBS, PATCH_LINES, TORCH_LINES = 5, 5, 6, 3, 3, 3, 12, 16
+PLACES, NOTES, TENSORS, FIXES, AVOID, PATCH_LINES, TORCH_LINES = 5, 5, 6, 3, 3, 12, 16
+LEAST_FACTS = 24  # cells that the facts of a tensor are given beside its name, or they stand below it
 
 
 def render(
@@ -40,27 +44,31 @@ def render(
     verbose: bool = False,
     unicode: bool | None = None,
     brief: bool = False,
+    wrapped: bool = False,
 ) -> str:
     """The diagnosis as text without a final newline.
 
     Args:
         width: in terminal cells; source lines are cut to it and prose is wrapped to it, at white space only. The headline,
-            patches, PyTorch's words and words longer than the width stick out rather than being broken.
+            patches, PyTorch's words and words longer than the width stick out rather than being broken (see `wrapped`).
         color: with ANSI colour codes.
         verbose: nothing is cut.
         unicode: draw with box characters; None: where the encoding of stderr is a Unicode one.
         brief: of PyTorch's words, the first sentence.
+        wrapped: the headline and PyTorch's words are wrapped too: on a terminal, which would break them in the midst of a word.
     """
     if unicode is None:
         unicode = _is_unicode(sys.stderr)
-    writer = _Writer(diagnosis, max(width, 40), verbose, UNICODE if unicode else ASCII)
+    writer = _Writer(diagnosis, max(width, MIN_WIDTH), verbose, UNICODE if unicode else ASCII, wrapped)
     writer.write_all(brief and not verbose)
     return "\n".join(paint(row, color) for row in writer.rows)
 
 
 def render_fixes(diagnosis: Diagnosis, *, width: int = DEFAULT_WIDTH, color: bool = False, unicode: bool | None = None) -> str:
     """The first line and the fixes alone: of a diagnosis that was shown before its fixes were tried."""
-    writer = _Writer(diagnosis, max(width, 40), False, UNICODE if (_is_unicode(sys.stderr) if unicode is None else unicode) else ASCII)
+    writer = _Writer(
+        diagnosis, max(width, MIN_WIDTH), False, UNICODE if (_is_unicode(sys.stderr) if unicode is None else unicode) else ASCII
+    )
     writer.write_fixes()
     return "\n".join(paint(row, color) for row in writer.rows)
 
@@ -72,8 +80,8 @@ def render_verified(before: Diagnosis, after: Diagnosis, *, width: int = DEFAULT
 
 
 class _Writer:
-    def __init__(self, diagnosis: Diagnosis, width: int, verbose: bool, glyphs: Glyphs) -> None:
-        self.diagnosis, self.width, self.verbose, self.glyphs = diagnosis, width, verbose, glyphs
+    def __init__(self, diagnosis: Diagnosis, width: int, verbose: bool, glyphs: Glyphs, wrapped: bool = False) -> None:
+        self.diagnosis, self.width, self.verbose, self.glyphs, self.wrapped = diagnosis, width, verbose, glyphs, wrapped
         self.rows: list[Row] = []
 
     def write_fixes(self) -> None:
@@ -98,7 +106,10 @@ class _Writer:
     def _title(self) -> None:
         diagnosis = self.diagnosis
         head = f"{diagnosis.severity}[{diagnosis.code}]"
-        self.rows.append([Segment(head, diagnosis.severity), Segment(wording.title(diagnosis)[len(head) :], "strong")])
+        title = wording.title(diagnosis)
+        first, *rest = wrap(title, self.width) if self.wrapped else [title]
+        self.rows.append([Segment(head, diagnosis.severity), Segment(first[len(head) :], "strong")])
+        self.rows.extend([Segment(line, "strong")] for line in rest)
 
     def _places(self) -> None:
         diagnosis = self.diagnosis
@@ -113,21 +124,32 @@ class _Writer:
         for index, block in enumerate(shown):
             if index:
                 self._blank()
-            self.rows.append(self._header(block, digits))
+            self.rows.extend(self._header(block, digits))
             self.rows.extend(snippet(block, self.width, digits, self.glyphs))
         if rest := blocks[len(shown) :]:
             text = f"and {len(rest)} more: {', '.join(block.place for block in rest)}"
             self.rows.extend([Segment(" " * (digits + 2) + line, "dim")] for line in wrap(text, self.width - digits - 2))
         self._blank()
 
-    def _header(self, block: Block, digits: int) -> Row:
-        row = [Segment(" " * (digits + 2))]
+    def _header(self, block: Block, digits: int) -> list[Row]:
+        """What the place is, where, and in which function; each on a row of its own where they do not fit beside each other."""
+        indent = Segment(" " * (digits + 2))
+        parts = [Segment(block.place, "path")]
         if block.culprit:
-            row.append(Segment(wording.CULPRIT[self.diagnosis.confidence] + ": ", "culprit"))
-        row.append(Segment(block.place, "path"))
+            parts.insert(0, Segment(wording.CULPRIT[self.diagnosis.confidence] + ":", "culprit"))
         if block.function and block.function != "<module>":
-            row.append(Segment(f" in {one_line(block.function)}"))
-        return row
+            parts.append(Segment(f"in {one_line(block.function)}"))
+        rows: list[Row] = []
+        used = 0
+        for part in parts:
+            size = cells(part.text)
+            if rows and used + 1 + size <= self.width:
+                rows[-1] += [Segment(" "), part]
+                used += 1 + size
+            else:
+                rows.append([indent, part])
+                used = len(indent.text) + size
+        return rows
 
     def _field(self, label: str, text: str, style: str = "label", *, text_style: str = "") -> None:
         """`  label:  text`, wrapped, with the text in one column."""
@@ -179,6 +201,8 @@ class _Writer:
         room = self._limit(PATCH_LINES)
         for patch in patches:
             rows = self._patch_rows(patch, len(patches) > 1)
+            if any(sum(cells(segment.text) for segment in row) > self.width for row in rows):  # further left there is room for more of it
+                rows = [[Segment(row[0].text.removeprefix(" " * COLUMN), row[0].style), *row[1:]] for row in rows]
             cut = rows if room is None else rows[:room]
             self.rows.extend(cut)
             if len(cut) < len(rows):
@@ -214,8 +238,7 @@ class _Writer:
         self._tensors()
         if when := wording.when(diagnosis):
             self._field("when", when)
-        crumbs = diagnosis.breadcrumbs if self.verbose else diagnosis.breadcrumbs[-CRUMBS:]
-        for index, crumb in enumerate(crumbs):
+        for index, crumb in enumerate(diagnosis.breadcrumbs if self.verbose else ()):
             self._field_below(crumb) if index else self._field("before", crumb)
         if repeats := wording.repeats(diagnosis):
             self._field("again", repeats)
@@ -225,8 +248,13 @@ class _Writer:
         tensors = self.diagnosis.tensors
         if not tensors:
             return
+        if self.verbose and self._tensor_table():
+            return
         shown = wording.tensor_rows(tensors, self.glyphs.arrow)[: self._limit(TENSORS)]
         column = max((cells(name) for name, _ in shown if cells(name) <= 32), default=0)
+        if COLUMN + column + 2 + LEAST_FACTS > self.width:
+            self._tensors_below(shown)
+            shown = []
         for index, (name, facts) in enumerate(shown):
             lead = "  tensor:" if not index else ""
             row = [Segment(f"{lead:<{COLUMN - 1}} ", "label"), Segment(name, "strong")]
@@ -235,9 +263,29 @@ class _Writer:
             if lines:
                 row.append(Segment(" " * (max(0, column - cells(name)) + 2) + lines[0]))
             self.rows.extend([Segment(" " * (COLUMN + max(column, cells(name)) + 2) + line)] for line in lines[1:])
-        if rest := tensors[len(shown) :]:
+        if rest := tensors[len(tensors if self.verbose else tensors[:TENSORS]) :]:
             names = ", ".join(name for name, _ in wording.tensor_rows(rest))
             self._field_below(f"and {len(rest)} more: {names}")
+
+    def _tensors_below(self, shown: list[tuple[str, str]]) -> None:
+        """Names, and below each what is known of it: where the two have no room beside each other."""
+        for index, (name, facts) in enumerate(shown):
+            lead = "" if index else "  tensor:"
+            self.rows.append([Segment(f"{lead:<{COLUMN - 1}} ", "label"), Segment(name, "strong")])
+            self.rows.extend([Segment(" " * (COLUMN + 2) + line)] for line in wrap(facts, self.width - COLUMN - 2))
+
+    def _tensor_table(self) -> bool:
+        """All facts in columns, where they fit."""
+        head, *table = wording.tensor_table(self.diagnosis.tensors, self.glyphs.arrow)
+        widths = [max(cells(row[i]) for row in [head, *table]) for i in range(len(head))]
+        if COLUMN + sum(widths) + 2 * (len(widths) - 1) > self.width:
+            return False
+        for index, row in enumerate([head, *table]):
+            texts = [text + " " * (width - cells(text) + 2) for text, width in zip(row, widths, strict=True)]
+            lead = "" if index else "  tensor:"
+            first = Segment(texts[0], "strong" if index else "dim")
+            self.rows.append([Segment(f"{lead:<{COLUMN - 1}} ", "label"), first, Segment("".join(texts[1:]), "" if index else "dim")])
+        return True
 
     def _torch(self, brief: bool) -> None:
         message = self.diagnosis.torch_message
@@ -248,12 +296,15 @@ class _Writer:
         whole = clean(message).strip("\n")
         text = _SENTENCE_END.split(whole, maxsplit=1)[0] if brief else whole
         lines = text.split("\n")
+        if self.wrapped:
+            lines = [part for line in lines for part in wrap(line, self.width - 4) or [""]]
         shown = lines[: self._limit(TORCH_LINES)]
         self.rows.extend([Segment("    " + line, "dim")] for line in shown)
         if hidden := len(lines) - len(shown):
             self.rows.append([Segment(f"    and {hidden} more lines", "dim")])
         elif text != whole:
-            self.rows.append([Segment("    (and more, in the exception's text and in the report)", "dim")])
+            more = "(and more, in the exception's text and in the report)"
+            self.rows.extend([Segment("    " + line, "dim")] for line in (wrap(more, self.width - 4) if self.wrapped else [more]))
 
 
 def render_for_error(diagnosis: Diagnosis) -> str:
@@ -261,30 +312,70 @@ def render_for_error(diagnosis: Diagnosis) -> str:
     return render(diagnosis, width=terminal_width(), unicode=False)
 
 
-def print_diagnosis(diagnosis: Diagnosis, file: TextIO | None = None, *, color: bool | None = None, verbose: bool = False) -> None:
+def render_line(diagnosis: Diagnosis, color: bool = False) -> str:
+    """The diagnosis in one line, `file:line: code headline`, which editors jump to."""
+    place = diagnosis.place
+    where = "" if place is None else f"{shown_path(place.file)}:{place.line}: "
+    return paint([Segment(where, "path"), Segment(diagnosis.code, diagnosis.severity), Segment(f" {one_line(diagnosis.headline)}")], color)
+
+
+def render_fix_line(diagnosis: Diagnosis) -> str:
+    """What trials have made of the first fix, in one line of the same form."""
+    place, fix = diagnosis.place, diagnosis.fixes[0]
+    where = "" if place is None else f"{shown_path(place.file)}:{place.line}: "
+    return f"{where}{diagnosis.code} fix: {wording.fix_title(fix)} ({wording.standing(fix)})"
+
+
+def render_as(
+    verbosity: Verbosity,
+    diagnosis: Diagnosis,
+    *,
+    width: int,
+    color: bool,
+    unicode: bool | None = None,
+    brief: bool = False,
+    wrapped: bool = False,
+) -> str:
+    """The diagnosis in one line, as a text, or as a text that nothing is left out of."""
+    if verbosity == "quiet":
+        return render_line(diagnosis, color)
+    return render(diagnosis, width=width, color=color, verbose=verbosity == "verbose", unicode=unicode, brief=brief, wrapped=wrapped)
+
+
+def print_diagnosis(
+    diagnosis: Diagnosis, file: TextIO | None = None, *, color: bool | None = None, verbosity: Verbosity = "normal"
+) -> None:
     """Print the diagnosis, to stderr unless told otherwise, in what the stream can show.
 
     Args:
         file: the stream; None: stderr as it is now.
         color: None: decided by `NO_COLOR`, `FORCE_COLOR`, `TERM` and whether the stream is a terminal.
-        verbose: nothing is cut.
+        verbosity: quiet: one line; verbose: nothing is cut.
     """
     stream = sys.stderr if file is None else file
     if stream is None:  # pythonw and some services have no stderr
         return
-    text = render(
+    text = render_as(
+        verbosity,
         diagnosis,
         width=terminal_width(stream),
         color=wants_color(stream) if color is None else color,
-        verbose=verbose,
         unicode=_is_unicode(stream),
         brief=True,
+        wrapped=is_terminal(stream),
     )
-    encoding = getattr(stream, "encoding", None)
-    if encoding:  # a name or a source line in characters that this stream does not have must not raise a second error
-        text = text.encode(encoding, "backslashreplace").decode(encoding)
-    stream.write(text + "\n")
+    stream.write(encodable(text, stream) + "\n")
     stream.flush()
+
+
+def encodable(text: str, stream: TextIO) -> str:
+    """The text in characters that the stream has: a name or a source line in others must not raise a second error."""
+    encoding = getattr(stream, "encoding", None)
+    if not encoding:
+        return text
+    if not _is_unicode(stream):
+        text = text.translate(_PLAIN)
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def wants_color(stream: TextIO) -> bool:
@@ -293,8 +384,11 @@ def wants_color(stream: TextIO) -> bool:
         return False
     if os.environ.get("FORCE_COLOR"):
         return True
-    if os.environ.get("TERM") == "dumb":
-        return False
+    return os.environ.get("TERM") != "dumb" and is_terminal(stream)
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether somebody looks at what is written to a stream as it comes."""
     try:
         return stream.isatty()
     except (AttributeError, ValueError):  # a closed stream, or an object that is no stream but can write
@@ -302,7 +396,7 @@ def wants_color(stream: TextIO) -> bool:
 
 
 def terminal_width(stream: TextIO | None = None) -> int:
-    """Cells to render in: `COLUMNS`, else the terminal's width, else 100; never under 60 or over 120."""
+    """Cells to render in: `COLUMNS`, else the terminal's width, else 100; never under 40 or over 120."""
     try:
         columns = int(os.environ.get("COLUMNS", ""))
     except ValueError:

@@ -58,7 +58,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
         return None
     standing = standings.standing(incident)
     ends = ranks.ends(wait=1.0)
-    if "raised" in ends.values() or (standing is not None and standing.failed):
+    if "raised" in ends.values() or (standing is not None and (standing.failed or standing.own.doing != standings.BACKWARD)):
         return None
     finished = sorted(index for index, outcome in ends.items() if outcome == "returned")
     found: list[skips.Skip] = []
@@ -67,8 +67,11 @@ def recognise(incident: Incident) -> Diagnosis | None:
         if place is None:
             continue
         found = _skips(place)
-        if found or place.enclosing_loops:  # what stands around the loop decides nothing within it
+        if place.enclosing_loops:  # what stands around the loop decides nothing within it
             break
+        if found and any((other := resolve(each.site)) is not None and other.enclosing_loops for each in incident.user_frames):
+            break
+        found = []
     if not found and not finished:
         return None
     if len(found) != 1 and standing is not None and standing.behind:  # GG707 knows where the others are

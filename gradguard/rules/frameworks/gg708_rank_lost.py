@@ -62,22 +62,25 @@ def _failed(standing: Standing) -> Diagnosis:
 
 def _gone(standing: Standing) -> Diagnosis | None:
     gone = standing.gone
-    if not gone:
+    if not gone or standing.difference() is not None:  # gloo ends a process that gets more than it expects: GG707
         return None
     few = [each.rank for each in gone]
     last = next((each for each in gone if each.place is not None), None)
-    where = f", last seen at {short(last.place)}" if last is not None and last.place is not None else ""
+    place = None if last is None else last.place
+    answered = place is not None and bool(place.function)  # what its file tells is the line of its last collective, and no more
+    where = "" if place is None else f", {'last seen' if answered else 'its last collective was'} at {short(place)}"
     does = "does not answer" if len(few) == 1 else "do not answer"
     it = "It has" if len(few) == 1 else "They have"
-    own = standing.own.place
+    own, waiting = standing.own.place, named(each.rank for each in standing.waiting)
     return Diagnosis(
         code=CODE,
         name=NAME,
         headline=f"{standing.waits()}; {named(few)} {does}{where}: gone or stopped",
-        culprit=None if last is None or last.place is None else span(last.place, f"{named(few)} was last seen here", "culprit"),
-        related=[]
-        if own is None
-        else [span(own, f"{named(each.rank for each in standing.waiting)} here, in {what(standing.own.doing or 'a collective')}")],
+        culprit=span(place, f"{named(few)} was last seen here", "culprit") if place is not None and answered else None,
+        related=[
+            *([span(own, f"{waiting} here, in {what(standing.own.doing or 'a collective')}")] if own is not None else []),
+            *([span(place, f"{named(few)} made its last collective here")] if place is not None and not answered else []),
+        ],
         explanation=f"{it} left no word of an exception: the process was killed (by the system for want of memory, by the scheduler, by a "
         "crash in C++), is stopped, or its machine is unreachable.",
         notes=_shapes(standing),

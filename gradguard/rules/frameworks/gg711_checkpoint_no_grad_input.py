@@ -25,6 +25,7 @@ input does. Under no_grad, in eval mode and for frozen modules it is silent.
 from __future__ import annotations
 
 import ast
+from typing import Any, NamedTuple
 
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import module_ast, resolve, span_of
@@ -37,15 +38,23 @@ CODE, NAME = "GG711", "checkpoint-no-grad-input"
 _CUT = ("does not require grad and does not have a grad_fn",)
 
 
+class _Seen(NamedTuple):
+    """What was found, and in which step."""
+
+    finding: Any
+    step: int
+
+
 def recognise(incident: Incident) -> Diagnosis | None:
     """The checkpoint call; also behind the error it causes when nothing else requires grad."""
     if incident.error is not None:
-        finding, step = incident.memory.get(CODE, (None, 0))
-        if finding is None or step != incident.journal.step:
+        seen = incident.notes.get(_Seen)
+        if seen is None or seen.step != incident.journal.step:
             return None
+        finding = seen.finding
     else:
         finding = incident.finding
-        incident.memory[CODE] = finding, incident.journal.step
+        incident.notes.put(_Seen(finding, incident.journal.step))
     place = resolve(finding.site)
     if place is None:
         return None

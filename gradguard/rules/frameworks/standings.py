@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -119,10 +119,24 @@ class Standing:
             ours, theirs = self._made(first), self._made(second)
             for number in sorted(ours.keys() & theirs.keys()):
                 a, b = ours[number], theirs[number]
-                alike = None in (a.shape, b.shape) or (a.shape == b.shape and a.dtype == b.dtype)
+                alike = None in (a.shape, b.shape) or (a.size == b.size and a.dtype == b.dtype)
                 if a.kind != b.kind or not alike:
                     return Difference(a, b, first, second)
         return None
+
+    def crossings(self) -> Iterator[Difference]:
+        """Collectives of the same number at two lines, one of which only one of the two ranks has come to: its place comes first."""
+        for other in self.positions:
+            pair = [(self.own, self._made(self.own)), (other, self._made(other))]
+            for number in sorted(pair[0][1].keys() & pair[1][1].keys()):
+                for (first, ours), (second, theirs) in (pair, pair[::-1]):
+                    a, b = ours[number], theirs[number]
+                    if (
+                        a.file
+                        and all(each.place != a.place for each in theirs.values())
+                        and any(each.place == b.place for each in ours.values())
+                    ):
+                        yield Difference(a, b, first, second)
 
     def _made(self, position: Position) -> dict[int, Past]:
         """A rank's last collectives in the group, by number; what DDP's reducer began is "backward"."""
@@ -163,7 +177,7 @@ def _state(position: Position) -> str:
         "waits": f"in {what(position.doing)}" if position.doing else "here",
         "finished": "finished here",
         "failed": "failed here",
-        "gone": "here when it last answered",
+        "gone": "last seen here",
         "runs": f"in {position.doing}" if position.doing else "here",
     }
     return several[position.state]
@@ -211,27 +225,40 @@ class LeftLoop(NamedTuple):
     Attributes:
         place: where the rank in it is.
         file, node: the loop.
-        exhausted: whether it can only have ended because its items did.
+        exits: how it can end.
     """
 
     place: ResolvedSite
     node: Loop
-    exhausted: bool
+    exits: skips.Exits
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether it can only have ended because its items did."""
+        return self.exits.items and not self.exits.found and not self.exits.others
+
+    @property
+    def broken_by(self) -> skips.Skip | None:
+        """The one statement that can have left it where its items are as many on every rank."""
+        exits = self.exits
+        return exits.found[0] if len(exits.found) == 1 and not exits.others and (exits.counted or not exits.items) else None
 
 
 def left_loop(waiting: Position, other: Position) -> LeftLoop | None:
     """The innermost loop around a waiting rank's line that another has left."""
     candidate: LeftLoop | None = None
+    if other.error:  # what it raised has ended it
+        return None
     for place in waiting.stack:
         site = at_line(place.file, place.line)
         loops = [] if site is None else site.enclosing_loops
         theirs = next((each for each in other.stack if (each.file, each.function) == (place.file, place.function)), None)
         if theirs is None:
             if candidate is None and loops and site is not None:
-                candidate = LeftLoop(site, loops[0], skips.exhausts(loops[0]))
+                candidate = LeftLoop(site, loops[0], skips.exits(site, loops[0]))
             continue
         for loop in loops:
             if theirs.line > (loop.end_lineno or 0) and site is not None:
-                return candidate or LeftLoop(site, loop, skips.exhausts(loop))
+                return candidate or LeftLoop(site, loop, skips.exits(site, loop))
         return candidate if theirs.line != place.line else None
     return candidate if other.state == "finished" else None

@@ -42,12 +42,12 @@ from gradguard.analysis.live.names import short_list
 from gradguard.analysis.places.sites import same_place, short
 from gradguard.core.callsite import CallSite
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.core.notes import Notes
 from gradguard.rules.base import Rule
 from gradguard.rules.gradient_path import additive
 from gradguard.torch_compat.private_api import node_sequence
 
 CODE, NAME = "GG310", "repeated-term"
-_SEEN = "GG310 seen"
 _TRIES = 12  # looks at the backward calls of one line
 _MOST = 2_000  # nodes
 _STARTS = ("Add", "Div", "Mul", "Sum", "Sub", "Mean", "Neg")
@@ -90,12 +90,16 @@ class Repeated:
     terms: list[tuple[Term, CallSite | None, tuple[CallSite, ...]]]
 
 
-def screen(memory: dict[str, Any], moment: str, facts: dict[str, Any], traced: bool) -> bool:
+class _Seen(dict[Any, tuple[int, Any]]):
+    """By the line of the backward call: how often it was looked at, and what was repeated there last."""
+
+
+def screen(notes: Notes, moment: str, facts: dict[str, Any], traced: bool) -> bool:
     """Whether the loss is a sum of something, and this line is still to be looked at."""
     call, roots = facts["call"], root_nodes(facts["roots"])
     if call is None or len(roots) != 1 or not roots[0].name().startswith(_STARTS):
         return False
-    return bool(memory.get(_SEEN, {}).get(call.site, (0, None))[0] < _TRIES)
+    return bool(notes[_Seen].get(call.site, (0, None))[0] < _TRIES)
 
 
 def find(incident: Incident) -> Repeated | None:
@@ -103,7 +107,7 @@ def find(incident: Incident) -> Repeated | None:
     call, roots = incident.call, incident.root_nodes
     if call is None or call.nested or call.create_graph or len(roots) != 1:
         return None
-    seen = incident.memory.setdefault(_SEEN, {})
+    seen = incident.notes[_Seen]
     looks, before = seen.get(call.site, (0, None))
     found = []
     for term in repeated(roots[0]):
@@ -211,7 +215,7 @@ def render(found: Repeated, incident: Incident) -> Diagnosis | None:
         headline=headline,
         culprit=last.statement_span(label, "culprit"),
         related=[*related[:3], *([] if incident.place is None else [incident.place.span("backward starts from this loss", "backward")])],
-        explanation=f"Sums lead from the loss to the same number by {term.times} ways, with the same weight: its gradient counts {times}.",
+        explanation=f"The loss is a sum that contains the same number {times}, with the same weight: its gradient counts {times}.",
         fixes=[Fix(title=title, safety="manual", detail=None if running else f"Where such a weight is meant, write it: `2 * {names[0]}`.")],
         confidence="likely",
     )

@@ -21,11 +21,14 @@ from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.analysis.program.expressions import inside
 from gradguard.core.diagnosis import Diagnosis, SourceSpan, TensorFacts
 from gradguard.core.foreign_exceptions import internal_error
+from gradguard.core.notes import Notes
 from gradguard.instrumentation.facts import Cut
 from gradguard.instrumentation.journal import current_journal
+from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.rules.gradient_path import in_play, patching, read_twice, wording
 from gradguard.rules.gradient_path.called_by_autograd import called_by_autograd, computed_at, with_grad
 from gradguard.rules.gradient_path.still_off import still_off
+from gradguard.rules.told import Told
 from gradguard.torch_compat.private_api import only_leaf
 
 MESSAGES = ("does not require grad and does not have a grad_fn",)
@@ -79,8 +82,10 @@ def _of_the_one_in_play(incident: Incident, found: list[Origin]) -> list[Origin]
 
     A Python number carries no memory of what it was, so that a product with one only knows of its other factor's past.
     """
-    ledger = incident.memory["ledger"]
-    owner = None if ledger.zeroed_by is None or ledger.last_zero[1] != ledger.backwards else ledger.zeroed_by()
+    ledger = incident.notes[Ledger]
+    owner = None
+    if ledger.zeroed_by is not None and ledger.last_zero is not None and ledger.last_zero[1] == ledger.backwards:
+        owner = ledger.zeroed_by()
     trained = [p for p in parameters_of(owner) if p.numel() == 1]
     if not trained or len(trained) != len(parameters_of(owner)):
         return []
@@ -167,7 +172,7 @@ def find(incident: Incident, root: torch.Tensor, leaf: bool = False) -> list[Ori
     return loss_expressions.origins_of_root(incident, leaf)
 
 
-def screen(memory: dict[str, Any], moment: str, facts: dict[str, Any], traced: bool) -> bool:
+def screen(notes: Notes, moment: str, facts: dict[str, Any], traced: bool) -> bool:
     """Before a backward that works there is something to say only of a root that is a leaf itself."""
     for root in facts["roots"]:  # noqa: SIM110  (a generator for `any` costs as much again, in every traced step)
         if getattr(root, "grad_fn", None) is None:
@@ -175,9 +180,9 @@ def screen(memory: dict[str, Any], moment: str, facts: dict[str, Any], traced: b
     return False
 
 
-def screen_fresh(memory: dict[str, Any], moment: str, facts: dict[str, Any], traced: bool) -> bool:
+def screen_fresh(notes: Notes, moment: str, facts: dict[str, Any], traced: bool) -> bool:
     """The same, and of a root that hangs on a fresh leaf."""
-    return screen(memory, moment, facts, traced) or (
+    return screen(notes, moment, facts, traced) or (
         current_journal().has_cuts and any(fresh_leaf(root) is not None for root in facts["roots"])
     )
 
@@ -219,7 +224,7 @@ def tell(incident: Incident, lost: LostPath, code: str) -> Diagnosis:
     if inside is not None:
         clause = f"{wording.computed(origin, root)} in `{inside.name}`, and {inside.clause}"
     if lost.silent:
-        incident.memory["fresh leaf told"] = True  # GG606 need not tell of the parameters that it keeps from gradients
+        incident.notes[Told].fresh_leaf = True  # GG606 need not tell of the parameters that it keeps from gradients
         what = "is" if lost.root.grad_fn is None else "is computed from"
         headline = f"backward() runs, but no gradient can reach any parameter: {in_words(root)} {what} a fresh leaf, since {clause}"
     else:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,22 +18,32 @@ from gradguard.analysis.places.sites import function_word, in_words, same_place,
 from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.analysis.program.expressions import inside
 from gradguard.core.diagnosis import Diagnosis
+from gradguard.core.notes import Notes
 from gradguard.instrumentation.facts import Cut
 from gradguard.instrumentation.journal import Journal, current_journal
 from gradguard.rules.gradient_path import additive, lost_path, patching, regraphed, terms, wording
 from gradguard.rules.gradient_path.additive import Region
 from gradguard.rules.gradient_path.sampled import sampled
+from gradguard.rules.told import Told
 from gradguard.torch_compat.private_api import node_sequence
 
 _TRIES = 12  # looks at one backward call's line in one run: the same line shows the same graph again and again
 
 
-def screen(memory: dict[str, Any], moment: str, facts: dict[str, Any], traced: bool) -> bool:
+@dataclass
+class _Looked:
+    """How often each backward call's line was looked at, and the lines at which the source was asked in vain."""
+
+    calls: Counter[Any] = field(default_factory=Counter)
+    in_vain: set[tuple[str, int]] = field(default_factory=set)
+
+
+def screen(notes: Notes, moment: str, facts: dict[str, Any], traced: bool) -> bool:
     """Whether a value without a path has gone into anything, and this line is still to be looked at."""
     journal, call = current_journal(), facts["call"]
     if call is None or not (journal.partial or journal.fed):
         return False
-    return bool(memory.get("GG308 looks", {}).get(call.site, 0) < _TRIES)
+    return bool(notes[_Looked].calls[call.site] < _TRIES)
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
@@ -46,11 +58,10 @@ def recognise(incident: Incident) -> Diagnosis | None:
     newest_fed = next(reversed(journal.fed), -1)
     if max(newest_partial, newest_fed) < since[1]:
         return None
-    looks: dict[Any, int] = incident.memory.setdefault("GG308 looks", {})
-    tries = looks.get(call.site, 0)
-    if tries >= _TRIES:
+    looks = incident.notes[_Looked].calls
+    if looks[call.site] >= _TRIES:
         return None
-    looks[call.site] = tries + 1
+    looks[call.site] += 1
     region = additive.region(nodes, journal.fed)
     found = None
     if newest_partial >= since[1]:
@@ -198,7 +209,7 @@ def _scaled(incident: Incident, node: Any) -> bool:
 
 def _told(incident: Incident, place: ResolvedSite | None, since: int) -> list[Origin]:
     """A number or an array as a term: the source leads to where its value left torch, and the record confirms it."""
-    vain: set[tuple[str, int]] = incident.memory.setdefault("GG308 vain", set())
+    vain = incident.notes[_Looked].in_vain
     key = (place.file, place.line) if place is not None else ("", 0)
     if key in vain:
         return []
@@ -222,7 +233,7 @@ def _told(incident: Incident, place: ResolvedSite | None, since: int) -> list[Or
 
 def _tell_term(incident: Incident, found: list[Origin], place: ResolvedSite | None, node: Any) -> Diagnosis:
     origin = found[0]
-    incident.memory.setdefault("GG308 told", set()).add(origin.key)
+    incident.notes[Told].lost_terms.add(origin.key)
     root = incident.roots[0]
     name = lost_path.root_name(incident, root)
     term = _term_name(origin, place, additive.pathless_side(incident, node))

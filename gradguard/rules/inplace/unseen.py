@@ -13,6 +13,7 @@ import torch
 
 from gradguard.analysis.graph.walk import Mismatch, nodes_from
 from gradguard.analysis.incident import Incident
+from gradguard.core.notes import Notes
 from gradguard.instrumentation.facts import Prints, Region, WriteFact
 from gradguard.instrumentation.fingerprints import fingerprint
 from gradguard.instrumentation.journal import Journal, current_journal
@@ -40,7 +41,7 @@ class Unseen:
         return story
 
 
-def screen(memory: dict[str, Any], moment: str, facts: dict[str, Any], traced: bool) -> bool:
+def screen(notes: Notes, moment: str, facts: dict[str, Any], traced: bool) -> bool:
     """Whether anything can have been written unseen: through `.data`, or where contents were noted."""
     journal = current_journal()
     return bool(journal.data_writes or journal.prints)

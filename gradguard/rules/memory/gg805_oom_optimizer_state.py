@@ -33,6 +33,7 @@ from gradguard.core.account import size
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import attributes, elements, pairs
 from gradguard.fixes.edits import replaced, with_argument
+from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.rules.base import Rule
 from gradguard.rules.memory.wording import asked, breakdown, ran_out
 from gradguard.torch_compat.private_api import memory_of
@@ -128,7 +129,7 @@ def _temporary(incident: Incident, failed: Allocation, optimizer: Any, whole: in
 
 def _maker(incident: Incident, optimizer: Any) -> ResolvedSite | None:
     """Where the optimizer is made."""
-    book = incident.memory["ledger"].books.get(id(optimizer))
+    book = incident.notes[Ledger].books.get(id(optimizer))
     return None if book is None or book.ref() is not optimizer else resolve(book.made)
 
 

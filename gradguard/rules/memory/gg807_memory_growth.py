@@ -62,7 +62,7 @@ class Options(BaseModel):
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """The container that grows, where what is put into it is of no use."""
-    census: Census = incident.memory.setdefault("growing containers", Census())
+    census = incident.notes[Census]
     for grown in look(census, incident.finding.step, incident.options(RULE).least)[:_TRIED]:
         found = _judged(incident, grown)
         if found is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import torch
 
@@ -10,25 +11,36 @@ from gradguard.analysis.incident import Incident
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.safe_read import peek
 from gradguard.instrumentation.tensor_refs import UncountedRef
+from gradguard.monitors.grad_scaler import may_be_scaled
+from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.monitors.numerics import Numbers
 
 
-def scaler_in_use(memory: Numbers) -> bool:
-    """Whether a GradScaler is at work: enabled, and its scale set by a first `scale(loss)`."""
-    known = None if memory.scaler is None else memory.scaler()
+def scaler_in_use(incident: Incident, numbers: Numbers) -> bool:
+    """Whether a GradScaler is at work: one has scaled a loss in this run, or may have scaled this one before the guard was entered."""
+    if any(map(_is_at_work, incident.notes[Ledger].scaling.scalers)):
+        return True
+    if not any(map(may_be_scaled, incident.roots)):
+        return False
+    known = None if numbers.scaler is None else numbers.scaler()
     if known is None:
         known = next((obj for obj in gc.get_objects() if issubclass(type(obj), torch.amp.GradScaler)), None)
-        memory.scaler = None if known is None else UncountedRef(known)
+        numbers.scaler = None if known is None else UncountedRef(known)
+    return known is not None and _is_at_work(known)
+
+
+def _is_at_work(scaler: Any) -> bool:
+    """Whether a scaler is enabled, and its scale set by a first `scale(loss)`."""
     try:
-        return known is not None and bool(peek(known, "_enabled", False)) and peek(known, "_scale", None) is not None
+        return bool(peek(scaler, "_enabled", False)) and peek(scaler, "_scale", None) is not None
     except internal_error():
         return False
 
 
-def overflow_of_scaler(incident: Incident, memory: Numbers, root: torch.Tensor) -> bool:
+def overflow_of_scaler(incident: Incident, numbers: Numbers, root: torch.Tensor) -> bool:
     """Whether a non-finite root is a GradScaler's business: only scaling made it so, or it is the first in a row."""
-    if not scaler_in_use(memory):
-        memory.unscaled_bad = 0
+    if not scaler_in_use(incident, numbers):
+        numbers.unscaled_bad = 0
         return False
     node = root.grad_fn
     unscaled = None
@@ -41,20 +53,20 @@ def overflow_of_scaler(incident: Incident, memory: Numbers, root: torch.Tensor) 
             return True
     elif bool(torch.isfinite(unscaled).all()):
         return True
-    memory.unscaled_bad += 1
-    return memory.unscaled_bad < 2
+    numbers.unscaled_bad += 1
+    return numbers.unscaled_bad < 2
 
 
 _LINE_SEARCH = 25  # points that LBFGS tries at most
 
 
-def searching_line(incident: Incident, memory: Numbers) -> bool:
+def searching_line(incident: Incident, numbers: Numbers) -> bool:
     """Whether the loss is that of a point which LBFGS only tries: it backs off from points that are not finite."""
     for view in incident.frames:
         if view.code_name == "step" and not view.is_user:
             optimizer = view.locals.get("self")
             if isinstance(optimizer, torch.optim.Optimizer) and any(base.__name__ == "LBFGS" for base in type(optimizer).__mro__):
-                memory.tried += 1
-                return memory.tried <= _LINE_SEARCH
-    memory.tried = 0
+                numbers.tried += 1
+                return numbers.tried <= _LINE_SEARCH
+    numbers.tried = 0
     return False

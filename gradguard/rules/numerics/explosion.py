@@ -106,10 +106,10 @@ def growth(losses: list[float]) -> tuple[int, float]:
 
 
 def diverged(
-    incident: Incident, memory: Numbers, values: GraphValues, origin: Origin | None, root: torch.Tensor | None
+    incident: Incident, numbers: Numbers, values: GraphValues, origin: Origin | None, root: torch.Tensor | None
 ) -> Diagnosis | None:
     """The diagnosis of a run that exploded: the loss grew step by step, or the last gradient was far larger than all before."""
-    plan = memory.plan
+    plan = numbers.plan
     kind = "" if origin is None or origin.kind != "op" else node_kind(origin.node)
     if origin is not None and (
         origin.kind == "constant" or (origin.kind == "op" and (kind not in _OVERFLOWING or origin.injected is not None))
@@ -124,7 +124,7 @@ def diverged(
     largest = _largest(incident, leaves)
     wild = bool(largest) and largest[0][1] >= _OUT_OF_RANGE  # then one step is enough: the second one may overflow already
     huge = bool(largest) and largest[0][1] >= _HUGE and steps >= (1 if wild else 2) and factor >= _FAST
-    if not memory.loss_bad and incident.error is None and not wild:
+    if not numbers.loss_bad and incident.error is None and not wild:
         return None  # a loss that is still finite may be large for its own reasons; weights of such a size have none
     slow = huge or (steps >= _RUN and factor >= _GROWTH)
     if not slow and (jump < _JUMP or (origin is not None and origin.kind == "op" and not _weights_made_it(incident, values))):
@@ -138,7 +138,7 @@ def diverged(
     from gradguard.analysis.places.source import resolve
 
     stepped = resolve(fact.site)
-    places = Places(incident, memory, values.nodes)
+    places = Places(incident, numbers, values.nodes)
     culprit = (made or stepped) if slow else (stepped or made)
     related: list[SourceSpan] = []
     for place, label, role in (
@@ -156,7 +156,7 @@ def diverged(
     figures = "; ".join(f"`{label}` reaches {number(size)}" for label, size in largest)
     trail = ", ".join(number(value) for value in losses[-6:])
     if slow:
-        now = "and goes on growing" if math.isfinite(losses[-1]) and not memory.loss_bad else "and is no longer finite"
+        now = "and goes on growing" if math.isfinite(losses[-1]) and not numbers.loss_bad else "and is no longer finite"
         over = f"over the last {steps} steps" if steps > 1 else "in the last step"
         headline = f"Training diverges: the loss grew {number(factor)} times {over} {now}; `{name}` steps too far ({rate(optimizer)})."
         why = (

@@ -39,7 +39,8 @@ from gradguard.analysis.graph.node_values import GraphValues
 from gradguard.analysis.incident import Incident
 from gradguard.core.diagnosis import Diagnosis
 from gradguard.instrumentation.event_buffer import ODD
-from gradguard.monitors.numerics import AHEAD, Numbers, numbers, odd
+from gradguard.monitors.gradient_ledger import Ledger
+from gradguard.monitors.numerics import AHEAD, Numbers, odd
 from gradguard.rules.base import Rule
 from gradguard.rules.numerics.explosion import diverged, growth
 
@@ -63,12 +64,12 @@ def _grows(incident: Incident, state: Numbers) -> bool:
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
-    if not _grows(incident, numbers(incident.memory)) or any(book.stale >= 2 for book in incident.memory["ledger"].books.values()):
+    if not _grows(incident, incident.notes[Numbers]) or any(book.stale >= 2 for book in incident.notes[Ledger].books.values()):
         return None  # gradients pile up: that is told, and the growth follows from it
-    memory = numbers(incident.memory)
+    numbers = incident.notes[Numbers]
     root = next((root for root in incident.roots if isinstance(root, torch.Tensor)), None)
-    found = diverged(incident, memory, GraphValues(incident.root_nodes), None, root)
-    memory.told = found or memory.told
+    found = diverged(incident, numbers, GraphValues(incident.root_nodes), None, root)
+    numbers.told = found or numbers.told
     return found
 
 

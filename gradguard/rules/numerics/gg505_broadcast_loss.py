@@ -38,6 +38,7 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite
 from gradguard.core.diagnosis import Diagnosis, Fix, TensorFacts
 from gradguard.core.moments import Moment
+from gradguard.core.notes import Notes
 from gradguard.fixes.edits import replaced
 from gradguard.instrumentation.facts import Spread
 from gradguard.instrumentation.journal import current_journal
@@ -73,7 +74,7 @@ _LINEAR = frozenset({"Mean", "Sum", "Mul", "Div", "Add", "Sub", "Rsub", "Neg", "
 _MOST_NODES = 256
 
 
-def screen(memory: dict[str, Any], moment: Moment, facts: dict[str, Any], traced: bool) -> bool:
+def screen(notes: Notes, moment: Moment, facts: dict[str, Any], traced: bool) -> bool:
     """Whether such a table was made since the last backward call at all."""
     spread = current_journal().spread
     return bool(spread) and spread[-1].step == current_journal().step

@@ -46,10 +46,11 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.core.moments import Moment
+from gradguard.core.notes import Notes
 from gradguard.fixes.edits import replaced, with_argument
 from gradguard.instrumentation.facts import DomainFact
 from gradguard.instrumentation.journal import current_journal
-from gradguard.monitors.numerics import numbers
+from gradguard.monitors.numerics import Numbers
 from gradguard.rules.base import Rule
 from gradguard.torch_compat.private_api import node_sequence
 
@@ -68,7 +69,7 @@ _WHY = {
 }
 
 
-def screen(memory: dict[str, Any], moment: Moment, facts: dict[str, Any], traced: bool) -> bool:
+def screen(notes: Notes, moment: Moment, facts: dict[str, Any], traced: bool) -> bool:
     """Whether such a call was seen in this step at all."""
     domains = current_journal().domains
     return bool(domains) and domains[-1].step == current_journal().step
@@ -89,9 +90,9 @@ def recognise(incident: Incident) -> Diagnosis | None:
         if fact.found == "logits" and _used_elsewhere(nodes, fact, made):
             continue
         found = _told(incident, fact, sole=not _used_elsewhere(nodes, fact, made))
-        memory = numbers(incident.memory)
-        if memory.loss_bad:  # the logarithm of a target below 0: this is why
-            memory.told = found
+        numbers = incident.notes[Numbers]
+        if numbers.loss_bad:  # the logarithm of a target below 0: this is why
+            numbers.told = found
         return found
     return None
 

@@ -61,19 +61,19 @@ class Places:
 
     Args:
         incident: whose journal and frames are searched.
-        memory: whose footprints of traced steps help where this step was not traced.
+        numbers: whose footprints of traced steps help where this step was not traced.
         nodes: all nodes of the graph.
     """
 
-    def __init__(self, incident: Incident, memory: Numbers, nodes: Sequence[Any]) -> None:
+    def __init__(self, incident: Incident, numbers: Numbers, nodes: Sequence[Any]) -> None:
         self.incident = incident
-        self.memory = memory
+        self.numbers = numbers
         self.nodes = nodes
         self.notes: list[str] = []
 
     def of(self, node: Any, search: bool = False) -> ResolvedSite | None:
         """A node's line; with `search`, looked for in the source where the trace does not tell (and noted)."""
-        place = resolve(self.memory.footprints.site(self.incident.journal, node, self.nodes))
+        place = resolve(self.numbers.footprints.site(self.incident.journal, node, self.nodes))
         if place is not None or not search:
             return place
         call = derived_by(self.incident.journal, node)

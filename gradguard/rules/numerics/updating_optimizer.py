@@ -10,6 +10,7 @@ from gradguard.analysis.places.source import ResolvedSite, at_line, function_def
 from gradguard.analysis.program.bindings import assignments_to
 from gradguard.core.callsite import CallSite
 from gradguard.instrumentation.facts import StepFact
+from gradguard.monitors.gradient_ledger import Ledger
 
 
 def last_step(incident: Incident, leaves: list[Any]) -> tuple[StepFact, Any] | None:
@@ -46,8 +47,8 @@ def made_at(incident: Incident, optimizer: Any) -> ResolvedSite | None:
 
 
 def _seen(incident: Incident, optimizer: Any) -> CallSite | None:
-    books = getattr(incident.memory.get("ledger"), "books", None)
-    for book in list(books.values()) if isinstance(books, dict) else []:
+    ledger = incident.notes.get(Ledger)
+    for book in [] if ledger is None else list(ledger.books.values()):
         if book.ref() is optimizer and isinstance(book.made, CallSite):
             return book.made
     return None

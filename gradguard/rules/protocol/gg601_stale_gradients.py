@@ -77,7 +77,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     step = resolve(book.step_site)
     backward = resolve(book.last_part.call.site)
     whose = f"the gradients of `{roots[0]}`" if len(roots) == 1 else "its gradients"
-    cleared = incident.memory["ledger"].last_zero
+    cleared = incident.notes[Ledger].last_zero
     never = book.zeros == 0
     at = resolve(book.zero_site)
     theirs = not never and not book.zeroed_at_step and (at is None or "zero_grad" not in (at.callee or ""))  # a trainer's, before the loop
@@ -193,7 +193,7 @@ def _across(incident: Incident, book: Book, finding: LeftByAnother) -> Diagnosis
 
 
 def _idle(incident: Incident, book: Book) -> CallSite | None:
-    ledger: Ledger = incident.memory["ledger"]
+    ledger: Ledger = incident.notes[Ledger]
     for other in ledger.books.values():
         if other is not book and other.idle_zero is not None:
             return other.idle_zero

@@ -59,7 +59,6 @@ class Options(BaseModel):
 
 _NODES = 30_000
 _NAMES, _LOOKS = 512, 2
-_SIZES = "GG608 graphs"  # of the variables at the survey before
 _TENSORS = 200
 
 
@@ -134,13 +133,17 @@ def _reaching_back(old: Collection[Tag]) -> list[tuple[torch.Tensor, set[int]]]:
     return reached
 
 
+class _Sizes(dict[str, _Size]):
+    """Of the graphs behind variables at the survey before."""
+
+
 def _grown(incident: Incident) -> Grown | None:
     """The variables that are part of no loss and whose graphs have grown with each step, at two surveys in a row.
 
     A graph that grows within a step, such as a longer and longer rollout, has none of the nodes of the survey before.
     """
-    sizes: dict[str, _Size] = incident.memory.get(_SIZES, {})
-    now: dict[str, _Size] = {}
+    sizes = incident.notes[_Sizes]
+    now = _Sizes()
     steps, sequence = incident.finding.book.steps, sequence_number()
     found: dict[str, torch.Tensor] = {}
     for name, tensor in islice(incident.names.tensor_bindings(), _NAMES):
@@ -153,7 +156,7 @@ def _grown(incident: Incident) -> Grown | None:
         now[name] = _Size(steps, len(nodes), sequence, 1 + (before.grown if grows and before is not None else 0) if grows else 0)
         if now[name].grown == _LOOKS:
             found[name] = tensor
-    incident.memory[_SIZES] = now
+    incident.notes.put(now)
     if not found:
         return None
     name = next(iter(found))

@@ -42,6 +42,7 @@ from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.analysis.program.syntax import range_of
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
 from gradguard.core.safe_read import elements, item_of, parameters_in
+from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.rules import wording
 from gradguard.rules.base import Rule
 from gradguard.rules.protocol.stepping import stepping
@@ -90,7 +91,7 @@ def _refused(incident: Incident) -> Diagnosis | None:
     if saved == own:
         return None
     name, load = incident.names.optimizer(optimizer), incident.place
-    book = next((book for book in incident.memory["ledger"].books.values() if book.ref() is optimizer), None)
+    book = next((book for book in incident.notes[Ledger].books.values() if book.ref() is optimizer), None)
     made = None if book is None else resolve(book.made)
     added = [source.span(place, "a group is added here", "declared") for source in incident.sources
              for call in calls_of(source, "add_param_group") if (place := range_of(call)) is not None]  # fmt: skip
@@ -159,7 +160,7 @@ def _misfits(optimizer: Any) -> list[Misfit]:
 def _told(incident: Incident, optimizer: Any, misfits: list[Misfit]) -> Diagnosis:
     name, first = incident.names.optimizer(optimizer), misfits[0]
     leaf = incident.names.leaf(first.parameter) or f"parameter {first.position}"
-    book = next((book for book in incident.memory["ledger"].books.values() if book.ref() is optimizer), None)
+    book = next((book for book in incident.notes[Ledger].books.values() if book.ref() is optimizer), None)
     loaded, made = (None, None) if book is None else (resolve(book.loaded), resolve(book.made))
     changed = None if loaded is not None else _reshaped(incident, first.parameter)
     culprit: SourceSpan | None = None
@@ -172,6 +173,8 @@ def _told(incident: Incident, optimizer: Any, misfits: list[Misfit]) -> Diagnosi
         culprit = changed.statement_span(f"`{leaf}` gets another shape here, and the optimizer keeps its state", "culprit")
     if incident.place is not None:
         related.append(incident.place.span("the update of a parameter meets a state of another shape", "context"))
+    grad = first.parameter.grad
+    stale = grad if grad is not None and grad.shape != first.parameter.shape else None
     shapes, states = _shapes(optimizer), _shapes(optimizer, misfits)
     permuted = loaded is not None and sorted(shapes) == sorted(states)
     same = [p for group in optimizer.param_groups for p in group["params"] if tuple(p.shape) == first.shape]
@@ -199,9 +202,10 @@ def _told(incident: Incident, optimizer: Any, misfits: list[Misfit]) -> Diagnosi
             " parameters."
             if loaded is not None
             else " The optimizer keeps its state by parameter, and goes on with what it has."
-        ),
+        )
+        + (f" The `.grad` of `{leaf}` is of another shape, too: {list(stale.shape)}." if stale is not None else ""),
         notes=[f"{len(misfits)} parameters have a state of another shape"] if len(misfits) > 1 else [],
-        fixes=_fixes(loaded is not None, permuted, name),
+        fixes=_fixes(loaded is not None, permuted, name, stale is not None),
         confidence="certain" if culprit is not None else "likely",
     )
 
@@ -220,9 +224,10 @@ def _reshaped(incident: Incident, parameter: torch.Tensor) -> ResolvedSite | Non
     return resolve(facts[-1].site) if facts else None
 
 
-def _fixes(loaded: bool, permuted: bool, name: str) -> list[Fix]:
+def _fixes(loaded: bool, permuted: bool, name: str, stale: bool) -> list[Fix]:
     if not loaded:
-        return [Fix(title="make a new optimizer after the parameters have changed their shapes", safety="unsafe")]
+        also = ", and clear their gradients: `.grad = None`" if stale else ""
+        return [Fix(title=f"make a new optimizer after the parameters have changed their shapes{also}", safety="unsafe")]
     afresh = Fix(
         title="leave `load_state_dict` out, and let the optimizer start anew",
         safety="unsafe",

@@ -45,6 +45,7 @@ from gradguard.analysis.program.syntax import Source
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import peek, store_of
 from gradguard.fixes.edits import replaced
+from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.rules import wording
 from gradguard.rules.base import Rule
 from gradguard.rules.protocol.stepping import stepping
@@ -61,7 +62,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     sparse = [p for p in held if p.grad.layout != torch.strided]
     dense = [p for p in held if p.grad.layout == torch.strided]
     name = "" if optimizer is None else incident.names.optimizer(optimizer)
-    book = next((book for book in incident.memory["ledger"].books.values() if book.ref() is optimizer), None)
+    book = next((book for book in incident.notes[Ledger].books.values() if book.ref() is optimizer), None)
     made = None if book is None else resolve(book.made)
     if incident.says("dense gradients"):
         return _dense(incident, name, made, dense, sparse) if dense else None

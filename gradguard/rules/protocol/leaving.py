@@ -14,6 +14,7 @@ from gradguard.analysis.history import cut_origins
 from gradguard.analysis.history.cut_origins import Origin
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, dotted
+from gradguard.monitors.gradient_ledger import Ledger
 
 _REPORTS = (
     "print",
@@ -33,7 +34,7 @@ _REPORTS = (
 
 def left(incident: Incident, parameters: list[torch.Tensor]) -> list[Origin]:
     """The one statement where what all of them stand behind left autograd and was used on; of several none is known to be it."""
-    met = incident.memory["ledger"].severed.met(parameters)
+    met = incident.notes[Ledger].severed.met(parameters)
     found = cut_origins.merged(cut_origins.of_cut(incident, cut) for cut in met if cut.kind == "escape" or cut.into_graph)
     used = [origin for origin in found if origin.place is not None and not _reported(origin.place)]
     statements = {(origin.place.file, getattr(origin.place.statement, "lineno", 0)) for origin in used if origin.place is not None}

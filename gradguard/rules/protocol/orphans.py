@@ -17,12 +17,14 @@ from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import is_quiet, modules_in, own_dict, peek
 from gradguard.fixes.at_places import repeated_after, without_keyword
 from gradguard.instrumentation.tensor_refs import TensorRef
+from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.monitors.optimizer_books import Book
 from gradguard.rules import wording
 from gradguard.rules.protocol.made_later import later
 from gradguard.rules.protocol.owners import Owner
 from gradguard.rules.protocol.placed import classes_on_the_way, placing
 from gradguard.rules.spans import bindings, function_around, in_tiers, only_one, the_one
+from gradguard.rules.told import Told
 
 CODE, NAME = "GG604", "optimizer-orphaned-parameters"
 
@@ -50,7 +52,7 @@ def told(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]],
     replaced, whole = _replaced(incident, book, owner, everything)
     model = owner.variable or type(owner.root).__name__
     assigned = next(
-        (site for ref, site, _ in reversed(incident.memory["ledger"].assignments) if ref() is owner.root or ref() is owner.module), None
+        (site for ref, site, _ in reversed(incident.notes[Ledger].assignments) if ref() is owner.root or ref() is owner.module), None
     )
     made = wording.span(book.made, f"`{name}` keeps the parameters that `{model}` had here", "declared")
     culprit: SourceSpan | None
@@ -135,7 +137,7 @@ def _another(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owne
     name = wording.optimizer_name(book, incident)
     owner = left[0][1]
     # GG603 need not tell of the same parameters again
-    incident.memory.setdefault("trained elsewhere", {}).update((id(leaf), TensorRef(leaf)) for leaf, _ in left)
+    incident.notes[Told].trained_elsewhere.update((id(leaf), TensorRef(leaf)) for leaf, _ in left)
     model = owner.variable or type(owner.root).__name__
     known = next(((variable, root) for variable, root in incident.names.modules if any(m is still for m in modules_in(root))), None)
     theirs = f"`{known[0]}`" if known is not None and known[0] else "another model"

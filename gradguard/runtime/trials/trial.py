@@ -110,7 +110,7 @@ def run_trial(launch: Launch, contents: Mapping[str, bytes], settings: Settings,
         except LookupError as error:
             raise NoTrialError(error.args[0]) from None
         events = os.path.join(folder, "events.jsonl")
-        plain = settings.model_dump(mode="json", exclude={"report", "verify", "summary", "color"})
+        plain = settings.model_dump(mode="json", exclude={"report", "html", "verify", "summary", "color"})
         order = Order(
             settings=plain,
             folder=folder,

@@ -218,7 +218,8 @@ def _tried(diagnosis: Diagnosis) -> dict[int, Fix]:
 def _as_of(diagnosis: Diagnosis, told: Diagnosis, **updates: object) -> Diagnosis:
     """The incident as it was, told anew."""
     kept = {name: getattr(diagnosis, name) for name in ("severity", "step", "thread", "rank", "breadcrumbs", "torch_message", "repeats")}
-    return told.model_copy(update={**kept, **updates, "alternatives": []})
+    told = told.model_copy(update={**kept, **updates, "alternatives": []})
+    return told.with_evidence(diagnosis.evidence if told.key == diagnosis.key else None)
 
 
 def _listed_lines(told: Sequence[Diagnosis]) -> str:

@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import warnings
@@ -60,7 +61,7 @@ def rank_of(rank: int, request: dict[str, Any], folder: Path, port: int) -> None
     store = dist.TCPStore("127.0.0.1", port, world, is_master=False, timeout=timedelta(seconds=20))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=request["seconds"]))
     names: dict[str, Any] = {"__name__": "__main__", "rank": rank, "world": world, "dist": dist, "torch": torch, "time": time, "os": os}
-    names |= {"signal": signal, "nn": torch.nn}
+    names |= {"signal": signal, "threading": threading, "nn": torch.nn}
     names["told"] = lambda: (folder / "report.jsonl").exists() or time.monotonic() - began > 25
     code = compile(request["source"], str(path), "exec")
     guard = None if request["settings"] is None else gradguard(**request["settings"], report=str(folder / "report.jsonl"))
@@ -74,6 +75,8 @@ def rank_of(rank: int, request: dict[str, Any], folder: Path, port: int) -> None
         cause = error.__cause__ or error
         found |= {"status": 1, "error": str(error), "type": type(cause).__name__, "torch": str(cause)[:300]}
         found["trace"] = "".join(traceback.format_exception(error))[-3000:]
+    caught = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("SigCgt:"))
+    found["handled"] = bool(int(caught.split()[1], 16) >> (signal.SIGUSR1 - 1) & 1)
     found["seconds"] = time.monotonic() - began
     if guard is not None:
         found["diagnoses"] = [json.loads(each.model_dump_json()) for each in guard.diagnoses]
@@ -82,7 +85,7 @@ def rank_of(rank: int, request: dict[str, Any], folder: Path, port: int) -> None
 
 def job(request: dict[str, Any]) -> dict[str, Any]:
     """All ranks of one program, until the last has ended."""
-    folder = Path(tempfile.mkdtemp(prefix="ranks-"))
+    folder, began = Path(tempfile.mkdtemp(prefix="ranks-")), time.time()
     world = request["world"]
     (folder / "train.py").write_text(request["source"])
     store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
@@ -95,11 +98,12 @@ def job(request: dict[str, Any]) -> dict[str, Any]:
             time.sleep(0.02)
     report = folder / "report.jsonl"
     lines = [json.loads(line) for line in report.read_text().splitlines()] if report.exists() else []
+    after = report.stat().st_mtime - began if lines else 0.0
     outs = [folder / f"out-{rank}.json" for rank in range(world)]
     err = "".join((folder / f"err-{rank}").read_text(errors="replace")[-2000:] for rank in range(world))
     found = [json.loads(out.read_text()) if out.exists() else None for out in outs]
     shutil.rmtree(folder)
-    return {"ranks": found, "report": lines, "stderr": err}
+    return {"ranks": found, "report": lines, "after": after, "stderr": err}
 
 
 def _forked(run: Callable[[], None], output: Path) -> int:

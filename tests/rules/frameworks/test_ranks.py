@@ -142,6 +142,105 @@ for step in range(4):
         ("different branches of `if step == rank + 2`",),
         ("rank + 2", "2"),
     ),
+    "shapes": Case(
+        """
+seen = []
+for x in torch.ones(11 + (rank == 1), 4).split(4):
+    parts = [torch.empty_like(x) for _ in range(world)]
+    dist.all_gather(parts, x)
+    seen += parts
+dist.barrier()
+""",
+        "GG707",
+        "dist.all_gather(parts, x)",
+        ("`all_gather` gets a tensor of shape [4, 4] on rank 1 and [3, 4] on rank 0",),
+        ("11 + (rank == 1)", "11"),
+    ),
+    "dtypes": Case(
+        """
+def average(x):
+    dist.all_reduce(x)
+    return x / world
+
+for step in range(4):
+    average(torch.ones(8, dtype=torch.float64 if rank == 1 and step == 2 else torch.float32))
+dist.barrier()
+""",
+        "GG707",
+        "dist.all_reduce(x)",
+        ("`all_reduce` gets a tensor of dtype float64 on rank 1 and float32 on rank 0",),
+        ("rank == 1 and", ""),
+    ),
+    "evaluation_on_one_rank": Case(
+        """
+def evaluate(x):
+    total = x.sum().reshape(SHAPE)
+    dist.all_reduce(total)
+    return total
+
+for step in range(4):
+    x = torch.ones(8)
+    dist.all_reduce(x)
+    if rank == 0:
+        evaluate(x)
+dist.barrier()
+""".replace("SHAPE", "1"),
+        "GG707",
+        "rank == 0",
+        ("`all_reduce` is made only where `rank == 0` holds", "rank 0 is in `all_reduce` at train.py:4"),
+        ("rank == 0", "step % 2"),
+    ),
+    "early_stopping": Case(
+        DDP
+        + """
+model = DDP(nn.Linear(4, 1))
+for step in range(6):
+    loss = model(torch.ones(3, 4)).pow(2).mean()
+    loss.backward()
+    best = loss.item() + 1 - (rank == 1) * 10 * (step == 3)
+    if best < 0:
+        break
+dist.destroy_process_group()
+""",
+        "GG707",
+        "break",
+        ("rank 0 waits in backward", "rank 1 left the loop: `break` ends it on a rank where `best < 0` holds"),
+        ("(rank == 1) *", ""),
+    ),
+    "an_exit": Case(
+        """
+for step in range(4):
+    if step == rank + 1:
+        raise SystemExit(3)
+    dist.all_reduce(torch.ones(8))
+""",
+        "GG707",
+        "raise SystemExit(3)",
+        ("rank 1 waits in `all_reduce`", "rank 0 ended the program at train.py:4: SystemExit: 3"),
+        ("raise SystemExit(3)", "pass"),
+    ),
+    "an_exception_that_is_caught": Case(
+        """
+def train():
+    for x in torch.ones(5, 4):
+        if rank == 1 and x.sum() > 3:
+            x = x.view(3, 3)
+        dist.all_reduce(x)
+
+failed = False
+try:
+    train()
+except RuntimeError:
+    failed = True
+while failed and not told():
+    time.sleep(0.1)
+dist.barrier()
+""",
+        "GG707",
+        "for x in torch.ones(5, 4)",
+        ("rank 0 waits in `all_reduce`", "rank 1 has left the loop and is at train.py:14"),
+        ("x.view(3, 3)", "x * 2"),
+    ),
     "failed": Case(
         """
 for step in range(4):
@@ -186,7 +285,7 @@ for step in range(4):
 """,
         "GG708",
         "",
-        ("rank 0 waits in `all_reduce` at train.py:7", "rank 1 does not answer"),
+        ("rank 0 waits in `all_reduce` at train.py:7", "rank 1 does not answer, its last collective was at train.py:7"),
         ("os.kill(os.getpid(), signal.SIGKILL)", "pass"),
     ),
     "slow_loader": Case(
@@ -207,6 +306,28 @@ for x in torch.utils.data.DataLoader(Slow()):
         "time.sleep(0.1)",
         ("rank 0 waits in `all_reduce` at train.py:12 for rank 1", "the data loader"),
         ("rank == 1 and", "False and"),
+        severity="info",
+    ),
+    "slow_save": Case(
+        """
+import io
+
+class Big:
+    def __reduce__(self):
+        while not told():
+            time.sleep(0.1)
+        return (list, ())
+
+for step in range(3):
+    if rank == 0 and step == 1:
+        torch.save({"model": Big()}, io.BytesIO())
+    dist.barrier()
+""",
+        "GG709",
+        "time.sleep(0.1)",
+        ("ranks 1 and 2 wait in `barrier`", "for rank 0, which is in `torch.save` at train.py:7"),
+        ("while not told()", "while False"),
+        world=3,
         severity="info",
     ),
     "slow_evaluation": Case(
@@ -233,6 +354,31 @@ for step in range(3):
 }
 
 
+ASKED = {  # long before the patience ends
+    "signal": """
+if rank == 0:
+    threading.Timer(3.5, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
+for x in torch.ones(5 - rank, 3):
+    dist.all_reduce(x)
+while rank and not told():
+    time.sleep(0.1)
+assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+""",
+    "interrupt": """
+heard = []
+if rank == 1:
+    signal.signal(signal.SIGUSR1, lambda *given: heard.append(given))
+    threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
+    threading.Timer(4, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+for step in range(3):
+    while rank == 1 and step == 1:
+        time.sleep(0.1)
+        assert time.monotonic() - began < 2 or heard
+    dist.all_reduce(torch.ones(3))
+""",
+}
+
+
 @pytest.fixture(scope="module")
 def jobs() -> dict[str, Any]:
     quick = {"ranks__patience": 1}
@@ -243,6 +389,9 @@ def jobs() -> dict[str, Any]:
         sound = case.source.replace(*case.twin)
         assert sound != case.source
         requests[f"{name}-twin"] = {"source": sound, "world": case.world, "settings": {"level": "strict", **quick}, "seconds": 20}
+    for name, source in ASKED.items():
+        source = "began = time.monotonic()" + source
+        requests[name] = {"source": source, "world": 2, "settings": {"level": "standard", "ranks__patience": 60}, "seconds": 12}
     done = subprocess.run(
         [sys.executable, str(_RUNNER), "4"],
         input=json.dumps(requests),
@@ -261,6 +410,7 @@ def test_the_cause_and_the_line(jobs: dict[str, Any], name: str) -> None:
     told = [line for line in job["report"] if line["code"] == case.code]
     assert told, job
     text = told[0]["culprit"]["text"] if told[0]["culprit"] else ""
+    print(f"{name}: said {job['after']:.1f} s after the start of the job, with a patience of 1 s")
     assert text == case.line
     for piece in case.says:
         assert piece in told[0]["headline"], told[0]["headline"]
@@ -278,6 +428,25 @@ def test_the_sound_twin_is_silent(jobs: dict[str, Any], name: str) -> None:
     for rank in job["ranks"]:
         assert rank is not None and rank["status"] == 0 and not rank["log"], rank
     assert "Warning" not in job["stderr"], job["stderr"]
+
+
+def test_a_signal_asks_where_the_ranks_are(jobs: dict[str, Any]) -> None:
+    job = jobs["signal"]
+    [told] = job["report"]
+    assert told["code"] == "GG707" and "rank 1 has left the loop" in told["headline"]
+    [listed] = [line for line in job["ranks"][0]["log"] if line.startswith("asked by SIGUSR1: ")]
+    assert "rank 0 waits in all_reduce at" in listed and "rank 1 runs at" in listed
+    assert not any(rank["handled"] for rank in job["ranks"])
+
+
+def test_an_interrupt_passes_on_once_the_ranks_are_asked(jobs: dict[str, Any]) -> None:
+    job = jobs["interrupt"]
+    assert job["ranks"][1]["type"] == "KeyboardInterrupt" and job["ranks"][1]["error"] == ""
+    first, second = job["report"]
+    assert (first["code"], first["rank"], first["culprit"]["text"]) == ("GG709", 1, "time.sleep(0.1)")
+    assert "rank 0 waits in `all_reduce` at train.py:" in first["headline"]
+    assert (second["code"], second["rank"]) == ("GG708", 0) and second["headline"].endswith("KeyboardInterrupt")
+    assert job["ranks"][1]["handled"] and not job["ranks"][0]["handled"]  # the program's own
 
 
 LAUNCHED = """

@@ -170,3 +170,29 @@ def test_groups_that_load_state_dict_refuses(name: str, said: Callable[..., list
     diagnosis = caught.value.diagnosis
     assert diagnosis.code == "GG617" and diagnosis.culprit is not None and diagnosis.culprit.line == marked
     assert all(size in diagnosis.headline for size in sizes)
+
+
+SHRUNK = """
+weight = nn.Parameter(torch.randn(BEFORE, 3))
+opt = torch.optim.OPTIMIZER([weight], lr=0.1)
+for turn in range(2):
+    opt.zero_grad()
+    weight.pow(2).sum().backward()
+    opt.step()
+weight.data = torch.randn(AFTER, 3)
+opt.step()
+"""
+
+
+@pytest.mark.parametrize("sizes", [(4, 1), (4, 2), (2, 4)])
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+def test_a_gradient_of_the_old_shape(sizes: tuple[int, int], optimizer: str, said: Callable[..., list]) -> None:
+    """Where there is a state as well, a new optimizer alone is no repair; where there is none, PyTorch's own words are right."""
+    source = _HEAD + SHRUNK.replace("BEFORE", str(sizes[0])).replace("AFTER", str(sizes[1])).replace("OPTIMIZER", optimizer)
+    with pytest.raises(RuntimeError) as caught:
+        said(source, "standard")
+    if optimizer == "SGD":
+        assert not isinstance(caught.value, GradGuardError)
+        return
+    assert isinstance(caught.value, GradGuardError) and caught.value.diagnosis.code == "GG617"
+    assert "`.grad = None`" in caught.value.diagnosis.fixes[0].title and "`.grad` of `weight`" in caught.value.diagnosis.explanation

@@ -21,9 +21,9 @@ from gradguard.analysis.program.expressions import last_part, reads
 from gradguard.analysis.program.index import program_of
 from gradguard.analysis.program.provenance import Spot, operands_of
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts
+from gradguard.core.notes import Notes
 from gradguard.torch_compat.private_api import ACCUMULATE_SEQ, sequence_number
 
-_KEY = "contract.kept_on_ctx"
 _MOST_NODES = 20_000
 _MOST_LOOKS = 8  # of an untraced run: the graph of a gradient penalty has the same Functions in every step
 
@@ -110,15 +110,15 @@ class _State:
     said: set[tuple[type, str]] = field(default_factory=set)
 
 
-def screen(memory: dict[str, Any], moment: str, facts: dict[str, Any], traced: bool) -> bool:
+def screen(notes: Notes, moment: str, facts: dict[str, Any], traced: bool) -> bool:
     """Whether anything here can matter: a gradient that is made to be differentiated again, or one made so before."""
     call = facts.get("call")
-    return _KEY in memory or (call is not None and call.create_graph)
+    return _State in notes or (call is not None and call.create_graph)
 
 
-def idle(memory: dict[str, Any]) -> bool:
+def idle(notes: Notes) -> bool:
     """Nothing was made to be differentiated again; a call that does so is no calm one."""
-    return _KEY not in memory
+    return _State not in notes
 
 
 def watch(incident: Incident) -> Diagnosis | None:
@@ -126,7 +126,7 @@ def watch(incident: Incident) -> Diagnosis | None:
     call = incident.call
     if call is None:
         return None
-    state = incident.memory.get(_KEY)
+    state = incident.notes.get(_State)
     if incident.moment == "after_backward":
         if state is not None and state.open is not None and state.open.first == call.seq:
             state.open.last = sequence_number()
@@ -135,7 +135,7 @@ def watch(incident: Incident) -> Diagnosis | None:
     if state is None:
         if not call.create_graph:
             return None
-        state = incident.memory[_KEY] = _State()
+        state = incident.notes[_State]
     diagnosis = _differentiated(incident, state) if state.recorded else None
     if call.create_graph and (incident.traced or state.looks < _MOST_LOOKS):
         state.looks += not incident.traced

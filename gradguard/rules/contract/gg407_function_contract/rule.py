@@ -57,6 +57,7 @@ from gradguard.analysis.program.memory import bases, memory_writes, statements_o
 from gradguard.analysis.program.provenance import Spot
 from gradguard.analysis.program.scopes import frame_scopes
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.core.notes import Notes
 from gradguard.fixes.edits import inserted
 from gradguard.instrumentation.facts import CallableRef
 from gradguard.rules.base import Rule
@@ -67,15 +68,15 @@ _VIEW = re.compile(r"Output (\d+) of (\w+?)(?:Backward)? is a view and is being 
 _GOT = re.compile(r"expected Variable or None \(got ([\w.]+)\)")
 
 
-def _screen(memory: dict[str, Any], moment: str, facts: dict[str, Any], traced: bool) -> bool:
-    return written_gradient.wanted(memory, moment, traced) or kept_on_ctx.screen(memory, moment, facts, traced)
+def _screen(notes: Notes, moment: str, facts: dict[str, Any], traced: bool) -> bool:
+    return written_gradient.wanted(notes, moment, traced) or kept_on_ctx.screen(notes, moment, facts, traced)
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
     if incident.moment != "error":
         kept = kept_on_ctx.watch(incident)
         return kept or (
-            written_gradient.look(incident) if written_gradient.wanted(incident.memory, incident.moment, incident.traced) else None
+            written_gradient.look(incident) if written_gradient.wanted(incident.notes, incident.moment, incident.traced) else None
         )
     view_error = _VIEW.search(incident.message)
     if view_error is not None:

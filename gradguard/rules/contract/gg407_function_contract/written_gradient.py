@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -24,12 +25,11 @@ from gradguard.analysis.program.expressions import inside
 from gradguard.core.callsite import CallSite
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.foreign_exceptions import internal_error
+from gradguard.core.notes import Notes
 from gradguard.fixes.edits import inserted
 from gradguard.instrumentation.journal import Journal
 from gradguard.torch_compat.private_api import node_sequence, quiet, storage_key, version_of
 
-_KEY = "contract.written_gradient"
-_LOOKS = "contract.written_gradient looks"
 _MOST_LOOKS = 6  # the same Functions stand in the graph of every step
 _MOST_NODES = 20_000
 
@@ -125,23 +125,30 @@ def _memory(grad: Any) -> tuple[int, int] | None:
     return None if key is None else (key, int(grad.storage_offset()))
 
 
-def wanted(memory: dict[str, Any], moment: str, traced: bool) -> bool:
+@dataclass
+class _Looks:
+    """How many graphs were looked at."""
+
+    count: int = 0
+
+
+def wanted(notes: Notes, moment: str, traced: bool) -> bool:
     """Whether to look: in the first traced steps, where the user has Functions of their own."""
     if moment == "after_backward":
-        return _KEY in memory
-    return moment == "before_backward" and traced and memory.get(_LOOKS, 0) < _MOST_LOOKS and next(user_functions(), None) is not None
+        return _Watch in notes
+    return moment == "before_backward" and traced and notes[_Looks].count < _MOST_LOOKS and next(user_functions(), None) is not None
 
 
 def look(incident: Incident) -> Diagnosis | None:
     """Before a backward call, puts hooks on; after it, says what they have seen."""
-    watch: _Watch | None = incident.memory.pop(_KEY, None)
+    watch = incident.notes.pop(_Watch)
     if watch is not None:  # also one whose backward call raised
         watch.remove()
     if incident.moment == "after_backward":
         return _told(incident, watch.spoilt) if watch is not None and watch.spoilt is not None else None
     if incident.call is None or incident.call.nested:
         return None
-    incident.memory[_LOOKS] = incident.memory.get(_LOOKS, 0) + 1
+    incident.notes[_Looks].count += 1
     consumers: dict[Any, list[int]] = {}
     nodes = []
     for node, out in walk(incident.root_nodes, limit=_MOST_NODES):
@@ -159,7 +166,8 @@ def look(incident: Incident) -> Diagnosis | None:
                         found.setdefault(node, []).append((mine, other, node_sequence(source)))
                         custom[source] = None
     if found:
-        watch = incident.memory[_KEY] = _Watch(incident.journal)
+        watch = _Watch(incident.journal)
+        incident.notes.put(watch)
         for node, pairs in found.items():
             watch.giver(node, pairs)
         for node in custom:
@@ -178,7 +186,7 @@ def _comes_later(sharer: Any, node: Any, giver: Any, consumers: dict[Any, list[i
 
 
 def _told(incident: Incident, written: _Written) -> Diagnosis:
-    incident.memory[_LOOKS] = _MOST_LOOKS
+    incident.notes[_Looks].count = _MOST_LOOKS
     view = view_of(written.cls)
     place = incident.place_of_node(written.giver)
     related: list[SourceSpan] = []

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+from typing import NamedTuple
+
 from gradguard.analysis.places import skips
-from gradguard.analysis.places.source import ResolvedSite, at_line
+from gradguard.analysis.places.source import at_line
+from gradguard.analysis.program.index import program_of
+from gradguard.analysis.program.syntax import Source
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.monitors.rank_positions import Past, Place
 from gradguard.rules.frameworks.gg707_ranks_out_of_step import fewer
 from gradguard.rules.frameworks.standings import Difference, Standing, left_loop, short, span, what
 
+_DEPTH = 4
 _PAIRED = (
     "Ranks pair their collectives by order alone: the n-th call of one rank in a process group meets the n-th of every other, whatever "
 )
@@ -18,21 +24,36 @@ _PAIRED += "it is."
 def found(standing: Standing) -> Diagnosis | None:
     """The first difference between this rank and another."""
     difference = standing.difference()
+    extra = _extra(standing, difference)
+    if extra is not None:
+        return extra
     if difference is None:
         return None
-    stuck = difference.mine.number == difference.theirs.number == standing.number
+    mine, theirs = difference.mine, difference.theirs
+    if mine.kind == theirs.kind and mine.place == theirs.place:
+        return _tensors(standing, difference)
+    stuck = mine.number == theirs.number == standing.number
     if stuck:  # one in a loop that the other has left
         for inside, outside in ((difference.first, difference.second), (difference.second, difference.first)):
             if left_loop(inside, outside) is not None:
                 return fewer.found(standing.seen_by(inside))
-    if difference.mine.kind == difference.theirs.kind:
-        return _tensors(standing, difference)
-    return _calls(standing, difference)
+    return _calls(standing, difference, _branch(mine, theirs))
+
+
+def _extra(standing: Standing, difference: Difference | None) -> Diagnosis | None:
+    """A call under a condition that was paired with another of the same kind, and has shifted all that came after it."""
+    for crossing in standing.crossings():
+        if difference is not None and crossing.mine.number > difference.mine.number:
+            break
+        branch = _branch(crossing.mine, crossing.theirs)
+        if branch is not None and branch.call is not None:
+            return _calls(standing, crossing, branch)
+    return None
 
 
 def _tensors(standing: Standing, difference: Difference) -> Diagnosis:
     mine, theirs, own, other = difference.mine, difference.theirs, difference.first.rank, difference.second.rank
-    shapes = mine.shape != theirs.shape
+    shapes = mine.size != theirs.size
     a, b = (list(mine.shape or ()), list(theirs.shape or ())) if shapes else (mine.dtype, theirs.dtype)
     of = "of shape" if shapes else "of dtype"
     headline = f"`{mine.kind}` gets a tensor {of} {b} on rank {other} and {a} on rank {own}"
@@ -55,17 +76,15 @@ def _tensors(standing: Standing, difference: Difference) -> Diagnosis:
     )
 
 
-def _calls(standing: Standing, difference: Difference) -> Diagnosis:
+def _calls(standing: Standing, difference: Difference, branch: _Branch | None) -> Diagnosis:
     mine, theirs, own, other = difference.mine, difference.theirs, difference.first.rank, difference.second.rank
     met = f"rank {own} is in {what(mine.kind)} at {short(_place(mine))} while rank {other} is in {what(theirs.kind)} at "
     met += short(_place(theirs))
-    branch = _branch(mine, theirs)
     related = [_at(mine, f"rank {own} makes this call"), _at(theirs, f"rank {other} makes this one")]
     avoid = ["a longer timeout of the process group: the two calls never fit together"]
     if branch is not None:
-        site, node, single = branch
-        assert site.source is not None  # it has a tree
-        condition = site.source.flat(node.test)
+        single = branch.call
+        condition = branch.source.flat(branch.node.test)
         rank, call = (own, mine) if single is mine else (other, theirs)
         rest = theirs if call is mine else mine
         if single is None:
@@ -74,7 +93,7 @@ def _calls(standing: Standing, difference: Difference) -> Diagnosis:
         else:
             headline = f"{what(call.kind)} is made only where `{condition}` holds, and not every rank comes to it: {met}"
             title = f"Move the call out of `if {condition}`, so that every rank makes it"
-        culprit = site.source.span_of(node.test, "does not come out alike on every rank", "culprit")
+        culprit = branch.source.span_of(branch.node.test, "does not come out alike on every rank", "culprit")
         return Diagnosis(
             code="",
             name="",
@@ -109,27 +128,47 @@ def _calls(standing: Standing, difference: Difference) -> Diagnosis:
     )
 
 
-def _branch(mine: Past, theirs: Past) -> tuple[ResolvedSite, skips.Branch, Past | None] | None:
-    """The `if` that one of the calls stands in and the other does not, or that has one in each branch; and the call within."""
-    a, b = _site(mine), _site(theirs)
+class _Branch(NamedTuple):
+    """An `if` that one of two calls stands in and the other does not, or that has one in each branch; and the call within."""
+
+    source: Source
+    node: ast.If
+    call: Past | None
+
+
+def _branch(mine: Past, theirs: Past) -> _Branch | None:
+    a, b = _levels(mine), _levels(theirs)
     for call, own, other in ((mine, a, b), (theirs, b, a)):
-        for node in skips.branches_around(own):
-            assert own is not None
-            within = skips.block_of(own, node)
-            rest = skips.block_of(other, node) if other is not None and other.file == own.file else None
-            if within is not None and rest is not None and within != rest:
-                return own, node, None
-            if within == "body" and rest is None:
-                return own, node, call
+        for source, at in own:
+            for node in skips.branches_around(source, at):
+                within = skips.block_of(source, at, node)
+                rest = next((block for file, there in other if file is source and (block := skips.block_of(source, there, node))), None)
+                if within is not None and rest is not None and within != rest:
+                    return _Branch(source, node, None)
+                if within == "body" and rest is None:
+                    return _Branch(source, node, call)
     return None
 
 
-def _site(call: Past) -> ResolvedSite | None:
-    return at_line(call.file, call.line)
+def _levels(call: Past) -> list[tuple[Source, ast.AST]]:
+    """The call, the only call in its file of the function that it stands in, and so on outwards."""
+    site = at_line(call.file, call.line)
+    node = None if site is None else site.node or site.statement
+    if site is None or site.source is None or node is None:
+        return []
+    found = [(site.source, node)]
+    program = program_of(site.source)
+    while program is not None and len(found) < _DEPTH:
+        function = program.function(found[-1][1])
+        callers = [] if function is None else program.callers(function)
+        if len(callers) != 1:
+            break
+        found.append((site.source, callers[0]))
+    return found
 
 
 def _place(call: Past) -> Place:
-    return Place(call.file, call.line, "")
+    return call.place
 
 
 def _at(call: Past, label: str, role: str = "context") -> SourceSpan:

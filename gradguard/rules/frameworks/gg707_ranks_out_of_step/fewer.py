@@ -20,6 +20,9 @@ def found(standing: Standing) -> Diagnosis | None:
     over = [(each, loop) for each, loop in away if loop is not None or each.state == "finished"]
     if not over or (own.place is None):
         return None
+    ended = [each for each, _ in over if each.error]
+    if ended:
+        return _ended(standing, ended)
     other, loop = over[0]
     those = [each for each, _ in over]
     if loop is None or loop.place.source is None:
@@ -29,6 +32,8 @@ def found(standing: Standing) -> Diagnosis | None:
         return _left_out(standing, those, skipping[0])
     if skipping and own.doing == BACKWARD:
         return None  # GG705 tells of that
+    if loop.broken_by is not None:
+        return _broken_off(standing, those, loop.broken_by)
     few = [each.rank for each in those]
     subject, has, its = (named(few), "has", "its") if len(few) == 1 else (named(few), "have", "their")
     at = f" and {'is' if len(few) == 1 else 'are'} at {short(other.place)}" if other.place is not None and other.state != "finished" else ""
@@ -43,7 +48,10 @@ def found(standing: Standing) -> Diagnosis | None:
         ),
         related=standing.spans(),
         explanation=_WHY + "A loop that ends earlier on one rank leaves the others with a call that this rank never makes.",
-        notes=[f"`{text}` can leave the call out too" for text in (skips.text(each) for each in skipping)],
+        notes=[
+            *(f"`{skips.text(each)}` can leave the call out too" for each in skipping),
+            *(f"`{skips.text(each)}` can end the loop earlier" for each in loop.exits.found if each not in skipping),
+        ],
         fixes=[
             Fix(
                 title="Give every rank the same number of batches: a `DistributedSampler`, and `drop_last=True` for the loader",
@@ -79,6 +87,43 @@ def _left_out(standing: Standing, those: list[Position], skip: skips.Skip) -> Di
         ],
         avoid=[_NEVER],
         confidence="likely",
+    )
+
+
+def _broken_off(standing: Standing, those: list[Position], leave: skips.Skip) -> Diagnosis:
+    """One condition decides how often the loop runs."""
+    few = named(each.rank for each in those)
+    return Diagnosis(
+        code="",
+        name="",
+        headline=f"{standing.waits()}; {few} left the loop: `{leave.word}` ends it on a rank where `{leave.condition}` holds",
+        culprit=span_of(leave.file, leave.node, label=f"ended the loop on {few}", role="culprit"),
+        related=standing.spans(),
+        explanation=_WHY + "A loop that ends earlier on one rank leaves the others with a call that this rank never makes.",
+        fixes=[
+            Fix(
+                title=f"Decide together: all-reduce `{leave.condition}` over the ranks, and leave the loop where it holds on any",
+                safety="manual",
+            ),
+        ],
+        avoid=[_NEVER],
+        confidence="likely",
+    )
+
+
+def _ended(standing: Standing, those: list[Position]) -> Diagnosis:
+    """Ranks that have left the whole program."""
+    first, few = those[0], named(each.rank for each in those)
+    at = f" at {short(first.place)}" if first.place is not None else ""
+    return Diagnosis(
+        code="",
+        name="",
+        headline=f"{standing.waits()}; {few} ended the program{at}: {first.error}",
+        culprit=None if first.place is None else span(first.place, f"ended the program on {few}", "culprit"),
+        related=standing.spans(but=(first.rank,)),
+        explanation=_WHY + f"{few[0].upper()}{few[1:]} will make no more.",
+        fixes=[Fix(title="End the program on every rank or on none: all-reduce the condition first", safety="manual")],
+        avoid=[_NEVER],
     )
 
 

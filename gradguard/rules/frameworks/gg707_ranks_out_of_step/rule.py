@@ -42,9 +42,11 @@ CODE, NAME = "GG707", "ranks-out-of-step"
 def recognise(incident: Incident) -> Diagnosis | None:
     """In what the ranks differ, and which line makes them."""
     standing = standings.standing(incident)
-    if standing is None or standing.failed or (standing.gone and not standing.stall.error):
+    if standing is None or standing.failed:
         return None
-    found = differences.found(standing) or fewer.found(standing)
+    found = differences.found(standing)
+    if found is None and not (standing.gone and not standing.stall.error):
+        found = fewer.found(standing)
     return None if found is None else found.model_copy(update={"code": CODE, "name": NAME})
 
 

@@ -14,7 +14,7 @@ from gradguard.analysis.program.index import Program, only, program_of
 from gradguard.analysis.program.syntax import FUNCTIONS, Function
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.core.safe_read import function_code, in_class, peek
-from gradguard.monitors.checkpoints import Run, plain_state
+from gradguard.monitors.checkpoints import Checkpointed, plain_state
 from gradguard.rules import wording
 from gradguard.rules.frameworks.gg712_checkpoint_mismatch.drawn_anew import modules_of
 from gradguard.rules.frameworks.gg712_checkpoint_mismatch.unchecked import UNCHECKED
@@ -40,7 +40,7 @@ class Changed(NamedTuple):
 
 def changed_in(incident: Incident, function: Any) -> Changed | None:
     """The one value of Python's that is another now than when the function ran first, and that it branches on."""
-    runs: list[Run] = incident.memory.get("checkpointed runs", [])
+    runs = incident.notes[Checkpointed].runs
     now = plain_state(function)
     found: dict[str, Changed] = {}
     for run in runs:

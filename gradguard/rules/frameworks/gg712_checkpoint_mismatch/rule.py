@@ -39,7 +39,7 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.core.diagnosis import Diagnosis, Fix, TensorFacts
 from gradguard.fixes.edits import edit_of, patched
-from gradguard.monitors.checkpoints import AnotherMask
+from gradguard.monitors.checkpoints import AnotherMask, Checkpointed
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks.gg712_checkpoint_mismatch import changed_state, drawn_anew, remembered, rewritten_buffer
 from gradguard.rules.frameworks.gg712_checkpoint_mismatch.unchecked import UNCHECKED
@@ -57,13 +57,13 @@ def recognise(incident: Incident) -> Diagnosis | None:
     """A closed-over tensor that was written between forward and recomputation, or PyTorch's own finding."""
     if incident.moment == "finding":
         return _other_mask(incident)
-    held = incident.memory.get("checkpoints") or []
+    held = incident.notes[Checkpointed].read
     if incident.error is None and (incident.where != "backward" or not held):
         return None
     for site, tensors in held:
         for name, ref, version, storage, clock in tensors:
             tensor = ref()
-            if tensor is None or tensor._version == version:
+            if tensor is None or storage is None or tensor._version == version:
                 continue
             found = _written(incident, site, name, tensor, version, storage, clock)
             if found is not None:
@@ -185,5 +185,5 @@ RULE = Rule(
     moments=frozenset({"error", "before_backward", "finding"}),
     messages=_SAYS,
     traced_only=True,
-    screen=lambda memory, moment, facts, traced: "checkpoints" in memory,
+    screen=lambda notes, moment, facts, traced: bool(notes[Checkpointed].read),
 )

@@ -31,6 +31,8 @@ accelerate's.
 from __future__ import annotations
 
 import sys
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
 from gradguard.analysis.incident import Incident
@@ -43,6 +45,14 @@ from gradguard.rules.frameworks.gg752_accelerate_backward_bypassed import unprep
 CODE, NAME = "GG752", "accelerate-backward-bypassed"
 
 
+@dataclass
+class _Seen:
+    """The direct calls, by line, and whether anything was told of them."""
+
+    calls: Counter[Any] = field(default_factory=Counter)
+    done: bool = False
+
+
 def recognise(incident: Incident) -> Diagnosis | None:
     """A backward call with no accelerate in its stack, under an accelerate that would have changed the loss."""
     state = sys.modules.get("accelerate.state")
@@ -50,8 +60,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
         return unprepared.recognise(incident, CODE, NAME, _accumulation(state))
     if state is None or incident.where != "backward" or incident.call is None or incident.call.nested:
         return None
-    seen = incident.memory.setdefault(CODE, {})
-    if seen.get("done"):
+    seen = incident.notes[_Seen]
+    if seen.done:
         return None
     steps = _accumulation(state)
     if steps <= 1:
@@ -59,11 +69,11 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if any("accelerate" in view.frame.f_code.co_filename and view.code_name == "backward" for view in incident.frames):
         return None
     site = incident.call.site
-    seen[site] = seen.get(site, 0) + 1
+    seen.calls[site] += 1
     place = resolve(site)
-    if seen[site] < 2 or place is None:
+    if seen.calls[site] < 2 or place is None:
         return None
-    seen["done"] = True
+    seen.done = True
     if not trains_prepared(incident):
         return None
     root = (place.receiver or "loss") if place.receiver else "loss"
@@ -95,9 +105,9 @@ RULE = Rule(
     summary="loss.backward() in place of accelerator.backward(loss)",
     recognise=recognise,
     moments=frozenset({"before_backward", "before_step"}),
-    screen=lambda memory, moment, facts, traced: (
-        "accelerate.state" in sys.modules and (moment != "before_step" or unprepared.screen(memory, facts.get("optimizer")))
+    screen=lambda notes, moment, facts, traced: (
+        "accelerate.state" in sys.modules and (moment != "before_step" or unprepared.screen(notes, facts.get("optimizer")))
     ),
-    idle=lambda memory: (state := sys.modules.get("accelerate.state")) is None or _accumulation(state) <= 1,
+    idle=lambda notes: (state := sys.modules.get("accelerate.state")) is None or _accumulation(state) <= 1,
     severity="warning",
 )

@@ -11,19 +11,25 @@ from gradguard.analysis.live.optimizer_contents import parameters_of
 from gradguard.analysis.places.source import dotted, resolve, span_of
 from gradguard.analysis.program.user_calls import calls
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.core.notes import Notes
 from gradguard.instrumentation.tensor_refs import UncountedRef
+from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.rules import wording
 from gradguard.rules.accelerated import accelerator_name
 
 _TIMES = 2  # one step in the middle could be a loop that ends early
 
 
-def screen(memory: dict[str, Any], optimizer: Any) -> bool:
+class _Midway(dict[int, tuple[Any, int]]):
+    """How often an optimizer has stepped in the middle, with a reference to it, by its id."""
+
+
+def screen(notes: Notes, optimizer: Any) -> bool:
     """Whether this optimizer has stepped in the middle of accumulations now; a prepared one does not."""
     state = getattr(getattr(sys.modules.get("accelerate.state"), "GradientState", None), "_shared_state", None) or {}
     if state.get("sync_gradients", True) or optimizer is None:
         return False
-    seen = memory.setdefault("unprepared", {})
+    seen = notes[_Midway]
     known, count = seen.get(id(optimizer), (None, 0))
     count = count + 1 if known is not None and known() is optimizer else 1
     seen[id(optimizer)] = UncountedRef(optimizer), count
@@ -40,7 +46,7 @@ def recognise(incident: Incident, code: str, name: str, steps: int) -> Diagnosis
         return None
     if backward.receiver is None or backward.receiver != accelerator or not _filled(optimizer):
         return None
-    book = incident.memory["ledger"].books.get(id(optimizer))
+    book = incident.notes[Ledger].books.get(id(optimizer))
     own = incident.names.optimizer_variable(optimizer) or "optimizer"
     place = incident.place
     prepared = _prepare(incident, accelerator, own)

@@ -11,6 +11,7 @@ from gradguard.analysis.live.optimizer_contents import parameters_of
 from gradguard.analysis.places.sites import UNNAMED
 from gradguard.core.diagnosis import Diagnosis
 from gradguard.instrumentation.facts import Cut
+from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.rules.gradient_path import lost_path, patching, wording
 
 MESSAGES = ("no inf checks were recorded for this optimizer",)
@@ -50,7 +51,7 @@ def recognise(incident: Incident, code: str) -> Diagnosis | None:
 
 def _only_cut(incident: Incident) -> Cut | None:
     """The origin of all cut values that went into the graph since the last backward but one (or ever), if it is one place."""
-    journal, began_at = incident.journal, incident.memory["ledger"].began_at
+    journal, began_at = incident.journal, incident.notes[Ledger].began_at
     plain = [fact for fact in journal.backwards if fact.kind == "backward" and not fact.nested]
     since = plain[-2].seq if len(plain) > 1 else 0
     for earliest in (since, 0):  # an untraced step: the loop's earlier, traced ones went the same way

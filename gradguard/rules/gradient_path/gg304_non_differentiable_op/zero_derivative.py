@@ -10,7 +10,7 @@ the gradients of those parameters are exactly zero, for the third time in a row.
 from __future__ import annotations
 
 import weakref
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from gradguard.analysis.live.names import short_list
 from gradguard.analysis.live.optimizer_contents import trained_by
 from gradguard.analysis.places.sites import function_word, in_words, same_place
 from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.core.notes import Notes
 from gradguard.instrumentation.tensor_refs import TensorRef
 from gradguard.rules.gradient_path import lost_path
 from gradguard.rules.gradient_path.gg304_non_differentiable_op import zero_products
@@ -35,7 +36,6 @@ _ZERO = frozenset({
 })  # fmt: skip
 _TRIES = 3  # graphs of one backward line that are looked at in one run
 _LIMIT = 20_000
-_BARRED = "GG304 barred"
 
 
 @dataclass
@@ -47,14 +47,20 @@ class _Barred:
     looks: int = 0
 
 
-def screen(memory: dict[str, Any], moment: str, facts: dict[str, Any], traced: bool) -> bool:
+@dataclass
+class _Looked:
+    """How often each backward call's line was looked at, and the parameters that it bars."""
+
+    calls: Counter[Any] = field(default_factory=Counter)
+    barred: dict[Any, _Barred] = field(default_factory=dict)
+
+
+def screen(notes: Notes, moment: str, facts: dict[str, Any], traced: bool) -> bool:
     """Whether this line's graph is still to be looked at, or an optimizer steps whose parameters were barred."""
     if moment == "before_step":
-        return any(barred.looks >= _TRIES for barred in memory.get(_BARRED, {}).values())
+        return any(barred.looks >= _TRIES for barred in notes[_Looked].barred.values())
     call = facts["call"]
-    return lost_path.screen(memory, moment, facts, traced) or (
-        call is not None and memory.get("GG304 looks", {}).get(call.site, 0) < _TRIES
-    )
+    return lost_path.screen(notes, moment, facts, traced) or (call is not None and notes[_Looked].calls[call.site] < _TRIES)
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
@@ -64,11 +70,10 @@ def recognise(incident: Incident) -> Diagnosis | None:
     call = incident.call
     if call is None or call.nested or not incident.root_nodes:
         return None
-    looks: dict[Any, int] = incident.memory.setdefault("GG304 looks", {})
-    tries = looks.get(call.site, 0)
-    if tries >= _TRIES:
+    looks = incident.notes[_Looked].calls
+    if looks[call.site] >= _TRIES:
         return None
-    looks[call.site] = tries + 1
+    looks[call.site] += 1
     stops, reached = _stops(incident.root_nodes)
     if not stops:
         return None
@@ -89,7 +94,7 @@ def _note(incident: Incident, node: Any, stops: list[Any], reached: set[int]) ->
     """Remembers the parameters that are behind the bars alone."""
     call = incident.call
     assert call is not None
-    barred: dict[Any, _Barred] = incident.memory.setdefault(_BARRED, {})
+    barred = incident.notes[_Looked].barred
     trained = set().union(*map(trained_by, incident.names.optimizers()))
     behind = [leaf for leaf in leaves(stops) if id(leaf) not in reached and id(leaf) in trained]
     if not behind:
@@ -112,7 +117,7 @@ def _note(incident: Incident, node: Any, stops: list[Any], reached: set[int]) ->
 
 def _still_zero(incident: Incident) -> Diagnosis | None:
     """The optimizer steps, and no other backward has given those parameters anything."""
-    barred: dict[Any, _Barred] = incident.memory[_BARRED]
+    barred = incident.notes[_Looked].barred
     trained = trained_by(incident.optimizer)
     for site, each in list(barred.items()):
         barred_leaves = [leaf for ref in each.leaves if (leaf := ref()) is not None]

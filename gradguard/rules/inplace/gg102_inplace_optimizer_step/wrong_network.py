@@ -10,6 +10,7 @@ from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.analysis.program.expressions import reads
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.fixes.edits import replaced
+from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.rules.inplace import spans as tell
 from gradguard.rules.inplace.write_history import Story, Write
 
@@ -58,7 +59,7 @@ def wrong_network(story: Story, write: Write, code: str, name: str) -> Diagnosis
 
 
 def _made(story: Story, optimizer: Any) -> ResolvedSite | None:
-    book = story.incident.memory["ledger"].books.get(id(optimizer))
+    book = story.incident.notes[Ledger].books.get(id(optimizer))
     return None if book is None else resolve(book.made)
 
 

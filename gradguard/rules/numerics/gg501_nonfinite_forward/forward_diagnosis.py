@@ -11,9 +11,10 @@ from gradguard.analysis.graph.recompute import node_kind
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite
 from gradguard.core.diagnosis import Diagnosis, Severity, SourceSpan, TensorFacts
-from gradguard.monitors.numerics import Numbers, numbers
+from gradguard.monitors.numerics import Numbers
 from gradguard.rules.numerics import derived
 from gradguard.rules.numerics.bounding import bounded, finitely_masked
+from gradguard.rules.numerics.expected_overflow import scaler_in_use
 from gradguard.rules.numerics.first_nonfinite import Origin, find_origin
 from gradguard.rules.numerics.gg501_nonfinite_forward.divisors import made_of
 from gradguard.rules.numerics.gg501_nonfinite_forward.traps import explain
@@ -25,7 +26,7 @@ _LARGE = 1e3  # an input beyond this is worth a note where something overflowed
 _OVERFLOWS = frozenset({"Exp", "Expm1", "Pow", "Mm", "Bmm", "Addmm", "Mul", "Convolution", "Sum", "Cosh", "Sinh", "MseLoss", "Softmax"})
 
 
-def investigate(incident: Incident, memory: Numbers, root: torch.Tensor) -> tuple[GraphValues, Origin | None]:
+def investigate(incident: Incident, numbers: Numbers, root: torch.Tensor) -> tuple[GraphValues, Origin | None]:
     """The values of a root's graph and where they stopped being finite."""
     node = root.grad_fn
     values = GraphValues([] if node is None else [node], [root, *(tensor for _, tensor in incident.names.tensor_bindings())])
@@ -34,7 +35,7 @@ def investigate(incident: Incident, memory: Numbers, root: torch.Tensor) -> tupl
 
 def describe(
     incident: Incident,
-    memory: Numbers,
+    numbers: Numbers,
     root: torch.Tensor,
     values: GraphValues,
     origin: Origin,
@@ -47,7 +48,7 @@ def describe(
         root: the value that is not finite.
         subject: what is not finite, in words: "the loss".
     """
-    places = Places(incident, memory, values.nodes)
+    places = Places(incident, numbers, values.nodes)
     place = places.of(origin.node, search=True)
     trap = explain(values, origin)
     found = health(root)
@@ -99,7 +100,7 @@ def _why(why: str, origin: Origin, values: GraphValues, place: ResolvedSite | No
         ""
         if incident.error is not None
         else "The GradScaler skips what is not finite in the gradient, step after step; the loss itself does not depend on its scale."
-        if numbers(incident.memory).scaler is not None
+        if scaler_in_use(incident, incident.notes[Numbers])
         else "The gradients of such a loss are NaN unless an op on the way back (`masked_fill`, `where`) puts zeros in their place, and a"
         " weight that is updated with a NaN stays NaN."
     )

@@ -30,7 +30,7 @@ from gradguard.torch_compat.private_api import storage_key
 
 def poisoned(
     incident: Incident,
-    memory: Numbers,
+    numbers: Numbers,
     root: torch.Tensor,
     values: GraphValues,
     origin: Origin,
@@ -40,7 +40,7 @@ def poisoned(
     """A leaf or constant of the graph that was not finite before the forward pass began."""
     if origin.tensor is None:
         return None
-    earlier = memory.pending or memory.told
+    earlier = numbers.pending or numbers.told
     if earlier is not None:
         return earlier.model_copy(
             update={
@@ -51,7 +51,7 @@ def poisoned(
     state = incident.names.state(origin.tensor)
     if origin.kind == "leaf" and (state is not None or isinstance(origin.tensor, torch.nn.Parameter)):
         return _weights(incident, origin, state.full if state is not None else "a parameter", root, subject, severity)
-    return _data(incident, memory, values, origin, root, subject, severity)
+    return _data(incident, numbers, values, origin, root, subject, severity)
 
 
 def _weights(incident: Incident, origin: Origin, name: str, root: torch.Tensor, subject: str, severity: Severity) -> Diagnosis:
@@ -133,12 +133,12 @@ def _update_fault(optimizer: Any, parameter: Any) -> tuple[str | None, str]:
 
 
 def _data(
-    incident: Incident, memory: Numbers, values: GraphValues, origin: Origin, root: torch.Tensor, subject: str, severity: Severity
+    incident: Incident, numbers: Numbers, values: GraphValues, origin: Origin, root: torch.Tensor, subject: str, severity: Severity
 ) -> Diagnosis:
     assert origin.tensor is not None
     names = incident.names.of_storage(storage_key(origin.tensor))
     name = names[0] if names else None
-    places = Places(incident, memory, values.nodes)
+    places = Places(incident, numbers, values.nodes)
     used = places.of(origin.node)
     operand = None if used is None else operand_of(used, origin.slot)
     made = source_of_bad(incident)

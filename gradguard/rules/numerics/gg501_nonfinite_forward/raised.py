@@ -36,28 +36,28 @@ MESSAGES = (
 )
 
 
-def recognise(incident: Incident, memory: Numbers) -> Diagnosis | None:
+def recognise(incident: Incident, numbers: Numbers) -> Diagnosis | None:
     """The diagnosis of an error whose arguments are not finite; None where they are (the error then has another cause)."""
     found = next(iter(_bad_tensors(incident)), None)
     if found is None:
         return None
     name, root = found
     subject = f"`{name}`" if name else "what the failing call got"
-    earlier = memory.told or memory.pending
+    earlier = numbers.told or numbers.pending
     if earlier is not None:  # one cause, one diagnosis: what was said of it stands
         note = f"by now {subject} is {kinds(health(root))}: it has reached the weights"
         return earlier.model_copy(update={"severity": "error", "notes": [*earlier.notes, note]})
-    values, origin = investigate(incident, memory, root)
+    values, origin = investigate(incident, numbers, root)
     if origin is None:
         origin = _outside_of(root)
         if origin is None:
             return None
-    result = diverged(incident, memory, values, origin, root)
+    result = diverged(incident, numbers, values, origin, root)
     if result is None:
         result = (
-            describe(incident, memory, root, values, origin, subject, "error")
+            describe(incident, numbers, root, values, origin, subject, "error")
             if origin.kind == "op"
-            else poisoned(incident, memory, root, values, origin, subject, "error")
+            else poisoned(incident, numbers, root, values, origin, subject, "error")
         )
     return None if result is None else result.model_copy(update={"severity": "error"})
 

@@ -36,7 +36,7 @@ import torch
 
 from gradguard.analysis.incident import Incident
 from gradguard.core.diagnosis import Diagnosis
-from gradguard.monitors.numerics import AHEAD, numbers, odd
+from gradguard.monitors.numerics import AHEAD, Numbers, odd
 from gradguard.rules.base import Rule
 from gradguard.rules.numerics.expected_overflow import overflow_of_scaler, searching_line
 from gradguard.rules.numerics.explosion import diverged
@@ -46,27 +46,27 @@ from gradguard.rules.numerics.gg501_nonfinite_forward.outside import poisoned
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
-    memory = numbers(incident.memory)
+    numbers = incident.notes[Numbers]
     if incident.error is not None:
-        return raised.recognise(incident, memory)
-    if not memory.loss_bad or memory.told is not None:
+        return raised.recognise(incident, numbers)
+    if not numbers.loss_bad or numbers.told is not None:
         return None
-    if searching_line(incident, memory):
+    if searching_line(incident, numbers):
         return None
     root = next((root for root in incident.roots if isinstance(root, torch.Tensor) and not bool(torch.isfinite(root).all())), None)
-    if root is None or overflow_of_scaler(incident, memory, root):
+    if root is None or overflow_of_scaler(incident, numbers, root):
         return None
-    values, origin = investigate(incident, memory, root)
-    found = diverged(incident, memory, values, origin, root)
+    values, origin = investigate(incident, numbers, root)
+    found = diverged(incident, numbers, values, origin, root)
     if found is None and origin is not None:
         found = (
-            poisoned(incident, memory, root, values, origin, "the loss")
+            poisoned(incident, numbers, root, values, origin, "the loss")
             if origin.kind != "op"
-            else describe(incident, memory, root, values, origin, "the loss")
+            else describe(incident, numbers, root, values, origin, "the loss")
         )
     if found is not None:
-        memory.told = found
-        memory.pending = None
+        numbers.told = found
+        numbers.pending = None
     return found
 
 

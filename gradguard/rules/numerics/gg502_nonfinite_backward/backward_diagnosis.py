@@ -61,21 +61,22 @@ _CURES["Log2"] = _CURES["Log10"] = _CURES["Log1P"] = _CURES["Xlogy"] = _CURES["L
 _CURES["PowTensor"] = _CURES["Pow"]
 
 
-_TOLD = "GG502 told"  # in the guard's memory
+class _Told:
+    """Noted where the first non-finite gradients were told."""
 
 
-def blame(incident: Incident, memory: Numbers) -> Diagnosis | None:
+def blame(incident: Incident, numbers: Numbers) -> Diagnosis | None:
     """The diagnosis right after the backward call that left non-finite gradients; None where no parameter has one."""
-    leaves = [leaf for leaf in (ref() for ref in memory.plan.leaves) if leaf is not None]
+    leaves = [leaf for leaf in (ref() for ref in numbers.plan.leaves) if leaf is not None]
     bad = [leaf for leaf in leaves if leaf.grad is not None and not finite(leaf.grad)]
     if not bad:
         return None
-    if incident.memory.get(_TOLD) and any(not finite(leaf.detach()) for leaf in leaves):
+    if _Told in incident.notes and any(not finite(leaf.detach()) for leaf in leaves):
         return None  # the step that followed has made the weights NaN: what comes now is no news
-    incident.memory[_TOLD] = True
+    incident.notes.put(_Told())
     roots = incident.root_nodes
     nodes = [node for node, _ in walk(roots)]
-    suspects = _suspects(memory.held, {id(leaf) for leaf in bad})
+    suspects = _suspects(numbers.held, {id(leaf) for leaf in bad})
     suspects.sort(key=lambda suspect: suspect[0].only_beside())  # an overflow beside 0 may be masked: what is infinite for sure comes first
     seen = _seen(incident, nodes)
     under = set() if seen is None else set(_below([seen[0]]))
@@ -85,10 +86,10 @@ def blame(incident: Incident, memory: Numbers) -> Diagnosis | None:
     elif seen is not None:
         suspects.sort(key=lambda suspect: suspect[0].node is not seen[0])
         if not suspects or suspects[0][0].node is not seen[0]:
-            return _broke(incident, memory, nodes, seen, bad, leaves)
+            return _broke(incident, numbers, nodes, seen, bad, leaves)
     if suspects:
-        return _known(incident, memory, nodes, suspects, bad, leaves)
-    return _unknown(incident, memory, nodes, bad, leaves)
+        return _known(incident, numbers, nodes, suspects, bad, leaves)
+    return _unknown(incident, numbers, nodes, bad, leaves)
 
 
 def _seen(incident: Incident, nodes: list[Any]) -> tuple[Any, BrokenFact] | None:
@@ -101,10 +102,15 @@ def _seen(incident: Incident, nodes: list[Any]) -> tuple[Any, BrokenFact] | None
 
 
 def _broke(
-    incident: Incident, memory: Numbers, nodes: list[Any], seen: tuple[Any, BrokenFact], bad: list[torch.Tensor], leaves: list[torch.Tensor]
+    incident: Incident,
+    numbers: Numbers,
+    nodes: list[Any],
+    seen: tuple[Any, BrokenFact],
+    bad: list[torch.Tensor],
+    leaves: list[torch.Tensor],
 ) -> Diagnosis:
     node, fact = seen
-    places = Places(incident, memory, nodes)
+    places = Places(incident, numbers, nodes)
     place = places.of(node, search=True)
     text = expression(place, node)
     where_in = f" (in `{place.function}`)" if place is not None and place.function != "<module>" else ""
@@ -210,14 +216,14 @@ def _hidden(
 
 def _known(
     incident: Incident,
-    memory: Numbers,
+    numbers: Numbers,
     nodes: list[Any],
     suspects: list[tuple[Held, int, int]],
     bad: list[torch.Tensor],
     leaves: list[torch.Tensor],
 ) -> Diagnosis:
     held, count, total = suspects[0]
-    places = Places(incident, memory, nodes)
+    places = Places(incident, numbers, nodes)
     if held.kind in _FORWARD:
         return _hidden(incident, held, count, total, places, nodes, bad, [_untouched(incident, bad, leaves)])
     place = places.of(held.node, search=True)
@@ -302,8 +308,8 @@ def _selector(nodes: list[Any], node: Any) -> Any:
     return None
 
 
-def _unknown(incident: Incident, memory: Numbers, nodes: list[Any], bad: list[torch.Tensor], leaves: list[torch.Tensor]) -> Diagnosis:
-    places = Places(incident, memory, nodes)
+def _unknown(incident: Incident, numbers: Numbers, nodes: list[Any], bad: list[torch.Tensor], leaves: list[torch.Tensor]) -> Diagnosis:
+    places = Places(incident, numbers, nodes)
     candidates = [
         node
         for node in nodes

@@ -45,8 +45,9 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.names import short_list
 from gradguard.core.diagnosis import Diagnosis
 from gradguard.core.moments import Moment
-from gradguard.monitors.numerics import AHEAD, numbers
-from gradguard.rules.base import SKIP, Rule, options_of
+from gradguard.core.notes import Notes
+from gradguard.monitors.numerics import AHEAD, Numbers
+from gradguard.rules.base import Rule, SkipStep
 from gradguard.rules.numerics.expected_overflow import scaler_in_use
 from gradguard.rules.numerics.gg502_nonfinite_backward.backward_diagnosis import blame, finite
 
@@ -61,8 +62,8 @@ class Options(BaseModel):
     )
 
 
-def screen(memory: dict[str, Any], moment: Moment, facts: dict[str, Any], traced: bool) -> bool:
-    state = numbers(memory)
+def screen(notes: Notes, moment: Moment, facts: dict[str, Any], traced: bool) -> bool:
+    state = notes[Numbers]
     if moment == "before_backward":
         state.before_backward(facts, traced)
         return False
@@ -71,7 +72,7 @@ def screen(memory: dict[str, Any], moment: Moment, facts: dict[str, Any], traced
             return state.told is None
         state.release()
         return False
-    return state.pending is not None or (options_of(memory, RULE).skip_step and _spoilt(facts["optimizer"]))
+    return state.pending is not None or (notes.options(RULE).skip_step and _spoilt(facts["optimizer"]))
 
 
 def _bad(optimizer: Any) -> Iterator[torch.Tensor]:
@@ -82,30 +83,30 @@ def _spoilt(optimizer: Any) -> bool:
     return next(_bad(optimizer), None) is not None
 
 
-def idle(memory: dict[str, Any]) -> bool:
+def idle(notes: Notes) -> bool:
     """No gradient found non-finite waits for its optimizer's step."""
-    return numbers(memory).pending is None and not options_of(memory, RULE).skip_step
+    return notes[Numbers].pending is None and not notes.options(RULE).skip_step
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
-    memory = numbers(incident.memory)
+    numbers = incident.notes[Numbers]
     if incident.moment == "after_backward":
         try:
-            memory.pending = None if scaler_in_use(memory) else blame(incident, memory)
+            numbers.pending = None if scaler_in_use(incident, numbers) else blame(incident, numbers)
         finally:
-            memory.release()
+            numbers.release()
         return None
     skip: bool = incident.options(RULE).skip_step
-    if (memory.pending is None and not skip) or not _spoilt(incident.optimizer):
+    if (numbers.pending is None and not skip) or not _spoilt(incident.optimizer):
         return None
     if skip:
-        incident.memory[SKIP] = True
-    if memory.told is not None:
+        incident.notes.put(SkipStep())
+    if numbers.told is not None:
         return None
-    found = memory.pending or _unseen(incident)
+    found = numbers.pending or _unseen(incident)
     if skip:
         found = found.model_copy(update={"notes": [*found.notes, "the optimizer's step was left out (`skip_step`)"]})
-    memory.pending, memory.told = None, found
+    numbers.pending, numbers.told = None, found
     return found
 
 

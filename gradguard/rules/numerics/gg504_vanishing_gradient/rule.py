@@ -33,7 +33,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gradguard.analysis.incident import Incident
 from gradguard.core.diagnosis import Diagnosis
-from gradguard.monitors.numerics import AHEAD, DEAD_STEPS, Numbers, numbers, odd
+from gradguard.monitors.numerics import AHEAD, DEAD_STEPS, Numbers, odd
 from gradguard.rules.base import Rule
 from gradguard.rules.numerics.gg504_vanishing_gradient.saturation import saturated
 
@@ -62,12 +62,12 @@ def _due(incident: Incident, state: Numbers) -> bool:
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
-    memory = numbers(incident.memory)
-    if not _due(incident, memory):
+    numbers = incident.notes[Numbers]
+    if not _due(incident, numbers):
         return None
-    found = saturated(incident, memory)
+    found = saturated(incident, numbers)
     if found is not None:
-        memory.plan.dead_told = True
+        numbers.plan.dead_told = True
     return found
 
 

@@ -96,9 +96,9 @@ def _shared_with_numpy(node: Any) -> bool:
     return any(numpy_reachable(data) for data in saved if data is not None)
 
 
-def saturated(incident: Incident, memory: Numbers) -> Diagnosis | None:
+def saturated(incident: Incident, numbers: Numbers) -> Diagnosis | None:
     """The diagnosis where everything on the way to the far end passes ops whose derivative is nowhere above `_TINY`."""
-    plan = memory.plan
+    plan = numbers.plan
     leaf = plan.sentinel() if plan.sentinel is not None else None
     if leaf is None:
         return None
@@ -113,12 +113,12 @@ def saturated(incident: Incident, memory: Numbers) -> Diagnosis | None:
                 closed[node] = largest
     reached = _reached(incident.root_nodes, closed)
     if not closed or id(leaf) in reached:
-        return _squashed(incident, memory, values, leaf)
+        return _squashed(incident, numbers, values, leaf)
     nodes = list(closed)
     behind = [each for each in _leaves_below(nodes) if id(each) not in reached]
-    if not behind or _learns_elsewhere(memory, behind):
+    if not behind or _learns_elsewhere(numbers, behind):
         return None  # a margin that is kept, in the loss of a critic: nobody waits for a gradient from here
-    places = Places(incident, memory, values.nodes)
+    places = Places(incident, numbers, values.nodes)
     place = places.of(nodes[0], search=True)
     says = _SLOPES[node_kind(nodes[0])][1]
     alone = node_kind(nodes[0]) == "Softmax" and _of_one(values, nodes[0])
@@ -134,7 +134,7 @@ def saturated(incident: Incident, memory: Numbers) -> Diagnosis | None:
     if incident.place is not None:
         related.append(incident.place.span("its gradient does not get past the saturated op", "backward"))
     elsewhere = []
-    for other_plan in memory.plans.values():
+    for other_plan in numbers.plans.values():
         if other_plan is not plan and other_plan.zeros >= DEAD_STEPS // 4:
             spot = resolve(other_plan.site)
             if spot is not None:
@@ -190,12 +190,12 @@ def saturated(incident: Incident, memory: Numbers) -> Diagnosis | None:
     )
 
 
-def _learns_elsewhere(memory: Numbers, leaves: list[torch.Tensor]) -> bool:
+def _learns_elsewhere(numbers: Numbers, leaves: list[torch.Tensor]) -> bool:
     """Whether one of them stands in the graph of another backward call, whose gradients are not zero."""
     ids = {id(leaf) for leaf in leaves}
     return any(
-        plan is not memory.plan and not plan.zeros and any((leaf := ref()) is not None and id(leaf) in ids for ref in plan.leaves)
-        for plan in memory.plans.values()
+        plan is not numbers.plan and not plan.zeros and any((leaf := ref()) is not None and id(leaf) in ids for ref in plan.leaves)
+        for plan in numbers.plans.values()
     )
 
 
@@ -203,7 +203,7 @@ _SQUASHING = {"Sigmoid": "at most a quarter", "Tanh": "at most all, and far less
 _CHAIN = 6
 
 
-def _squashed(incident: Incident, memory: Numbers, values: GraphValues, leaf: torch.Tensor) -> Diagnosis | None:
+def _squashed(incident: Incident, numbers: Numbers, values: GraphValues, leaf: torch.Tensor) -> Diagnosis | None:
     """The diagnosis of a chain of activations of which none is saturated and which together let nothing through."""
     below: dict[Any, bool] = {}
     for node in reversed(values.nodes):  # oldest first: which nodes lead to the leaf
@@ -213,16 +213,16 @@ def _squashed(incident: Incident, memory: Numbers, values: GraphValues, leaf: to
     chain = [node for node in values.nodes if below[node] and node_kind(node) in _SQUASHING]
     if len(chain) < _CHAIN:
         return None
-    plan = memory.plan
+    plan = numbers.plan
     near = plan.near() if plan.near is not None else None
-    places = Places(incident, memory, values.nodes)
+    places = Places(incident, numbers, values.nodes)
     place = places.of(chain[-1], search=True)
     kind = max((node_kind(node) for node in chain), key=[node_kind(node) for node in chain].count)
     name = _name(incident, leaf)
     related = [incident.place.span("its gradient fades on the way", "backward")] if incident.place is not None else []
     trail = ", ".join(number(value) for value in list(plan.losses)[-3:])
     figures = f"the gradient norm of `{name}` is {number(plan.dead_norm)}" + (
-        f"; `{_name(incident, near)}`, next to the loss, gets {number(memory.norm(near, True) or 0.0)}" if near is not None else ""
+        f"; `{_name(incident, near)}`, next to the loss, gets {number(numbers.norm(near, True) or 0.0)}" if near is not None else ""
     )
     return Diagnosis(
         code="GG504",

@@ -12,6 +12,7 @@ from gradguard.analysis.program.syntax import Source
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.core.safe_read import peek
 from gradguard.instrumentation.facts import BackwardFact
+from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.monitors.ledger_verdicts import ZeroedBeforeStep
 from gradguard.monitors.optimizer_books import Book
 from gradguard.rules import wording
@@ -26,7 +27,7 @@ def told(
     after = next((fact for fact in incident.journal.steps if fact.clock > call.clock), None)
     other = None if after is None else after.optimizer()
     mine = book.ref()
-    theirs = incident.memory["ledger"].books.get(id(other)) if other is not None else None
+    theirs = incident.notes[Ledger].books.get(id(other)) if other is not None else None
     if after is None or backward is None or mine is None or theirs is None or other is mine:
         return None
     if _before(incident, after.clock) is not call or _same_call(_before(incident, _last_step(incident, mine)), call):

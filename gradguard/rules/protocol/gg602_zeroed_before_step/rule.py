@@ -36,6 +36,7 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.fixes.at_places import brought_after, taken_out
+from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.monitors.ledger_verdicts import ZeroedBeforeStep
 from gradguard.monitors.optimizer_books import Book
 from gradguard.monitors.tensor_state import version_of
@@ -70,7 +71,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     wrapper = None if book is None else accelerated.wrapper_of(incident, book.ref())
     who = incident.names.optimizer_variable(owner) or (zero.receiver if zero is not None else None) or type(owner).__name__
     loss = _loss(backward)
-    later = [b.last_part for b in incident.memory["ledger"].books.values() if b.last_part is not None and b.last_part is not part]
+    later = [b.last_part for b in incident.notes[Ledger].books.values() if b.last_part is not None and b.last_part is not part]
     other = next((resolve(p.call.site) for p in later if p.call.site != part.call.site), None)
     parameters = [] if book is None else book.parameters()
     only = [p for p in parameters if p.requires_grad and not (book is not None and _moved(book, p))]

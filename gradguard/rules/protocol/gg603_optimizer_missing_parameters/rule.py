@@ -42,6 +42,7 @@ from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import modules_in, parameters_in, peek
 from gradguard.fixes.at_places import made_with
 from gradguard.monitors.findings import Confirmed
+from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.monitors.optimizer_books import Book, Prepared
 from gradguard.monitors.surveys import MadeAnew
 from gradguard.monitors.untrained_leaves import Stranger
@@ -52,6 +53,7 @@ from gradguard.rules.protocol.gg603_optimizer_missing_parameters.joined import a
 from gradguard.rules.protocol.gg603_optimizer_missing_parameters.made_anew import made_anew
 from gradguard.rules.protocol.owners import Owner, Owners, is_record
 from gradguard.rules.spans import attribute_set
+from gradguard.rules.told import Told
 
 CODE, NAME = "GG603", "optimizer-missing-parameters"
 Found = list[tuple[torch.Tensor, Owner]]
@@ -69,7 +71,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     owners = Owners(incident.names)
     left = [(leaf, owner) for s in strangers if (leaf := s.ref()) is not None and (owner := owners.of(leaf)) is not None]
     trained = {id(p) for p in book.parameters()}
-    told = incident.memory.get("trained elsewhere", {})  # by GG604
+    told = incident.notes[Told].trained_elsewhere  # by GG604
     left = [(leaf, owner) for leaf, owner in left if id(leaf) not in told or told[id(leaf)]() is not leaf]
     replaced = {tuple(p.shape) for p in orphans.without_module(incident, book)} if left else set()
     left = [(leaf, owner) for leaf, owner in left if _is_meant(incident, book, owner, trained, tuple(leaf.shape) in replaced)]
@@ -77,7 +79,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
         return None
     diagnosis = orphans.partly(incident, book, left) or _told(incident, book, left)
     kept = [s for s in strangers if any(leaf is s.ref() for leaf, _ in left)]
-    ledger = incident.memory["ledger"]
+    ledger = incident.notes[Ledger]
     last = {id(s): True for s in kept}
 
     def holds() -> bool:
@@ -107,7 +109,7 @@ def _is_meant(incident: Incident, book: Book, owner: Owner, trained: set[int], r
     """
     if not owner.module.training or not owner.root.training:
         return False
-    loaded = [module for ref in incident.memory["ledger"].loaded if (module := ref()) is not None]
+    loaded = [module for ref in incident.notes[Ledger].loaded if (module := ref()) is not None]
     around = {id(owner.root), id(owner.module)}
     if (
         not replaces

@@ -13,6 +13,7 @@ from gradguard.analysis.live.names import short_list
 from gradguard.analysis.places.source import dotted
 from gradguard.analysis.program.syntax import Source
 from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.monitors.optimizer_books import Book
 from gradguard.rules import wording
 from gradguard.rules.spans import the_one
@@ -22,7 +23,7 @@ CODE, NAME = "GG604", "optimizer-orphaned-parameters"
 
 def told(incident: Incident, book: Book, strangers: list[torch.Tensor], mine: list[torch.Tensor]) -> Diagnosis | None:
     """The optimizer has the originals; the gradients go to what was made of them."""
-    known = incident.memory["ledger"].trained_ids()
+    known = incident.notes[Ledger].trained_ids()
     strangers = [leaf for leaf in strangers if id(leaf) not in known]
     shapes = {tuple(leaf.shape) for leaf in strangers}
     ours = {tuple(p.shape) for p in mine}

@@ -32,6 +32,7 @@ from __future__ import annotations
 from gradguard.analysis.incident import Incident
 from gradguard.core.diagnosis import Diagnosis
 from gradguard.monitors.findings import Confirmed
+from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.monitors.optimizer_books import Book
 from gradguard.rules.base import Rule
 from gradguard.rules.protocol import orphans
@@ -57,7 +58,7 @@ def _told(incident: Incident, book: Book) -> Diagnosis | None:
     mine = [p for p in book.parameters() if p.requires_grad]
     if not mine or any(p.grad is not None for p in mine):
         return None
-    ledger = incident.memory["ledger"]
+    ledger = incident.notes[Ledger]
     strangers = [s for s in incident.finding.strangers.values() if s.last_backward > book.backwards_at_step - 3]
     owners = Owners(incident.names)
     left = [(leaf, owner) for s in strangers if (leaf := s.ref()) is not None and (owner := owners.of(leaf)) is not None and s.same()]

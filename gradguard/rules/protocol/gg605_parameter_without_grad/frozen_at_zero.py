@@ -12,6 +12,7 @@ from gradguard.analysis.places.source import resolve
 from gradguard.analysis.program.index import program_of
 from gradguard.core.callsite import CallSite
 from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.monitors.optimizer_books import Book
 from gradguard.monitors.surveys import FrozenAtZero
 from gradguard.rules import wording
@@ -30,7 +31,7 @@ class Frozen:
 def find(incident: Incident) -> Frozen | None:
     """Those whose module runs with grad mode on, and that are not in a frozen copy of what is trained."""
     finding: FrozenAtZero = incident.finding
-    ledger = incident.memory["ledger"]
+    ledger = incident.notes[Ledger]
     called = ledger.called
     trained = {
         _place(state, p)

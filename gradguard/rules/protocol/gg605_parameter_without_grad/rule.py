@@ -48,8 +48,10 @@ from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import parameters_in, peek
 from gradguard.fixes.edits import replaced
 from gradguard.instrumentation.tensor_refs import TensorRef
+from gradguard.monitors.checkpoints import Checkpointed
 from gradguard.monitors.cut_paths import LoneLoss
 from gradguard.monitors.findings import Confirmed
+from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.monitors.optimizer_books import Book, Prepared
 from gradguard.monitors.surveys import FrozenAtZero, SwitchedOff
 from gradguard.monitors.tensor_state import version_of
@@ -64,6 +66,7 @@ from gradguard.rules.protocol.gg605_parameter_without_grad.reads import bare_rea
 from gradguard.rules.protocol.new_leaves import new_leaf, without_wrapper
 from gradguard.rules.protocol.settled import settled
 from gradguard.rules.spans import attribute_set, class_node
+from gradguard.rules.told import Told
 
 CODE, NAME = "GG605", "parameter-without-grad"
 Idle = list[tuple[torch.Tensor, str, nn.Module, nn.Module | None, str]]  # parameter, path, module, parent, attribute in the parent
@@ -80,8 +83,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if isinstance(finding, FrozenAtZero):
         return _frozen(incident, book)
     refs: list[weakref.ref[Any]] = finding.parameters
-    told = incident.memory.get("cut off by checkpoints", {})  # by GG711
-    ledger = incident.memory["ledger"]
+    told = incident.notes[Checkpointed].cut_off  # by GG711
+    ledger = incident.notes[Ledger]
     filled = ledger.severed.filled  # and cleared again: by other means than a step, or another rule has said so
     parameters = [p for ref in refs if (p := ref()) is not None and id(p) not in filled]
     idle = _of_their_own(incident, book, _idle(incident, [p for p in parameters if id(p) not in told or told[id(p)]() is not p]))
@@ -213,10 +216,10 @@ def _called(incident: Incident, book: Book, idle: Idle, called: dict[int, Any]) 
             headline = f"{shown} {'are' if many else 'is'} in `{name}` and never get{'' if many else 's'} a gradient: "
         parameters = [each[0] for each, _ in hit]
         at = place.span("called here", "context")
-        ledger = incident.memory["ledger"]
+        ledger = incident.notes[Ledger]
         cuts = ledger.severed.cuts(parameters)
         found = cut_origins.merged(cut_origins.of_cut(incident, cut) for cut in cuts)
-        if any(origin.key in incident.memory.get("GG308 told", ()) for origin in found):
+        if any(origin.key in incident.notes[Told].lost_terms for origin in found):
             return None  # the term without a path has been shown
         if not found and _is_told(incident, parameters):
             return None
@@ -284,8 +287,8 @@ def _outermost(state: Any, called: dict[int, Any], parameters: list[torch.Tensor
 
 def _is_told(incident: Incident, parameters: list[torch.Tensor]) -> bool:
     """Whether a term of the loss was shown whose values left torch where these parameters' did (`torch.FloatTensor` carries no memory)."""
-    told = incident.memory.get("GG308 told", ())
-    return bool(told) and any(cut_origins.of_cut(incident, cut).key in told for cut in incident.memory["ledger"].severed.met(parameters))
+    told = incident.notes[Told].lost_terms
+    return bool(told) and any(cut_origins.of_cut(incident, cut).key in told for cut in incident.notes[Ledger].severed.met(parameters))
 
 
 def _lone(
@@ -356,7 +359,7 @@ def _bare(incident: Incident, book: Book, idle: Idle) -> Diagnosis | None:
 def _same_item(incident: Incident, book: Book, idle: Idle) -> Diagnosis | None:
     """A loop over a list of modules calls one and the same of them each time."""
     parameters = [each[0] for each in idle]
-    found = fixed_index(incident.names, parameters, incident.memory["ledger"])
+    found = fixed_index(incident.names, parameters, incident.notes[Ledger])
     if found is None:
         return None
     item = f"{found.items}[{found.index}]"

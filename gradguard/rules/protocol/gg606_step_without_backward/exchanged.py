@@ -15,6 +15,7 @@ from gradguard.analysis.places.source import resolve
 from gradguard.analysis.program.index import calls_in
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import modules_in, parameters_in
+from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.monitors.optimizer_books import Book
 from gradguard.rules import wording
 from gradguard.rules.protocol.orphans import CODE, NAME, alive_owner
@@ -27,7 +28,7 @@ def exchanged(incident: Incident, book: Book, parameters: list[torch.Tensor]) ->
     mine = [p for p in parameters if isinstance(p, nn.Parameter)]
     if not mine or len(mine) < len(parameters) or any(incident.names.is_a_modules(p) or alive_owner(p) is not None for p in mine):
         return None
-    known = incident.memory["ledger"].trained_ids()
+    known = incident.notes[Ledger].trained_ids()
     shapes = Counter(tuple(p.shape) for p in mine)
     for variable, root in incident.names.modules:
         theirs = [p for p in parameters_in(root) if p.requires_grad]

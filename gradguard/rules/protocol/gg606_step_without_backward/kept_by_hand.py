@@ -9,6 +9,7 @@ from gradguard.analysis.places.source import ResolvedSite, at_line, resolve
 from gradguard.analysis.program.expressions import is_constant
 from gradguard.analysis.program.index import program_of
 from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.monitors.optimizer_books import Book
 from gradguard.rules import wording
 from gradguard.rules.spans import gradient_writes, the_one
@@ -31,7 +32,7 @@ def told(incident: Incident, book: Book, code: str, name: str) -> Diagnosis | No
         set_once = place.statement_span("sets the gradient, once", "context")
         if _asks_for_none(guard):
             culprit = culprit.model_copy(update={"label": "holds only until there is a gradient: that of the first time stays"})
-    last = next((call for call in reversed(incident.memory["ledger"].calls()) if call.site is not None), None)
+    last = next((call for call in reversed(incident.notes[Ledger].calls()) if call.site is not None), None)
     backward = None if last is None else wording.span(last.site, "fills the gradients of other tensors", "backward")
     step = None if book.step_site is None else resolve(book.step_site)
     function = None if place is None or place.function in (None, "<module>") else place.function

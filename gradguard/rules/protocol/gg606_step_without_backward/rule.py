@@ -44,6 +44,7 @@ from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import elements
 from gradguard.fixes.at_places import taken_out
 from gradguard.fixes.edits import respelt
+from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.monitors.ledger_verdicts import GradientsKept, NoBackward, NoPath
 from gradguard.monitors.optimizer_books import Book, Prepared
 from gradguard.rules import lightning_manual, wording
@@ -57,6 +58,7 @@ from gradguard.rules.protocol.gg606_step_without_backward.exchanged import excha
 from gradguard.rules.protocol.gg606_step_without_backward.written_aside import written_aside
 from gradguard.rules.protocol.new_leaves import CALLED_WITH, new_leaf
 from gradguard.rules.spans import named_not_called
+from gradguard.rules.told import Told
 
 CODE, NAME = "GG606", "step-without-backward"
 
@@ -79,7 +81,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
             return None
         skipped = gg741_lightning_no_loss_returned.automatic_step(incident)
         if skipped is not None:  # a batch without a loss is skipped by design; it is a bug if there never is one, which the end will tell
-            ledger = weakref.ref(incident.memory["ledger"])
+            ledger = weakref.ref(incident.notes[Ledger])
             told = gg741_lightning_no_loss_returned.told(*skipped)
             book.prepared.append(Prepared(told.code, told, lambda: (alive := ledger()) is not None and not alive.backwards))
             return None
@@ -154,7 +156,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
 
 def _returned(incident: Incident, book: Book) -> ResolvedSite | None:
     """The autograd.grad call before this step whose result is the gradients of what the optimizer holds, by its argument's name."""
-    calls = [call for call in incident.memory["ledger"].calls() if call.kind == "grad" and not call.nested and call.site is not None]
+    calls = [call for call in incident.notes[Ledger].calls() if call.kind == "grad" and not call.nested and call.site is not None]
     if not calls or calls[-1].create_graph:
         return None
     place = resolve(calls[-1].site)
@@ -237,14 +239,14 @@ def _bare_backward(step: ResolvedSite | None) -> SourceSpan | None:
 
 def _no_path(incident: Incident, book: Book, fresh: bool, name: str, parameters: list[Any]) -> Diagnosis | None:
     """backward() runs, and nothing that it goes through leads to what this optimizer holds."""
-    if any(p.grad is not None for p in parameters) or "orphaned" in book.gathered or "fresh leaf told" in incident.memory:
+    if any(p.grad is not None for p in parameters) or "orphaned" in book.gathered or incident.notes[Told].fresh_leaf:
         return None
     replaced = exchanged(incident, book, parameters)
     if replaced is not None:
         return replaced
     roots = wording.roots_of(parameters, incident.names)
     whose = f"`{roots[0]}`" if len(roots) == 1 else f"its {len(parameters)} parameters"
-    ledger = incident.memory["ledger"]
+    ledger = incident.notes[Ledger]
     last = next((call for call in reversed(ledger.calls()) if call.kind == "backward"), None)
     cuts = ledger.severed.cuts([p for slot in book.active if (p := slot.ref()) is not None], last)
     found = cut_origins.merged(cut_origins.of_cut(incident, each) for each in cuts)

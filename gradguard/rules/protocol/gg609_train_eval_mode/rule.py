@@ -55,6 +55,7 @@ from gradguard.analysis.places.source import resolve
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.safe_read import modules_in, named_modules, parameters_in
 from gradguard.fixes.at_places import put_after, put_around
+from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.monitors.initial_statistics import InitialStatistics
 from gradguard.monitors.optimizer_books import Book
 from gradguard.monitors.surveys import FrozenModesDue
@@ -139,7 +140,7 @@ def _frozen(incident: Incident) -> Diagnosis | None:
     trained = {id(p) for p in book.parameters()}
     if not any(p.requires_grad for p in book.parameters()):
         return None  # it trains nothing, which is another rule's
-    modes = incident.memory["ledger"].modes
+    modes = incident.notes[Ledger].modes
     for name, root in roots:
         if not any(id(p) in trained for p in parameters_in(root)):
             continue
@@ -178,7 +179,7 @@ def _drifts(known: dict[int, tuple[Any, ...]], book: Book, module: nn.Module) ->
 def _drift_told(incident: Incident, book: Book, name: str, root: nn.Module, drifting: list[tuple[str, nn.Module]]) -> Diagnosis:
     switches = [
         s
-        for s in incident.memory["ledger"].modes.switches
+        for s in incident.notes[Ledger].modes.switches
         if s.mode and (m := s.ref()) is not None and any(c is drifting[0][1] for c in modules_in(m))
     ]
     switch = switches[-1] if switches else None

@@ -12,6 +12,7 @@ from gradguard.analysis.incident import Incident
 from gradguard.analysis.places.source import resolve
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.core.safe_read import elements, in_training, modules_in, named_modules, peek, store_of
+from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.monitors.optimizer_books import Book
 from gradguard.rules import wording
 
@@ -63,7 +64,7 @@ def _norm(hook: SpectralNorm, module: nn.Module, trained: set[int]) -> tuple[tor
 def render(found: Unconverged, incident: Incident, code: str, name: str) -> Diagnosis:
     """The switch to eval mode, if one of them was seen."""
     full = f"{found.root}.{found.path}" if found.path else found.root
-    switches = incident.memory["ledger"].modes.switches
+    switches = incident.notes[Ledger].modes.switches
     switch = next((s for s in reversed(switches) if not s.mode and (m := s.ref()) is not None and found.module in modules_in(m)), None)
     place = None if switch is None else resolve(switch.site)
     return Diagnosis(

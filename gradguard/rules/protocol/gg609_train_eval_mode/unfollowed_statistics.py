@@ -18,6 +18,7 @@ from gradguard.core.safe_read import in_training, named_modules, parameters_in, 
 from gradguard.fixes.at_places import own_statement
 from gradguard.fixes.edits import indent_of, patched
 from gradguard.instrumentation.journal import Journal
+from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.monitors.initial_statistics import InitialStatistics, untouched
 from gradguard.rules import wording
 from gradguard.torch_compat.private_api import storage_key
@@ -25,7 +26,7 @@ from gradguard.torch_compat.private_api import storage_key
 
 def survey(incident: Incident, roots: list[tuple[str, nn.Module]]) -> None:
     """Has the calls of the next steps looked at where the parameters of such a batch norm have moved: with grad mode on, none is seen."""
-    ledger = incident.memory["ledger"]
+    ledger = incident.notes[Ledger]
     found = [module for _, root in roots for _, module in named_modules(root) if ledger.modes.statistics.survey(module, ledger)]
     if found and not ledger.census_until:
         ledger.census_until = ledger.steps + 5
@@ -85,7 +86,7 @@ def _initial(module: nn.Module) -> bool:
 def _leaders(incident: Incident, root: nn.Module, norm: nn.Module) -> Iterator[nn.Module]:
     """Networks of the same class and shapes that are trained, and whose own batch norm at that place has seen batches."""
     path = next(path for path, module in named_modules(root) if module is norm)
-    trained, shapes = incident.memory["ledger"].trained_ids(), [p.shape for p in parameters_in(root)]
+    trained, shapes = incident.notes[Ledger].trained_ids(), [p.shape for p in parameters_in(root)]
     for _, top in incident.names.modules:
         for _, module in named_modules(top):
             if type(module) is not type(root) or module is root:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from itertools import chain, islice, takewhile
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from torch import nn
 
@@ -17,26 +17,30 @@ from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.core.safe_read import parameters_in
 from gradguard.fixes.edits import replaced
 from gradguard.monitors.findings import TraceNext
+from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.monitors.optimizer_books import Book
 from gradguard.monitors.tensor_state import few_values
 from gradguard.monitors.unused_updates import UpdateDropped
 from gradguard.rules import wording
 
-_SEEN = "GG611 copies"  # what they held at the survey before, by id
 _MOST_COPIES = 16
 _OTHERS = (*COMPREHENSIONS, ast.Lambda, ast.Call, ast.Tuple, ast.List, ast.Dict)  # what stands inside is not their value
+
+
+class _Copies(dict[int, Any]):
+    """What they held at the survey before, by id."""
 
 
 def trace_copies(incident: Incident, book: Book) -> None:
     """Has the next steps traced where tensors that no optimizer has, of the trained parameters' shapes, stay as they are: what is computed
     from them is to be seen."""
-    ledger = incident.memory["ledger"]
+    ledger = incident.notes[Ledger]
     known, shapes = ledger.trained_ids(), {p.shape for p in book.parameters()}
     owned = (p for _, value in incident.names.bindings if isinstance(value, nn.Module) for p in parameters_in(value))
     bare = (tensor for _, tensor in incident.names.tensor_bindings() if not tensor.requires_grad)
     copies = islice((p for p in chain(owned, bare) if id(p) not in known and p.shape in shapes), _MOST_COPIES)
-    before, now = incident.memory.get(_SEEN, {}), {id(p): few_values(p) for p in copies}
-    incident.memory[_SEEN] = now
+    before, now = incident.notes[_Copies], _Copies((id(p), few_values(p)) for p in copies)
+    incident.notes.put(now)
     if any(before.get(key) == values for key, values in now.items()):
         ledger.wake()
         ledger.report([TraceNext(None)])

@@ -10,6 +10,7 @@ from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.core.safe_read import named_parameters
 from gradguard.fixes.at_places import sees
 from gradguard.fixes.edits import replaced
+from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.monitors.own_state import OwnState
 from gradguard.rules import wording
 
@@ -21,7 +22,7 @@ def told(incident: Incident, finding: OwnState, code: str, name: str) -> Diagnos
         return None
     receiver = place.receiver if (place.callee or "").endswith(".load_state_dict") else None
     shown = receiver or incident.names.module_path(module) or type(module).__name__
-    shapes, known = _shapes(module), incident.memory["ledger"].trained_ids()
+    shapes, known = _shapes(module), incident.notes[Ledger].trained_ids()
     paths = [
         path
         for other in {id(m): m for _, root in incident.names.modules for m in root.modules()}.values()

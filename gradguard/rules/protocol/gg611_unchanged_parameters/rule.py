@@ -41,6 +41,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gradguard.analysis.incident import Incident
 from gradguard.core.diagnosis import Diagnosis, Fix
+from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.monitors.learning_rates import RoundedAway, Schedule
 from gradguard.monitors.optimizer_books import Book
 from gradguard.monitors.own_state import OwnState
@@ -80,7 +81,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
     brought = zero_rate.loaded(book, name, step, (CODE, NAME))
     if brought is not None:
         return brought
-    schedule = incident.memory["ledger"].schedules.of_book(book)
+    schedule = incident.notes[Ledger].schedules.of_book(book)
     if schedule is not None and book.rates.highest == 0 and schedule.base:
         return _never_warm(book, name, schedule)
     if schedule is not None and schedule.began and beside is None:

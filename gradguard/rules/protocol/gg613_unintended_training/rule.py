@@ -3,8 +3,8 @@
 ## What it is
 A module that is meant to be frozen is trained: `module.requires_grad = False` only set an attribute of that name, the name is
 misspelt (`p.require_grad = False`), the method that freezes is never called or compares with names that no parameter has, the
-frozen parameters kept a gradient (zeros, mostly), on which the optimizer goes on, or a switch that turns the rest of the network
-off and on turns it on as well.
+frozen parameters kept a gradient (zeros, mostly), on which the optimizer goes on, a switch that turns the rest of the network
+off and on turns it on as well, or a target network, which another one is copied into, is computed with its graph.
 
 ## Why it is wrong
 `requires_grad` is a property of tensors. On a module the assignment makes a plain attribute and freezes nothing; the call
@@ -29,7 +29,8 @@ called only from an overridden `train()`, `train()` was never called, what it lo
 and the parameters it would freeze are trained. For a switch of the whole: where one statement turns parameters on and off again and
 again, some of which did not require grad when their optimizer was made, and some of which did. All at once, or only those that were
 frozen, is silent. For gradients that were kept: at the step after the 3rd, 12th, 24th, 60th ..., when it has changed parameters that do
-not require grad.
+not require grad. For a target network: when `load_state_dict` copies parameters of the same optimizer over parameters that its steps have
+moved since the copy before, and the next backward calls give gradient to both.
 """
 
 from __future__ import annotations
@@ -50,12 +51,14 @@ from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.core.safe_read import attributes, class_attributes, modules_in, named_modules, parameters_in
 from gradguard.fixes.at_places import own_statement, put_after
 from gradguard.fixes.edits import replaced
+from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.monitors.moving_frozen import MovingFrozen
 from gradguard.monitors.optimizer_books import Book
 from gradguard.monitors.tensor_state import version_of
+from gradguard.monitors.trained_copies import TrainedCopy
 from gradguard.rules import wording
 from gradguard.rules.base import Rule
-from gradguard.rules.protocol.gg613_unintended_training import still_moving
+from gradguard.rules.protocol.gg613_unintended_training import still_moving, trained_copy
 from gradguard.rules.protocol.gg613_unintended_training.freeze_by_name import freezes_nothing
 from gradguard.rules.protocol.gg613_unintended_training.misspelt_freeze import misspelt
 from gradguard.rules.protocol.gg613_unintended_training.unfrozen import unfrozen
@@ -71,6 +74,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     book: Book = finding.book
     if isinstance(finding, MovingFrozen):
         return still_moving.told(incident, finding, book, CODE, NAME)
+    if isinstance(finding, TrainedCopy):
+        return trained_copy.told(incident, finding, book, CODE, NAME)
     if book.steps != _STEPS:
         return None
     moved = {id(p) for ref, version in book.first_versions if (p := ref()) is not None and version_of(p) >= version + _STEPS - 1}
@@ -164,7 +169,7 @@ def _never_frozen(incident: Incident, book: Book, full: str, module: nn.Module, 
     kind = type(module)
     if "train" not in class_attributes(kind) or any(
         s.ref() is module or ((m := s.ref()) is not None and any(c is module for c in modules_in(m)))
-        for s in incident.memory["ledger"].modes.switches
+        for s in incident.notes[Ledger].modes.switches
     ):
         return None
     found = class_node(kind)

@@ -16,6 +16,7 @@ from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.fixes.edits import replaced
 from gradguard.instrumentation.facts import SelfWrite
 from gradguard.monitors.findings import TraceNext
+from gradguard.monitors.gradient_ledger import Ledger
 from gradguard.monitors.optimizer_books import Book
 from gradguard.rules import wording
 from gradguard.rules.spans import class_node
@@ -43,7 +44,7 @@ def told(incident: Incident, book: Book, code: str, name: str) -> Diagnosis | No
             found.setdefault(holder, []).append((held[blends[id(tensor)].storage], blends[id(tensor)]))
         aliases = aliases or storage_key(tensor) in held
     if aliases and not found and book.steps <= _TRACED_UNTIL:  # what is written into them later is to be seen
-        incident.memory["ledger"].report([TraceNext(None)])
+        incident.notes[Ledger].report([TraceNext(None)])
     for holder, blended in found.items():
         place = resolve(blended[0][1].site)
         if place is not None:
