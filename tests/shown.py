@@ -54,6 +54,11 @@ def said_of(script: Path) -> tuple[int, str, list[dict[str, Any]]]:
     return status, "".join(line + "\n" for line in cleaned(text, script.parent)), said
 
 
+def plain(text: str) -> str:
+    """Without the numbers of ranks: which one is the first to tell is chance."""
+    return re.sub(r"\b(rank)s?( ?)\d(?: and \d)?", r"\1\2", text)
+
+
 def cleaned(text: str, folder: Path) -> list[str]:
     """Lines free of what differs between machines, runs and Python versions."""
     text = text.replace(f"{folder}{os.sep}", "")
@@ -135,7 +140,9 @@ def write(rules: list[str]) -> None:
         if rules and script.stem.upper() not in rules:
             continue
         status, text, said = said_of(script)
-        script.with_suffix(".txt").write_text(text, encoding="utf-8")
+        shows = script.with_suffix(".txt")
+        if not shows.exists() or plain(shows.read_text(encoding="utf-8")) != plain(text):
+            shows.write_text(text, encoding="utf-8")
         print(script.name, status, [each["code"] for each in said], flush=True)
     for path in [] if rules else pages():
         text = path.read_text(encoding="utf-8")
