@@ -48,7 +48,7 @@ def install(*more: Callable[[Callable[..., None]], None]) -> None:
     if _installed:
         return
     with _lock:
-        if _installed:  # another thread was faster
+        if _is_installed():  # another thread was faster
             return
         try:
             _install(more)
@@ -56,6 +56,10 @@ def install(*more: Callable[[Callable[..., None]], None]) -> None:
             _take_back()
             raise
         _installed = True
+
+
+def _is_installed() -> bool:
+    return _installed
 
 
 def _install(more: tuple[Callable[[Callable[..., None]], None], ...]) -> None:
