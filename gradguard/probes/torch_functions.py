@@ -46,15 +46,21 @@ def install(*more: Callable[[Callable[..., None]], None]) -> None:
     compile again. Without a session each of them costs one look at a thread-local.
     """
     global _installed
-    if not _installed:
-        with _lock:
-            if not _diverted:  # else another thread was faster
-                try:
-                    _install(more)
-                except BaseException:  # from outside: none of it stays, and the next guard begins anew
-                    _take_back()
-                    raise
-            _installed = True
+    if _installed:
+        return
+    with _lock:
+        if _is_installed():  # another thread was faster
+            return
+        try:
+            _install(more)
+        except BaseException:  # from outside: none of it stays, and the next guard begins anew
+            _take_back()
+            raise
+        _installed = True
+
+
+def _is_installed() -> bool:
+    return _installed
 
 
 def _install(more: tuple[Callable[[Callable[..., None]], None], ...]) -> None:
