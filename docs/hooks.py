@@ -49,6 +49,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if page.file.src_uri == "rules.md":
         return rules_page()
     text = re.sub(r"<!-- setup\n.*?-->\n", "", markdown, flags=re.S)
+    text = text.replace("<!-- pictures -->", _pictures(page.file.src_uri.count("/")))
     text = re.sub(r"<!-- file: (\S+) -->", lambda named: _fenced((ROOT / named[1]).read_text(), "python", named[1]), text)
     if page.file.src_uri in REPOSITORY_FILES:
         text = _code_fenced(text)
@@ -96,6 +97,15 @@ def _programs(failing: Path) -> str:
             _fenced(repaired, "python", "", added),
         ]
     )
+
+
+def _pictures(depth: int) -> str:
+    """What stands under pictures/, each above its name."""
+    parts = []
+    for path in sorted((ROOT / "docs" / "pictures").glob("*.png")):
+        name = path.stem.replace("_", " ").replace("-", " ")
+        parts.append(f"![{name}]({'../' * depth}pictures/{path.name})\n*{name}*\n")
+    return "\n".join(["## What they look like\n", *parts]) if parts else ""
 
 
 def _fenced(text: str, language: str, title: str = "", lines: Sequence[int] = ()) -> str:
