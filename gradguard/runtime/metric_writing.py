@@ -70,8 +70,10 @@ class MetricWriting:
         by_device: dict[torch.device, list[tuple[str, torch.Tensor]]] = {}
         for ref, layer in self._layers_of(book):
             parameter = ref()
-            gradient = parameter.grad if type(parameter) in _PLAIN else None
-            if type(gradient) in _PLAIN and gradient.layout is torch.strided and gradient.numel() and has_memory(gradient):
+            gradient = parameter.grad if parameter is not None and type(parameter) in _PLAIN else None
+            if gradient is None or type(gradient) not in _PLAIN:
+                continue
+            if gradient.layout is torch.strided and gradient.numel() and has_memory(gradient):
                 if gradient.is_cuda and torch.cuda.is_current_stream_capturing():
                     return {}
                 by_device.setdefault(gradient.device, []).append((layer, gradient.detach()))
@@ -123,6 +125,6 @@ def counts(run: Run) -> dict[str, float]:
 
 
 def _norm(gradient: torch.Tensor) -> torch.Tensor:
-    if gradient.is_complex() or gradient.dtype is torch.float64:
-        return torch.linalg.vector_norm(gradient).float()
-    return torch.linalg.vector_norm(gradient, dtype=torch.float32)
+    whole = gradient.is_complex() or gradient.dtype is torch.float64
+    norm: torch.Tensor = torch.linalg.vector_norm(gradient, dtype=None if whole else torch.float32)
+    return norm.float()
