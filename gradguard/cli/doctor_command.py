@@ -279,7 +279,7 @@ def _said(program: str, level: str, folder: Path, ask: Callable[[Any], object] |
                     ask(guard)
     except GradGuardError as error:
         raised = [error.diagnosis]
-    except RuntimeError:  # PyTorch's own, which no rule has explained
+    except internal_error(RuntimeError):  # PyTorch's own, which no rule has explained
         pass
     finally:
         sys.modules.pop(name, None)
