@@ -76,7 +76,7 @@ def test_every_kind_of_writer() -> None:
         with pytest.raises(TypeError, match="writer= takes an object with add_scalar"):
             gradguard(writer=wrong)  # type: ignore[arg-type]
     for number in (0, -1, 2.5, True):
-        with pytest.raises(ConfigError, match="write_every=.*: a number of optimizer steps, 1 or more"):
+        with pytest.raises(ConfigError, match=r"write_every=.*: a number of optimizer steps, 1 or more"):
             gradguard(writer=Run(), write_every=number)  # type: ignore[arg-type]
 
 
