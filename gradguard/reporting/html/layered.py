@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 
 _SWEEPS = 8
-_GAP_X, _GAP_Y = 26.0, 34.0
+_GAP_X, _GAP_Y = 26.0, 38.0
 _WAYPOINT = 14.0  # width
 
 
@@ -55,7 +56,7 @@ def layered(sizes: Sequence[tuple[float, float]], edges: Sequence[tuple[int, int
     up: dict[int, list[int]] = {i: [] for i in range(len(boxes))}
     down: dict[int, list[int]] = {i: [] for i in range(len(boxes))}
     for chain in chains:
-        for above, below in zip(chain, chain[1:], strict=False):
+        for above, below in pairwise(chain):
             up[below].append(above)
             down[above].append(below)
     layers = _ordered(boxes, up, down)
@@ -87,7 +88,7 @@ def _ordered(boxes: list[Box], up: dict[int, list[int]], down: dict[int, list[in
 
 def _crossings(layers: list[list[int]], down: dict[int, list[int]]) -> int:
     count = 0
-    for above, below in zip(layers, layers[1:], strict=False):
+    for above, below in pairwise(layers):
         place = {i: at for at, i in enumerate(below)}
         ends = [place[each] for i in above for each in sorted(down[i], key=place.__getitem__)]
         count += sum(ends[i] > ends[j] for i in range(len(ends)) for j in range(i + 1, len(ends)))
