@@ -56,7 +56,7 @@ def gathered(diagnosis: Diagnosis, incident: Incident, run: Run) -> Evidence:
 
 def _gradless(incident: Incident, graph: LiveGraph | None) -> Iterator[GradlessParameter]:
     """Parameters of the models that take part, to which this loss gives no gradient."""
-    if graph is None or not graph.roots:
+    if graph is None or not graph.roots or not graph.whole:
         return
     known: set[int] = set()
     for root in incident.modules:

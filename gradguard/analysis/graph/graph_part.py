@@ -19,7 +19,7 @@ from gradguard.analysis.graph.consumed import consumed
 from gradguard.analysis.graph.earlier_steps import Lines, lines_of
 from gradguard.analysis.graph.folding import Label, fold
 from gradguard.analysis.graph.module_paths import RESHAPED, ModulePaths, leaf_behind
-from gradguard.analysis.graph.walk import is_accumulate, leaves, op_name, walk
+from gradguard.analysis.graph.walk import MAX_NODES, is_accumulate, op_name, walk
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.alive_tensors import Alive
 from gradguard.analysis.places.source import ResolvedSite, at_line, resolve
@@ -40,6 +40,7 @@ from gradguard.torch_compat.private_api import (
 )
 
 _DRAWN, _LISTED = 22, 120  # nodes of the picture, rows of the table
+_WALKED = 20_000  # nodes, in training that goes on
 _MOST_MARKED = 4  # nodes of one line: a loop makes many
 _CUTS = {
     "no_grad": "made while gradients were off",
@@ -91,21 +92,21 @@ class LiveGraph:
         self._tops = tuple(tops)
         self._mark_saved()
         self._mark_freed(tops)
-        self.nodes = _forward_order(tops)
+        # What is walked keeps a Python object a node (torch 2.13), through which a graph is freed recursively: in training that goes on,
+        # a deep one must not be walked down to its end. Where backward has failed, the rules have done so.
+        self._limit = MAX_NODES if incident.error is not None else _WALKED
+        self.leaves: set[int] = set()  # ids of the leaves that backward reaches
+        self.whole = True  # whether all of the graph was walked
+        self.nodes = self._forward_order(tops)
         behind = [node for node in self._mark_cuts() if node not in tops]
         if behind:
-            self.nodes = _forward_order([*tops, *behind])
+            self.nodes = self._forward_order([*tops, *behind])
             for name in ("lines", "sites", "_results"):
                 self.__dict__.pop(name, None)
         self._mark_inputs()
         self._mark_lines()
         for node in self._tops:
             self._marks.of.setdefault(node, ("root", "backward() begins here"))
-
-    @cached_property
-    def leaves(self) -> set[int]:
-        """ids of the leaves that backward reaches."""
-        return {id(leaf) for leaf in leaves(self._tops)}
 
     # -- what is known of nodes -----------------------------------------------------------------------------------------
 
@@ -244,22 +245,28 @@ class LiveGraph:
                 [], list(drawn.values()),
             ))  # fmt: skip
         if behind:
-            reached = {node for node, _ in walk(self._tops)}
-            self._marks.grey = {node for node, _ in walk(behind)} - reached
+            reached = {node for node, _ in walk(self._tops, self._limit)}
+            self._marks.grey = {node for node, _ in walk(behind, self._limit)} - reached
         return behind
 
     def _mark_lines(self) -> None:
-        """The newest nodes made at the lines that the diagnosis names."""
+        """The newest nodes made at the lines that the diagnosis names. Where the failure itself points at nodes, the culprit's line is
+        enough: another turn of a loop has passed the other lines as well, and what is said of them is not true of its nodes."""
+        pointed_at = bool(self._marks.pins)
         for i, span in enumerate(_spans(self.diagnosis)):
+            is_culprit = i == 0 and span is self.diagnosis.culprit
+            if pointed_at and not is_culprit:
+                continue
             fits = {site: _fit(span, site) for site in set(self.sites.values())}
             at = [(node, fit) for fact, node in self._results.items() if (fit := fits[fact.site])]
             if not self.sites:
                 at = [(node, 1) for node in self._named_at(span)]
             best = max((fit for _, fit in at), default=0)
-            for node, fit in at[-_MOST_MARKED:]:
-                if fit == best and node not in self._marks.of:
-                    is_culprit = i == 0 and span is self.diagnosis.culprit
-                    self._marks.add(node, "culprit" if is_culprit else "named", span.label or "")
+            chosen = [node for node, fit in at if fit == best]
+            note = (span.label or "") if len(chosen) == 1 else ""
+            for node in chosen[-_MOST_MARKED:]:
+                if node not in self._marks.of:
+                    self._marks.add(node, "culprit" if is_culprit else "named", note)
 
     def _named_at(self, span: SourceSpan) -> list[Any]:
         """The node whose result is in a variable that the line assigns, and whose operation is written there: of an untraced step."""
@@ -299,7 +306,7 @@ class LiveGraph:
         pinned = {node for node in self._marks.pins if node in members}
         chosen = self.nodes
         if len(chosen) > _DRAWN:
-            near = _related(self.nodes, pinned)
+            near = self._related(pinned)
             chosen = [node for node in self.nodes if node in near]
         left_out = len(self.nodes) - len(chosen)
         reshaped = {node for node in chosen if type(node).__name__ in RESHAPED and leaf_behind(node) is not None}
@@ -308,6 +315,43 @@ class LiveGraph:
         labels: list[Label] = [(*groups[node], ("line", site) if (site := self.sites.get(node)) else None) for node in chosen]
         pins = [i for i, node in enumerate(chosen) if node in pinned or node in self._tops]
         return tuple(self._part(chosen, fold(labels, pins, room), left_out) for room in (_DRAWN, _LISTED))  # type: ignore[return-value]
+
+    def _forward_order(self, tops: list[Any]) -> list[Any]:
+        """Every node reachable from the tops but leaves', each after those that it was made from: of several, the older first."""
+        users: Counter[Any] = Counter()
+        reached: list[Any] = []
+        for node, edges in walk(tops, self._limit):
+            if is_accumulate(node):
+                self.leaves.add(id(getattr(node, "variable", None)))
+                continue
+            reached.append(node)
+            users.update(edge.source for edge in edges)
+        self.whole = len(users) + len(tops) < self._limit
+        ready = [(-node_sequence(node), i, node) for i, node in enumerate(reached) if not users[node]]
+        heapq.heapify(ready)
+        found: list[Any] = []
+        members = set(reached)
+        number = len(reached)
+        while ready:
+            node = heapq.heappop(ready)[2]
+            found.append(node)
+            for source, _ in node.next_functions:
+                if source in members:
+                    users[source] -= 1
+                    if not users[source]:
+                        number += 1
+                        heapq.heappush(ready, (-node_sequence(source), number, source))
+        return found[::-1]
+
+    def _related(self, pins: set[Any]) -> set[Any]:
+        """The nodes from which a pin is reached, the pins, and what they were made from; all where there is no pin."""
+        if not pins:
+            return set(self.nodes)
+        above = set(pins)
+        for node in self.nodes:
+            if any(source in above for source, _ in node.next_functions):
+                above.add(node)
+        return above.union(node for node, _ in walk(pins, self._limit))
 
     def _part(self, chosen: list[Any], stretches: list[range], left_out: int) -> GraphPart:
         nodes: list[GraphNode] = []
@@ -376,38 +420,6 @@ def _gone(op: OpFact) -> GraphNode:
 
 def _at(place: ResolvedSite | SourceSpan | None) -> dict[str, Any]:
     return {} if place is None else {"file": place.file, "line": place.line, "text": place.text}
-
-
-def _forward_order(tops: list[Any]) -> list[Any]:
-    """Every node reachable from the tops but leaves', each after those that it was made from: of several, the older first."""
-    users: Counter[Any] = Counter()
-    reached = [node for node, edges in walk(tops) if not is_accumulate(node) and users.update(edge.source for edge in edges) is None]
-    ready = [(-node_sequence(node), i, node) for i, node in enumerate(reached) if not users[node]]
-    heapq.heapify(ready)
-    found: list[Any] = []
-    members = set(reached)
-    number = len(reached)
-    while ready:
-        node = heapq.heappop(ready)[2]
-        found.append(node)
-        for source, _ in node.next_functions:
-            if source in members:
-                users[source] -= 1
-                if not users[source]:
-                    number += 1
-                    heapq.heappush(ready, (-node_sequence(source), number, source))
-    return found[::-1]
-
-
-def _related(nodes: Sequence[Any], pins: set[Any]) -> set[Any]:
-    """Of nodes in forward order, those from which a pin is reached, the pins, and what they were made from; all where there is no pin."""
-    if not pins:
-        return set(nodes)
-    above = set(pins)
-    for node in nodes:
-        if any(source in above for source, _ in node.next_functions):
-            above.add(node)
-    return above.union(node for node, _ in walk(pins))
 
 
 def _spans(diagnosis: Diagnosis) -> list[SourceSpan]:
