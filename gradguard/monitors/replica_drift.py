@@ -14,14 +14,14 @@ def screen(memory: dict[str, Any], moment: Moment, facts: dict[str, Any], traced
     if not replicas.known:
         return False
     if moment == "before_backward":
-        unaveraged_gradients.before_backward()
+        unaveraged_gradients.before_backward(facts.get("roots"))
         return False
     if moment == "after_backward":
         unaveraged_gradients.after_backward()
         return False
     if "finding" not in facts:
         facts["finding"] = _drift(memory, facts.get("optimizer"))
-    return isinstance(facts["finding"], replicas.Drift)
+    return isinstance(facts["finding"], (replicas.Drift, replicas.Alike))
 
 
 def idle(memory: dict[str, Any]) -> bool:
@@ -29,7 +29,7 @@ def idle(memory: dict[str, Any]) -> bool:
     return not replicas.known
 
 
-def _drift(memory: dict[str, Any], optimizer: Any) -> replicas.Drift | None:
+def _drift(memory: dict[str, Any], optimizer: Any) -> replicas.Drift | replicas.Alike | None:
     exchanges = memory.setdefault("ddp-exchanges", {})
     exchange = exchanges.get(id(optimizer))
     if exchange is None or exchange.optimizer() is not optimizer:
@@ -37,9 +37,11 @@ def _drift(memory: dict[str, Any], optimizer: Any) -> replicas.Drift | None:
         ordinal = memory.setdefault("ddp-ordinal", 0)
         exchange = exchanges[id(optimizer)] = replicas.Exchange(ordinal, optimizer, options.every, options.tolerance)
         memory["ddp-ordinal"] += 1
+    batch = unaveraged_gradients.batch(optimizer)
     early = unaveraged_gradients.before_step(optimizer)
-    found: replicas.Drift | None = exchange.look() if exchange.due() else None
+    found: replicas.Drift | replicas.Alike | None = exchange.look(batch) if exchange.due() else None
     if found is None or early is not None:
         return early
-    unaveraged_gradients.explain(found)
+    if isinstance(found, replicas.Drift):
+        unaveraged_gradients.explain(found)
     return found

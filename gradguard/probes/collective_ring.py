@@ -129,6 +129,8 @@ class Ring:
         point = kind in POINT_TO_POINT
         number = self._number(name, group) + (not point)
         if point:
+            if name not in self._uncounted:
+                Watched.passing_on()
             self._uncounted[name] = self._uncounted.get(name, 0) + 1
         elif name in self._own:
             self._own[name] += 1
@@ -220,9 +222,10 @@ def steps_so_far() -> int:
 
 
 class Watched:
-    """What is called when process groups come and go; set by who watches the ranks."""
+    """What is called when process groups come and go, and at a group's first send or receive; set by who watches the ranks."""
 
     begun: Callable[[], None] = staticmethod(lambda: None)
+    passing_on: Callable[[], None] = staticmethod(lambda: None)
     ending: Callable[[FrameType], None] = staticmethod(lambda frame: None)
 
 

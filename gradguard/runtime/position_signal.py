@@ -40,7 +40,7 @@ class Bell:
         if self._pipe is None or self._hung or not self._wanted() or not _free():
             return
         with self._lock:
-            if self._wanted():  # the guard may have been left meanwhile
+            if self._wanted() and _SIGNAL is not None:  # the guard may have been left meanwhile
                 faulthandler.register(_SIGNAL, file=self._pipe[1], all_threads=False)
                 self._hung = True
 

@@ -32,6 +32,7 @@ from gradguard.instrumentation.fault_barrier import say
 from gradguard.instrumentation.journal import Journal
 from gradguard.monitors import rank_positions
 from gradguard.monitors.rank_exchange import Exchange, Here, Stall, job_store
+from gradguard.probes import torch_functions
 from gradguard.probes.collective_ring import Watched, ring
 from gradguard.rules.base import Rule
 from gradguard.rules.registry import rules_for
@@ -88,7 +89,6 @@ class Watch:
     def _run(self) -> None:
         try:
             exchange = Exchange(job_store(), dist.get_rank(), dist.get_world_size())
-            exchange.begin()
             Here.exchange = exchange
             ranks.Claims.claim = exchange.claim
             self.ready.set()
@@ -213,7 +213,7 @@ def entered(guard: Any, session: Any) -> None:
             _watch.opened(guard)
         return
     _entered = (weakref.ref(guard), weakref.ref(session))
-    Watched.begun, Watched.ending = _begin, _ending
+    Watched.begun, Watched.ending, Watched.passing_on = _begin, _ending, torch_functions.look_again
     if dist.is_available() and dist.is_initialized():
         _begin()
 
@@ -226,6 +226,9 @@ def _begin() -> None:
     guard, session = _entered[0](), _entered[1]()
     if guard is not None and session is not None and session.guards:
         ring.on = True
+        torch_functions.look_again()
+        # before its first collective, which may end the process; the watching thread has a connection of its own
+        Exchange(dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size()).begin()
         _watch = Watch(guard, session)
 
 
@@ -246,11 +249,9 @@ def failed(error: BaseException) -> None:
     diagnosis = error.diagnosis if isinstance(error, GradGuardError) else None
     text = message_of(error) if diagnosis is None else diagnosis.torch_message or ""
     lost = ranks.is_lost_connection(text)
-    said = (
-        f"{type(error).__name__}: {text}".removesuffix(": ")
-        if diagnosis is None
-        else f"{diagnosis.code} {diagnosis.name}: {diagnosis.headline}"
-    )
+    said = f"{diagnosis.code} {diagnosis.name}: {diagnosis.headline}" if diagnosis is not None else type(error).__name__
+    if diagnosis is None and text:
+        said += f": {text}"
     state: rank_positions.State = "finished" if isinstance(error, SystemExit) else "failed"
     try:
         _end(state, rank_positions.users(reversed(sites)), said.partition("\n")[0], lost)
