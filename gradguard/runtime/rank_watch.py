@@ -67,7 +67,7 @@ class Watch:
         self._at: Any = None  # the instruction at which the training thread was, at the last look
         self._still = self._moved  # when that was last seen to have changed
         self._asked: tuple[Any, float] | None = None  # what was asked about last, and when to ask again
-        self.bell = Bell(self._trains_in_main)
+        self.bell = Bell()
         self._rung: float | None = None  # when the signal was found
         self._own = threading.Thread(target=self._run, name="gradguard-ranks", daemon=True)
         self._own.start()
@@ -81,10 +81,7 @@ class Watch:
     def opened(self, guard: Any) -> None:
         """A guard is entered in the thread that trains."""
         self._guard = weakref.ref(guard)
-
-    def _trains_in_main(self) -> bool:
-        session = self._session()
-        return self._thread == threading.main_thread().ident and session is not None and bool(session.guards)
+        self.bell.hang()
 
     def _run(self) -> None:
         try:
@@ -95,7 +92,6 @@ class Watch:
             while not self._stop.wait(self._pause()):
                 if not dist.is_initialized():
                     return
-                self.bell.hang()
                 self._look(exchange)
         except internal_error() as fault:
             # without its keeper the store is of no use, which is no fault
@@ -230,6 +226,7 @@ def _begin() -> None:
         # before its first collective, which may end the process; the watching thread has a connection of its own
         Exchange(dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size()).begin()
         _watch = Watch(guard, session)
+        _watch.bell.hang()
 
 
 def _ending(frame: FrameType) -> None:
