@@ -58,11 +58,9 @@ class Bell:
             if signal.getsignal(_SIGNAL) is signal.SIG_DFL:  # else the program has put its own handler there
                 faulthandler.unregister(_SIGNAL)
 
-    def close(self) -> None:
-        """It is not used again."""
+    def __del__(self) -> None:
         self.remove()
-        pipe, self._pipe = self._pipe, None
-        for end in pipe or ():
+        for end in self._pipe or ():  # no thread reads or writes any more
             os.close(end)
 
 

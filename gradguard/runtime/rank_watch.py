@@ -99,7 +99,6 @@ class Watch:
                 say("the watch over the ranks", "a hang of several ranks is not explained", fault)
         finally:
             self.ready.set()
-            self.bell.close()
 
     def _pause(self) -> float:
         """Seconds until the next look: a second, or less where the patience ends before."""
@@ -302,6 +301,7 @@ def _forget(seconds: float = 0.0) -> None:
     global _watch
     watch, _watch = _watch, None
     if watch is not None:
+        watch.bell.remove()
         watch.stop(seconds)
     Here.exchange, Here.over = None, False
     ranks.Claims.claim = _nobody
@@ -318,7 +318,7 @@ def _in_child() -> None:
     """A forked process is no rank yet, and has no thread of its parent's."""
     global _watch
     if _watch is not None:
-        _watch.bell.close()
+        _watch.bell.remove()
     _watch = None
     Here.exchange, Here.over = None, False
     ranks.Claims.claim = _nobody

@@ -28,29 +28,18 @@ that takes its rank's part of the inputs, and noise that differs between ranks a
 
 from __future__ import annotations
 
-import ast
-from typing import Any, NamedTuple
-
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DistributedSampler
 
 from gradguard.analysis.incident import Incident
-from gradguard.analysis.places.source import module_ast, resolve, span_of
-from gradguard.analysis.program.expressions import inside, last_part
-from gradguard.analysis.program.user_calls import calls
-from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
+from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.core.safe_read import peek
 from gradguard.monitors import replica_drift
 from gradguard.probes.replicas import Alike
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import ddp as shared
+from gradguard.rules.frameworks import loaders
 
 CODE, NAME = "GG710", "same-batches"
-
-
-class _Loader(NamedTuple):
-    name: str
-    sampler: Any
-    made: SourceSpan | None
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
@@ -59,7 +48,8 @@ def recognise(incident: Incident) -> Diagnosis | None:
     if not isinstance(alike, Alike):
         return None
     name = shared.name_of(incident, alike.ddp)
-    loader = _loader(incident)
+    loader = loaders.around(incident)
+    made = None if loader is None else loaders.made(incident, loader.name, "DataLoader", "gives every rank the same batches")
     headline = f"all {alike.ranks} ranks train `{name}` on the same batches"
     fix = Fix(title="Give each rank its share of the data: `sampler=DistributedSampler(dataset)` for the loader", safety="unsafe")
     if loader is not None:
@@ -74,43 +64,20 @@ def recognise(incident: Incident) -> Diagnosis | None:
         elif type(rank := peek(sampler, "rank", None)) is int:
             headline += f": the sampler of `{loader.name}` was made for rank {rank} on each"
             fix = Fix(title="Make the sampler with this process's own `rank`, or without it", safety="unsafe")
-    made = shared.made(incident, alike.ddp, "averages gradients that are equal already")
+    wrapped = shared.made(incident, alike.ddp, "averages gradients that are equal already")
     steps = ", ".join(map(str, alike.steps))
     return Diagnosis(
         code=CODE,
         name=NAME,
         severity="warning",
         headline=headline,
-        culprit=None if loader is None else loader.made,
-        related=[made] if made is not None else [],
+        culprit=made,
+        related=[wrapped] if wrapped is not None else [],
         explanation="DDP averages gradients that are already equal: the job learns what one rank would learn alone, at the same pace.",
         notes=[f"at the optimizer's steps {steps} the inputs of all ranks were equal, and so were their losses"],
         fixes=[fix],
-        confidence="certain" if loader is not None and loader.made is not None else "likely",
+        confidence="certain" if made is not None else "likely",
     )
-
-
-def _loader(incident: Incident) -> _Loader | None:
-    """The DataLoader that the loop around the step goes through."""
-    for view in incident.user_frames:
-        place = resolve(view.site)
-        for loop in place.enclosing_loops if place is not None else ():
-            names = [node.id for node in inside(loop.iter, ast.Name)] if isinstance(loop, ast.For) else []
-            for name in names:
-                value = view.locals.get(name)
-                if type(value) is DataLoader:
-                    return _Loader(name, peek(value, "sampler", None), _made(incident, name))
-    return None
-
-
-def _made(incident: Incident, name: str) -> SourceSpan | None:
-    """The one call that made it."""
-    found = []
-    for file, call in calls(incident, "DataLoader"):
-        assigned = [node for node in inside(module_ast(file), ast.Assign) if node.value is call]
-        if any(last_part(target) == name for node in assigned for target in node.targets):
-            found.append((file, call))
-    return span_of(*found[0], label="gives every rank the same batches", role="culprit") if len(found) == 1 else None
 
 
 RULE = Rule(
