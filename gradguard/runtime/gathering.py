@@ -15,7 +15,7 @@ from gradguard.core.evidence import Evidence, GradlessParameter, GraphPart, Laye
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.safe_read import named_parameters
 from gradguard.instrumentation.fault_barrier import say
-from gradguard.monitors.numerics import numbers
+from gradguard.monitors.numerics import Numbers
 from gradguard.monitors.summary_records import OptimizerRecord
 from gradguard.runtime.run import Run
 
@@ -36,7 +36,7 @@ def gathered(diagnosis: Diagnosis, incident: Incident, run: Run) -> Evidence:
             return otherwise
 
     roots = incident.roots or tuple(islice((root for call in reversed(incident.journal.backwards) for root in call.live_roots()), 1))
-    graph = section("the graph", lambda: LiveGraph(incident, diagnosis, roots, numbers(incident.memory).footprints.kept()), None)
+    graph = section("the graph", lambda: LiveGraph(incident, diagnosis, roots, incident.notes[Numbers].footprints.kept()), None)
     nothing: tuple[GraphPart | None, GraphPart | None] = (None, None)
     picture, steps = nothing if graph is None else section("the graph", graph.parts, nothing)
     none: tuple[GradlessParameter, ...] = ()

@@ -33,6 +33,7 @@ from typing import Any
 from gradguard.analysis.incident import Incident
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.core.moments import Moment
+from gradguard.core.notes import Notes
 from gradguard.probes import sampler_epochs
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import loaders
@@ -40,12 +41,12 @@ from gradguard.rules.frameworks import loaders
 CODE, NAME = "GG713", "set-epoch"
 
 
-def screen(memory: dict[str, Any], moment: Moment, facts: dict[str, Any], traced: bool) -> bool:
+def screen(notes: Notes, moment: Moment, facts: dict[str, Any], traced: bool) -> bool:
     """Whether a sampler has repeated its order."""
     return bool(sampler_epochs.repeated)
 
 
-def idle(memory: dict[str, Any]) -> bool:
+def idle(notes: Notes) -> bool:
     """None has."""
     return not sampler_epochs.repeated
 
@@ -59,7 +60,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
         return None
     name, loop = f"{loader.name}.sampler", loader.loop
     end = getattr(loop, "iter", loop)
-    span = (loop.lineno, loop.col_offset, end.end_lineno, end.end_col_offset)
+    span = (loop.lineno, loop.col_offset, end.end_lineno or loop.lineno, end.end_col_offset or loop.col_offset)
     return Diagnosis(
         code=CODE,
         name=NAME,
