@@ -31,12 +31,12 @@ from __future__ import annotations
 from typing import Any
 
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.live import loaders
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.core.moments import Moment
 from gradguard.core.notes import Notes
 from gradguard.probes import sampler_epochs
 from gradguard.rules.base import Rule
-from gradguard.rules.frameworks import loaders
 
 CODE, NAME = "GG713", "set-epoch"
 
