@@ -21,6 +21,7 @@ lint: $(VENV)/.dev
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
+	$(BIN)/mypy tests/public_api_program.py
 
 imports: $(VENV)/.dev
 	$(BIN)/lint-imports

@@ -22,20 +22,49 @@ if TYPE_CHECKING:
     from gradguard.cli.rule_pages import explain
     from gradguard.config.settings import Settings
     from gradguard.config.suppressions import ignore
-    from gradguard.core.diagnosis import Diagnosis
-    from gradguard.core.errors import ConfigError, GradGuardError, GradGuardWarning
+    from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan, TensorFacts, Verification
+    from gradguard.core.errors import ConfigError, GradGuardError, GradGuardWarning, UnknownRuleError
+    from gradguard.core.memory_report import MemoryReport
+    from gradguard.reporting.writers import Writer
     from gradguard.runtime.guard import Guard, gradguard
+    from gradguard.runtime.summary import RunSummary
 
 __version__ = "0.1.0"
-__all__ = ["ConfigError", "Diagnosis", "GradGuardError", "GradGuardWarning", "Guard", "Settings", "explain", "gradguard", "ignore"]
+__all__ = [
+    "ConfigError",
+    "Diagnosis",
+    "Fix",
+    "GradGuardError",
+    "GradGuardWarning",
+    "Guard",
+    "MemoryReport",
+    "RunSummary",
+    "Settings",
+    "SourceSpan",
+    "TensorFacts",
+    "UnknownRuleError",
+    "Verification",
+    "Writer",
+    "explain",
+    "gradguard",
+    "ignore",
+]
 
 _HOMES = {
     "ConfigError": "core.errors",
     "Diagnosis": "core.diagnosis",
+    "Fix": "core.diagnosis",
     "GradGuardError": "core.errors",
     "GradGuardWarning": "core.errors",
     "Guard": "runtime.guard",
+    "MemoryReport": "core.memory_report",
+    "RunSummary": "runtime.summary",
     "Settings": "config.settings",
+    "SourceSpan": "core.diagnosis",
+    "TensorFacts": "core.diagnosis",
+    "UnknownRuleError": "core.errors",
+    "Verification": "core.diagnosis",
+    "Writer": "reporting.writers",
     "explain": "cli.rule_pages",
     "gradguard": "runtime.guard",
     "ignore": "config.suppressions",

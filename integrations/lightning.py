@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -245,7 +245,7 @@ class _GradGuardCallback:
             self._entered = True
             self._traced += current_session().tracing
 
-    def _keep_norms(self, metrics: Mapping[str, float], step: int) -> None:
+    def _keep_norms(self, metrics: dict[str, float], step: int) -> None:
         """In the course of a batch, before Lightning counts its step."""
         self._norms = {name: value for name, value in metrics.items() if name.startswith("gradguard/grad_norm/")}
 

@@ -22,9 +22,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gradguard.core.diagnosis import Diagnosis
+from gradguard.core.foreign_exceptions import internal_error
 
-_PACKAGES = ("accelerate", "jinja2", "lightning", "mlflow", "numpy", "pydantic", "pytorch-lightning", "rich", "tensorboard")
-_PACKAGES += ("transformers", "typer", "wandb")
+_PACKAGES = (
+    *("accelerate", "jinja2", "lightning", "mlflow", "numpy", "pydantic", "pytorch-lightning", "rich", "tensorboard", "transformers"),
+    *("typer", "wandb"),
+)
 _HEAD = "import torch\nfrom torch import nn\ntorch.manual_seed(0)\nx = torch.ones(4, requires_grad=True)\n"
 _LOOP = """model = nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -214,7 +217,7 @@ def _tried(trial: _Trial, folder: Path) -> Probe:
     try:
         found = _said(trial.program, trial.level, folder)
         seen = _differs(trial, found)
-    except Exception as error:  # whatever it is, it is what is asked for
+    except internal_error() as error:  # whatever it is, it is what is asked for
         seen = f"{type(error).__name__}: {error}"
     return Probe(trial.name, not seen, seen, trial.lost)
 
@@ -240,7 +243,7 @@ def _memory(folder: Path) -> Probe:
         _said(_LOOP.format(before="optimizer.zero_grad(); "), "watch", folder, lambda guard: lines.extend(
             held.text for held in guard.memory().lines), memory=True)  # fmt: skip
         seen = "" if any("model(" in line for line in lines) else "no line was told that holds memory"
-    except Exception as error:
+    except internal_error() as error:
         seen = f"{type(error).__name__}: {error}"
     return Probe(name, not seen, seen, lost)
 
@@ -276,7 +279,7 @@ def _said(program: str, level: str, folder: Path, ask: Callable[[Any], object] |
                     ask(guard)
     except GradGuardError as error:
         raised = [error.diagnosis]
-    except RuntimeError:  # PyTorch's own, which no rule has explained
+    except internal_error(RuntimeError):  # PyTorch's own, which no rule has explained
         pass
     finally:
         sys.modules.pop(name, None)

@@ -105,7 +105,7 @@ def _as_sarif(records: list[dict[str, object]], folder: str) -> str:
 
 
 def _as_github(records: list[dict[str, object]], folder: str) -> str:
-    from gradguard.reporting.github import workflow_commands, workspace_of
+    from gradguard.reporting.github import commands, workspace_of
 
-    lines = workflow_commands(_diagnoses(records), workspace_of(folder))
+    lines = commands(_diagnoses(records), workspace_of(folder))
     return "".join(f"\n{line}" for line in lines) + "\n" if lines else ""  # the first begins a line, whatever a progress bar has left

@@ -251,7 +251,7 @@ def _checked_log(path: Path) -> tuple[Path, Path]:
 
 def _checked_page(path: Path) -> Path:
     """The page's absolute path; see `_checked_report`."""
-    from gradguard.reporting.html.report import check_page
+    from gradguard.reporting.html.html_report import check_page
 
     return _checked_report(path, check_page, "--html")
 

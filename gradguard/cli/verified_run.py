@@ -61,7 +61,10 @@ class VerifiedRun:
             if report is not None and ranks.rank() is None:
                 _revise(report, diagnosis, verified, text)
             if page is not None:
-                page.revise(diagnosis, verified)
+                try:
+                    page.revise(diagnosis, verified)
+                except internal_error() as error:
+                    print(f"gradguard: the page {os.fspath(page.path)} does not say what was verified ({error})", file=sys.stderr)
             if raised is not None and raised.diagnosis.key == diagnosis.key:
                 raised.diagnosis = verified
                 raised.args = (text,)

@@ -109,14 +109,16 @@ class Evidence:
     Attributes:
         graph: for the picture.
         steps: the same part folded less, for the table.
-        traced: whether the lines of the step's operations are known.
+        lines_known: whether the lines of the step's operations are known.
+        lines_of_step: where they are those of an earlier step that made the same graph, which one.
         gradless_total: how many parameters have no gradient; `gradless` has the first of them.
         lost: sections that failed to be gathered, by name.
     """
 
     graph: GraphPart | None = None
     steps: GraphPart | None = None
-    traced: bool = True
+    lines_known: bool = True
+    lines_of_step: int | None = None
     norms: tuple[LayerGradient, ...] = ()
     timeline: tuple[ProtocolEvent, ...] = ()
     gradless: tuple[GradlessParameter, ...] = ()

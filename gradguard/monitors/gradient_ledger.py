@@ -282,6 +282,10 @@ class Ledger(View):
         """A module runs with grad mode off."""
         self.report(self.modes.forward_without_grad(module, arguments, frame, self))
 
+    def took_state(self, module: Any, state: Any, site: CallSite | None) -> None:
+        """state_dict() has returned."""
+        self.own_states.taken(module, state, self, site)
+
     def loaded_state(self, module: Any, assign: bool, state: Any, site: CallSite | None) -> None:
         """load_state_dict() was called; with assign=True it has replaced the module's parameters."""
         self.loaded = [*self.loaded[-63:], UncountedRef(module)]

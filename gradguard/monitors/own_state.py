@@ -1,4 +1,5 @@
-"""A network that is loaded with its own state, where another's was meant: it never follows. Part of GG611."""
+"""A network that is loaded with its own state: where another's was meant it never follows (part of GG611), where an earlier one's was
+meant nothing is restored (part of GG615)."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from torch import nn
 from gradguard.core.callsite import CallSite
 from gradguard.core.safe_read import named_parameters
 from gradguard.instrumentation.fault_barrier import barred
-from gradguard.instrumentation.tensor_refs import UncountedRef
+from gradguard.instrumentation.tensor_refs import TensorRef, UncountedRef
 from gradguard.monitors.findings import Finding
 from gradguard.monitors.monitor import Monitor
 from gradguard.monitors.tensor_state import version_of
@@ -35,13 +36,68 @@ class OwnState(Finding):
     site: CallSite | None
 
 
+@dataclass(frozen=True, eq=False)
+class KeptState(Finding):
+    """A module was loaded with a state that was kept for later and is its own memory: what has been written since stays."""
+
+    CODE = "GG615"
+
+    module: weakref.ref[Any]
+    kept: CallSite | None
+    site: CallSite | None
+    steps: int  # since; 0 where another state was loaded in between
+
+
+@dataclass
+class _Taken:
+    """A state that `state_dict()` has given out, as long as the tensors in it live."""
+
+    module: weakref.ref[Any]
+    tensor: weakref.ref[Any]  # its first
+    site: CallSite | None
+    steps: int  # when it was taken, or another state was loaded
+    versions: list[int]  # of the parameters then
+    overwritten: bool = False
+
+
 class OwnStates(Monitor):
-    """Modules that were given their own state by `load_state_dict`: the versions of their parameters after it, and the step count."""
+    """Modules that were given their own state by `load_state_dict`: the versions of their parameters after it, and the step count.
+    And the states that modules gave out."""
 
     PART = "watch of loaded states"
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[weakref.ref[Any], list[int], int]] = {}
+        self._taken: list[_Taken] = []
+
+    @barred
+    def taken(self, module: nn.Module, state: Any, view: View, site: CallSite | None) -> None:
+        """`state_dict` has returned. Every call makes other tensors on the parameters' memory, which tell it from others."""
+        parameters = dict(named_parameters(module))
+        first = state.get(next(iter(parameters), "")) if type(state) in (dict, OrderedDict) else None
+        if type(first) is not torch.Tensor:  # with `keep_vars` these are the parameters
+            return
+        versions = [version_of(parameter) for parameter in parameters.values()]
+        alive = [each for each in self._taken if each.tensor() is not None]
+        self._taken = [*alive[1 - _MOST :], _Taken(UncountedRef(module), TensorRef(first), site, view.steps, versions)]
+
+    def _restored(self, module: nn.Module, state: Any, versions: list[int], view: View, site: CallSite | None) -> KeptState | None:
+        """Whether a state of the module's own was meant to bring back what has been overwritten since.
+
+        Who writes into the tensors of such a state, before it is loaded, writes the parameters. So it counts only where these have
+        been written by what is known: by another state that was loaded, or as often in each step.
+        """
+        given = {id(value) for value in state.values()}
+        taken = next((each for each in self._taken if each.module() is module and id(each.tensor()) in given), None)
+        if taken is None:
+            return None
+        steps = view.steps - taken.steps
+        writes = {now - 1 - then for now, then in zip(versions, taken.versions, strict=False)}
+        if steps > 1:
+            known = any(writes) and all(not count % steps for count in writes)  # what is frozen is not written
+        else:
+            known = not steps and taken.overwritten and writes == {0}
+        return KeptState(None, taken.module, taken.site, site, steps) if known else None
 
     @barred
     def loaded(self, module: nn.Module, state: Any, view: View, site: CallSite | None) -> list[Finding]:
@@ -54,9 +110,15 @@ class OwnStates(Monitor):
         if type(state) not in (dict, OrderedDict) or not view.steps:
             return []
         parameters = dict(named_parameters(module))
-        if not parameters or not all(_is_alias(state.get(name), parameter) for name, parameter in parameters.items()):
-            return []
         versions = [version_of(parameter) for parameter in parameters.values()]
+        if not parameters or not all(_is_alias(state.get(name), parameter) for name, parameter in parameters.items()):
+            for each in self._taken:
+                if each.module() is module:
+                    each.steps, each.versions, each.overwritten = view.steps, versions, True
+            return []
+        kept = self._restored(module, state, versions, view, site)
+        if kept is not None:
+            return [kept]
         known = self._known.pop(id(module), None)
         while len(self._known) >= _MOST:
             self._known.pop(next(iter(self._known)))

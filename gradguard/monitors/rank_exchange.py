@@ -73,7 +73,7 @@ class Exchange:
         self.pinned: tuple[Position, int] | None = None
 
     def begin(self) -> None:
-        """From now on this rank answers."""
+        """From now on this rank answers, and its last collectives outlive it."""
         try:
             path = ring.outlive()
         except internal_error(OSError):  # no room for it

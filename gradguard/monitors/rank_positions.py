@@ -268,7 +268,7 @@ def left_by(rank: int, path: str) -> Position | None:
     last = found[-1]
     stack = (Place(last.file, last.line, ""),) if last.file else ()
     counted = {each.group: each.number for each in found}
-    return Position(rank, "gone", step=records[-1].step, stack=stack, past=tuple(found), numbers=counted)
+    return Position(rank, "gone", stack=stack, past=tuple(found), numbers=counted)
 
 
 def users(sites: Iterable[CallSite]) -> list[CallSite]:
@@ -286,8 +286,7 @@ def past() -> tuple[Past, ...]:
     for call in list(ring.calls):
         if call.kind not in collective_ring.POINT_TO_POINT:
             file, line = ("", 0) if call.site is None else (call.site.code.co_filename, call.site.line)
-            shape = None if call.shape is None else tuple(call.shape)
-            found.append(Past(call.group, call.number, call.kind, shape, call.dtype, file, line))
+            found.append(Past(call.group, call.number, call.kind, call.shape, call.dtype, file, line))
     return tuple(found[-8:])
 
 

@@ -22,14 +22,14 @@ def screen(notes: Notes, moment: Moment, facts: dict[str, Any], traced: bool) ->
     if not replicas.known:
         return False
     if moment == "before_backward":
-        unaveraged_gradients.before_backward()
+        unaveraged_gradients.before_backward(facts.get("roots"))
         return False
     if moment == "after_backward":
         unaveraged_gradients.after_backward()
         return False
     if "finding" not in facts:
         facts["finding"] = _drift(notes, facts.get("optimizer"))
-    return isinstance(facts["finding"], replicas.Drift)
+    return isinstance(facts["finding"], (replicas.Drift, replicas.Alike))
 
 
 def idle(notes: Notes) -> bool:
@@ -37,16 +37,18 @@ def idle(notes: Notes) -> bool:
     return not replicas.known
 
 
-def _drift(notes: Notes, optimizer: Any) -> replicas.Drift | None:
+def _drift(notes: Notes, optimizer: Any) -> replicas.Drift | replicas.Alike | None:
     exchanges = notes[_Exchanges]
     exchange = exchanges.get(id(optimizer))
     if exchange is None or exchange.optimizer() is not optimizer:
         options = notes[Ledger].options("GG706")
         exchange = exchanges[id(optimizer)] = replicas.Exchange(exchanges.made, optimizer, options.every, options.tolerance)
         exchanges.made += 1
+    batch = unaveraged_gradients.batch(optimizer)
     early = unaveraged_gradients.before_step(optimizer)
-    found: replicas.Drift | None = exchange.look() if exchange.due() else None
+    found: replicas.Drift | replicas.Alike | None = exchange.look(batch) if exchange.due() else None
     if found is None or early is not None:
         return early
-    unaveraged_gradients.explain(found)
+    if isinstance(found, replicas.Drift):
+        unaveraged_gradients.explain(found)
     return found

@@ -1,4 +1,4 @@
-"""What a closing summary and the HTML report tell: gradient norms by layer, which parameters moved. Only on where one of them was asked for."""
+"""What a closing summary and the HTML report tell: gradient norms by layer, which parameters moved. On only where one is asked for."""
 
 from __future__ import annotations
 

@@ -43,6 +43,7 @@ class Watch:
         through: whether its forward ever ran; held: whether it ran under `no_sync` since the last step.
         past: lines that have run the wrapped module past it since the last step; the flag tells those that hand it to a function.
         blamed: such lines of steps on gradients that were not averaged.
+        inputs: what tells its last batch, as far as forward was given it; batch: with the loss that backward was called on since.
     """
 
     modules: dict[int, weakref.ref[Any]] = field(default_factory=dict)
@@ -55,6 +56,8 @@ class Watch:
     held: bool = False
     past: dict[CallSite, bool] = field(default_factory=dict)
     blamed: dict[CallSite, bool] = field(default_factory=dict)
+    batch: list[Any] | None = None
+    inputs: list[Any] | None = None
 
     @property
     def on(self) -> bool:
@@ -84,15 +87,18 @@ def forward(module: Any, caller: FrameType) -> None:
         watch = _watch(ddp)
         known = watch.modules.get(id(module))
         if known is not None and known() is module:
-            _note(ddp, watch, caller)
+            _note(ddp, watch, caller, module is ddp.module)
 
 
-def _note(ddp: Any, watch: Watch, caller: FrameType) -> None:
+def _note(ddp: Any, watch: Watch, caller: FrameType, whole: bool) -> None:
     frame: FrameType | None = caller
     while frame is not None:
-        owner: Any = variables_of(frame).get("self") if frame.f_code is _FORWARD else None
+        names = variables_of(frame) if frame.f_code is _FORWARD else {}
+        owner: Any = names.get("self")
         if owner is not None and owner is ddp:
             watch.through = True
+            if whole:
+                watch.inputs = replicas.inputs_told([names.get("inputs"), names.get("kwargs")])
             watch.held = watch.held or not ddp.require_backward_grad_sync
             return
         frame = frame.f_back
@@ -131,11 +137,12 @@ def _within(watch: Watch, owner: Any, frame: FrameType) -> bool:
 # -- backward and step --------------------------------------------------------------------------------------------------
 
 
-def before_backward() -> None:
+def before_backward(roots: Any) -> None:
     """A backward call begins."""
     for ddp in list(replicas.known):
         watch = _watch(ddp)
         if watch.on:
+            watch.batch = None if watch.inputs is None else replicas.batch_told(watch.inputs, roots)
             number = _number(ddp)
             watch.before = None if number is None else (number, _gradients(ddp))
 
@@ -192,6 +199,12 @@ def explain(drift: replicas.Drift) -> None:
     drift.past = dict(watch.blamed)
     held = [p for name, p in replicas.parameters(drift.ddp) if p.requires_grad and name in replicas.described(drift.ddp).names]
     drift.unhooked = any(p.grad is not None and not replicas.hooked(p) for p in held)
+
+
+def batch(optimizer: Any) -> list[Any] | None:
+    """What tells the batch of the step that an optimizer is about to take; None where it steps no replica, or none alone."""
+    told = [watch.batch for ddp in list(replicas.known) if (watch := _watch(ddp)).on]
+    return told[0] if len(told) == 1 else None
 
 
 def ran(ddp: Any) -> bool:

@@ -2,7 +2,9 @@
 non-finite gradient.
 
 What the rules infer from saved values elsewhere is seen here as it happens, also in ops and custom Functions that save nothing.
-Leaves are left alone: AccumulateGrad may take a gradient over instead of copying it, and must not be watched at that.
+Leaves are left alone: AccumulateGrad may take a gradient over instead of copying it, and must not be watched at that. So are nodes
+whose saved values come out of a hook of the program's: PyTorch keeps the gradients that a node gets only where it has hooks by then,
+and a hook that the program's hook registers would see others.
 """
 
 from __future__ import annotations
@@ -12,11 +14,13 @@ from typing import Any
 
 import torch
 
+from gradguard.core.callsite import is_torch_or_own
 from gradguard.core.foreign_exceptions import internal_error
+from gradguard.core.safe_read import function_code
 from gradguard.instrumentation.facts import BrokenFact
 from gradguard.instrumentation.journal import Journal
 from gradguard.probes.finite_results import all_finite
-from gradguard.torch_compat.private_api import ACCUMULATE_SEQ, node_sequence, own_part, quiet
+from gradguard.torch_compat.private_api import ACCUMULATE_SEQ, node_sequence, own_part, quiet, saved_slots, unpacking_hook
 
 # Their backwards move or add what they are given: finite gradients in, finite gradients out.
 _HARMLESS = frozenset(
@@ -43,7 +47,7 @@ class NodeWatch:
         try:
             for node in nodes:
                 name = str(node.name())
-                if name not in _HARMLESS and node_sequence(node) < ACCUMULATE_SEQ:
+                if name not in _HARMLESS and node_sequence(node) < ACCUMULATE_SEQ and not _runs_hooks(node):
                     try:
                         self._handles.append(node.register_hook(_hook(node_sequence(node), name, journal, call)))
                     except internal_error():  # a kind of node that takes no hooks
@@ -57,6 +61,16 @@ class NodeWatch:
         while self._handles:
             self._handles[-1].remove()
             self._handles.pop()
+
+
+def _runs_hooks(node: Any) -> bool:
+    """Whether the program's own code is run to get at what the node has saved; checkpointing's is torch's."""
+    for _, slot in saved_slots(node):
+        hook = unpacking_hook(slot)
+        code = function_code(hook)
+        if hook is not None and (code is None or not is_torch_or_own(code.co_filename)):
+            return True
+    return False
 
 
 def _hook(seq: int, name: str, journal: Journal, call: int) -> Callable[[Any, Any], None]:

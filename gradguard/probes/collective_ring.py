@@ -24,7 +24,6 @@ from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.safe_read import message_of
 from gradguard.instrumentation.fault_barrier import say
 from gradguard.probes import outliving
-from gradguard.probes.listeners import local
 from gradguard.torch_compat.private_api import function_modes, quiet
 
 POINT_TO_POINT = frozenset({"send", "recv", "isend", "irecv", "send_object_list", "recv_object_list"})
@@ -59,7 +58,6 @@ class Call(NamedTuple):
         number: its place among the group's collectives, from 1.
         shape, dtype: of the tensor that every rank must bring alike; None where there is none, or it cannot be looked at.
         site: the user's line.
-        step: the training step, as the guard counts.
         later: whether the call returns before the collective is over: `async_op=True`, or a backend that runs on the device.
     """
 
@@ -69,8 +67,20 @@ class Call(NamedTuple):
     shape: tuple[int, ...] | None
     dtype: str | None
     site: CallSite | None
-    step: int
     later: bool
+
+
+class _Facts(NamedTuple):
+    """What the calls of one line with like tensors have in common; the group and the site's code live as long, and so do their ids."""
+
+    of: Any
+    group: str
+    point: bool
+    shape: tuple[int, ...] | None
+    dtype: str | None
+    site: CallSite | None
+    later: bool
+    text: bytes
 
 
 class Ring:
@@ -97,8 +107,7 @@ class Ring:
         self._uncounted: dict[str, int] = {}  # sends and receives, by group
         self._own: dict[str, int] = {}  # collectives of groups whose backend does not number them
         self._groups: dict[str, Any] = {}
-        self._names: dict[int, tuple[Any, str, bool]] = {}  # group, name, and whether its collectives outlast their call, on the device
-        self._facts: dict[Any, tuple[CallSite | None, str | None, bytes]] = {}  # what calls of one line have in common
+        self._facts: dict[Any, _Facts] = {}
 
     def reset(self) -> None:
         """The process groups are gone, or this is another process."""
@@ -109,7 +118,6 @@ class Ring:
         self._uncounted.clear()
         self._own.clear()
         self._groups.clear()
-        self._names.clear()
         self._facts.clear()
 
     def begin(self, kind: str, group: Any, tensor: Any, later: Any, frame: FrameType) -> Call | None:
@@ -117,49 +125,49 @@ class Ring:
         thread = threading.get_ident()
         if thread in self.open:  # one that another is made of
             return None
-        if group is None:
-            group = dist.distributed_c10d._get_default_group()
-        elif not isinstance(group, dist.ProcessGroup):  # this rank is not in it
-            return None
-        known = self._names.get(id(group))
-        if known is None:
-            known = self._names[id(group)] = (group, group.group_name, dist.get_backend(group) not in ("gloo", "mpi"))
-            self._groups.setdefault(known[1], group)
-        _, name, on_device = known
-        point = kind in POINT_TO_POINT
-        number = self._number(name, group) + (not point)
-        if point:
-            self._uncounted[name] = self._uncounted.get(name, 0) + 1
-        elif name in self._own:
-            self._own[name] += 1
         shape = dtype = None
-        if type(tensor) in _PLAIN and not (on_device and kind == "all_gather"):  # which NCCL lets differ
+        if type(tensor) in _PLAIN:
             if function_modes():
                 with quiet():
                     shape, dtype = tensor.shape, tensor.dtype
             else:
                 shape, dtype = tensor.shape, tensor.dtype
         caller = user_frame(frame)
-        key = (kind, name, shape, dtype) if caller is None else (kind, name, shape, dtype, id(caller.f_code), caller.f_lasti)
-        facts = self._facts.get(key)
+        key = (kind, id(group), shape, dtype, later is True) + (() if caller is None else (id(caller.f_code), caller.f_lasti))
+        facts = self._facts.get(key) or self._new_facts(key, kind, group, shape, dtype, later is True, caller)
         if facts is None:
-            facts = self._new_facts(key, kind, name, shape, dtype, caller)
-        step = steps_so_far()
-        call = Call(kind, name, number, shape, facts[1], facts[0], step, later is True or on_device)
+            return None
+        name = facts.group
+        number = self._number(name, facts.of) + (not facts.point)
+        if facts.point:
+            if name not in self._uncounted:
+                Watched.passing_on()
+            self._uncounted[name] = self._uncounted.get(name, 0) + 1
+        elif name in self._own:
+            self._own[name] += 1
+        call = Call(kind, name, number, facts.shape, facts.dtype, facts.site, facts.later)
         self.begun += 1
-        if self.file is not None and not point:
-            self.file.put(self.begun, number, step, facts[2])
+        if self.file is not None and not facts.point:
+            self.file.put(self.begun, number, facts.text)
         self.calls.append(call)
         self.open[thread] = (call, time.monotonic())
         return call
 
-    def _new_facts(self, key: Any, kind: str, group: str, shape: Any, dtype: Any, caller: FrameType | None) -> Any:
+    def _new_facts(self, key: Any, kind: str, group: Any, shape: Any, dtype: Any, later: bool, caller: FrameType | None) -> _Facts | None:
+        of = dist.distributed_c10d._get_default_group() if group is None else group
+        if not isinstance(of, dist.ProcessGroup):  # this rank is not in it
+            return None
         if len(self._facts) >= _MOST_FACTS:
             self._facts.clear()
+        name, on_device = of.group_name, dist.get_backend(of) not in ("gloo", "mpi")
+        self._groups.setdefault(name, of)
         site = None if caller is None else CallSite(caller.f_code, caller.f_lasti)
-        named = None if dtype is None else str(dtype)[6:]
+        if on_device and kind == "all_gather":  # NCCL lets them differ
+            shape = dtype = None
+        sizes, named = None if shape is None else tuple(shape), None if dtype is None else str(dtype)[6:]
         line, file = (0, "") if site is None else (site.line, site.code.co_filename)
-        facts = self._facts[key] = (site, named, outliving.text(group, kind, shape, named, line, file))
+        text = outliving.text(name, kind, sizes, named, line, file)
+        facts = self._facts[key] = _Facts(of, name, kind in POINT_TO_POINT, sizes, named, site, later or on_device, text)
         return facts
 
     def outlive(self) -> str:
@@ -213,16 +221,11 @@ class Ring:
 ring = Ring()
 
 
-def steps_so_far() -> int:
-    """The training step under way in this thread; 0 where no guard is open."""
-    session: Any = local.listener
-    return 0 if session is None else session.steps_so_far()
-
-
 class Watched:
-    """What is called when process groups come and go; set by who watches the ranks."""
+    """What is called when process groups come and go, and at a group's first send or receive; set by who watches the ranks."""
 
     begun: Callable[[], None] = staticmethod(lambda: None)
+    passing_on: Callable[[], None] = staticmethod(lambda: None)
     ending: Callable[[FrameType], None] = staticmethod(lambda frame: None)
 
 

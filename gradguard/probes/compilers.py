@@ -42,11 +42,9 @@ def install() -> None:
         return
 
     def set_eval_frame(callback: Any) -> Any:
-        if local.compiled and _runs_compiled(sys._getframe(1)):  # it is taken out for a while, and nothing has ended
-            return original(callback)
         if callback is None:
-            prior = original(None)
-            if not local.compiled:
+            prior = original(None)  # first: Dynamo compiles whatever runs before
+            if not local.compiled or _runs_compiled(sys._getframe(1)):
                 return prior
             if prior is None or local.compiled > 1:
                 # Dynamo has taken it out itself: to compile, or because it failed to and gives up what is under way
@@ -56,6 +54,8 @@ def install() -> None:
                 local.compiled = 1
             _leave()
             return prior
+        if local.compiled and _runs_compiled(sys._getframe(1)):  # nothing had ended
+            return original(callback)
         _enter()
         prior = original(callback)
         if prior is not None:  # one within another

@@ -18,6 +18,7 @@ from gradguard.core.foreign_exceptions import internal_error
 
 _SLOT, _KEPT = 512, 8
 _PREFIX = "gradguard-ring-"
+_MEMORY = "/dev/shm"
 _READ = 3600.0  # seconds in which the ranks of the job have looked at it
 
 
@@ -29,7 +30,6 @@ class Record(NamedTuple):
     """
 
     number: int
-    step: int
     group: str
     kind: str
     shape: str
@@ -49,16 +49,16 @@ class Outliving:
 
     def __init__(self) -> None:
         _sweep()
-        descriptor, self.path = tempfile.mkstemp(prefix=f"{_PREFIX}{os.getpid()}-")
+        descriptor, self.path = tempfile.mkstemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_folder())
         try:
             os.ftruncate(descriptor, _SLOT * _KEPT)
             self._map = mmap.mmap(descriptor, _SLOT * _KEPT)
         finally:
             os.close(descriptor)
 
-    def put(self, index: int, number: int, step: int, text: bytes) -> None:
+    def put(self, index: int, number: int, text: bytes) -> None:
         """Writes a collective over an older one."""
-        record = b"%d\t%d\t%d\t%b\n" % (index, number, step, text)
+        record = b"%d\t%d\t%b\n" % (index, number, text)
         at = index % _KEPT * _SLOT
         self._map[at : at + len(record)] = record
 
@@ -80,16 +80,21 @@ def left_by(path: str) -> list[Record]:
     for at in range(0, len(content), _SLOT):
         fields = content[at : at + _SLOT].partition(b"\n")[0].decode(errors="replace").split("\t")
         try:
-            index, number, step, group, kind, shape, dtype, line, name = fields
-            found.append((int(index), Record(int(number), int(step), group, kind, shape, dtype, int(line), name)))
+            index, number, group, kind, shape, dtype, line, name = fields
+            found.append((int(index), Record(int(number), group, kind, shape, dtype, int(line), name)))
         except internal_error(ValueError):  # not used yet, or the process died while it wrote
             continue
     return [record for _, record in sorted(found)]
 
 
+def _folder() -> str:
+    """One in memory, where the system has it."""
+    return _MEMORY if os.access(_MEMORY, os.W_OK) else tempfile.gettempdir()
+
+
 def _sweep() -> None:
     """Removes the files of processes that were killed."""
-    for file in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+    for file in Path(_folder()).glob(f"{_PREFIX}*"):
         try:
             if time.time() - file.stat().st_mtime > _READ:
                 os.kill(int(file.name.removeprefix(_PREFIX).partition("-")[0]), 0)

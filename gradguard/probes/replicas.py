@@ -20,15 +20,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gradguard.core.callsite import CallSite, user_frame
 from gradguard.core.foreign_exceptions import internal_error
-from gradguard.core.safe_read import named_modules, named_parameters
+from gradguard.core.safe_read import elements, item_of, named_modules, named_parameters, peek
 from gradguard.instrumentation.fault_barrier import say
 from gradguard.instrumentation.tensor_refs import UncountedRef
 from gradguard.torch_compat.private_api import quiet
 
 Divert = Callable[[Any, str, Callable[[Any], Any]], None]
 _MARK = "gradguard"
+_MOST = 1 << 24  # elements of an input that are looked at
 _SAMPLED = 12  # parameters of one replica in a fingerprint
 _EARLY = frozenset({2, 3, 4, 5, 8, 16, 32, 64})  # an optimizer's steps at which replicas are compared ...
+_ALIKE = 3  # steps at which the ranks' batches are the same, and others at each
 _PATIENCE = 64  # steps after which a fingerprint that has found no counterpart is forgotten
 
 
@@ -157,6 +159,7 @@ class Drift:
         told: whether a rule has explained it.
         unhooked: whether parameters have lost DDP's hooks.
         past: lines that ran the wrapped module past DDP, as `gradguard.monitors.unaveraged_gradients.Watch` has them.
+        rates: the learning rates of both ranks, where they differ.
     """
 
     ddp: Any
@@ -168,6 +171,7 @@ class Drift:
     told: bool = False
     unhooked: bool = False
     past: dict[CallSite, bool] = field(default_factory=dict)
+    rates: tuple[list[float], list[float]] | None = None
 
     @property
     def compared(self) -> bool:
@@ -183,6 +187,21 @@ class Drift:
         names = ", ".join(self.names[:3]) + (", ..." if len(self.names) > 3 else "")
         between = f"compared at the optimizer's steps {self.steps[0]} and {self.steps[-1]}"
         return f"{between}: the {what} of ranks {self.rank} and {self.other} differ in {names}"
+
+
+@dataclass
+class Alike:
+    """At several steps in a row all ranks have given their replicas the same new inputs, and got the same losses.
+
+    Attributes:
+        ddp: the replica.
+        steps: the optimizer's.
+        ranks: how many there are.
+    """
+
+    ddp: Any
+    steps: tuple[int, ...]
+    ranks: int
 
 
 class Exchange:
@@ -201,8 +220,9 @@ class Exchange:
         self.prefix = f"gradguard/{ordinal}"
         self.optimizer = UncountedRef(optimizer)
         self.steps = 0
-        self.pending: dict[int, tuple[list[Any], list[Any], float]] = {}
+        self.pending: dict[int, tuple[list[Any], float]] = {}
         self.differed: list[int] = []
+        self.alike: dict[int, Any] | None = {}  # inputs that were the same on all ranks, by step; None once they were not
         self.over = False
         self.ddp: weakref.ref[Any] | None = None
 
@@ -211,8 +231,12 @@ class Exchange:
         self.steps += 1
         return not self.over and (bool(self.pending) or self.steps in _EARLY or not self.steps % self._every)
 
-    def look(self) -> Drift | None:
-        """Leaves this rank's fingerprint, and compares those left before as far as the others have left theirs."""
+    def look(self, batch: Any = None) -> Drift | Alike | None:
+        """Leaves this rank's fingerprint, and compares those left before as far as the others have left theirs.
+
+        Args:
+            batch: what the step's batch is told by; None where that is not known.
+        """
         optimizer = self.optimizer()
         store, ddp = _store(), None if optimizer is None else self._replica(optimizer)
         if store is None or ddp is None:
@@ -222,7 +246,7 @@ class Exchange:
         peers = [rank for rank in dist.get_process_group_ranks(ddp.process_group) if rank != own]
         try:
             if self.steps in _EARLY or not self.steps % self._every:
-                self._leave(store, own, ddp)
+                self._leave(store, own, ddp, [batch, _rates(optimizer)])
             return self._compare(store, own, peers, ddp)
         except internal_error():  # the rank that keeps the store has ended
             self.over = True
@@ -237,23 +261,23 @@ class Exchange:
         # a communication hook may be meant to let ranks differ for a while, such as PostLocalSGD's
         return None if ddp is None or getattr(ddp, "_comm_hooks", None) else ddp
 
-    def _leave(self, store: Any, own: int, ddp: Any) -> None:
+    def _leave(self, store: Any, own: int, ddp: Any, more: list[Any]) -> None:
         sample = _sample(ddp)
-        gradients = [_print(parameter.grad) for _, parameter in sample]
-        values = [_print(parameter) for _, parameter in sample]
-        self.pending[self.steps] = (gradients, values, self.steps)
-        store.set(f"{self.prefix}/{self.steps}/{own}", json.dumps([gradients, values]))
+        left = [[_print(parameter.grad) for _, parameter in sample], [_print(parameter) for _, parameter in sample], *more]
+        text = json.dumps(left)
+        self.pending[self.steps] = (json.loads(text), self.steps)
+        store.set(f"{self.prefix}/{self.steps}/{own}", text)
 
-    def _compare(self, store: Any, own: int, peers: list[int], ddp: Any) -> Drift | None:
-        for step, (gradients, values, since) in list(self.pending.items()):
+    def _compare(self, store: Any, own: int, peers: list[int], ddp: Any) -> Drift | Alike | None:
+        for step, ((gradients, values, batch, rates), since) in list(self.pending.items()):
             keys = [f"{self.prefix}/{step}/{peer}" for peer in peers]
             if not keys or not store.check(keys):
                 if self.steps - since > _PATIENCE:
                     del self.pending[step]
                 continue
             del self.pending[step]
-            for peer, key in zip(peers, keys, strict=True):
-                theirs = json.loads(store.get(key))
+            left = [json.loads(store.get(key)) for key in keys]
+            for peer, theirs in zip(peers, left, strict=True):
                 in_gradients, in_values = _differing(gradients, theirs[0], self._tolerance), _differing(values, theirs[1], self._tolerance)
                 if in_gradients or in_values:
                     self.differed.append(step)
@@ -262,10 +286,23 @@ class Exchange:
                     self.over = True
                     names = [name for name, _ in _sample(ddp)]
                     picked = [names[i] for i in (in_gradients or in_values) if i < len(names)]
-                    return Drift(ddp, picked, bool(in_gradients), own, peer, tuple(self.differed))
+                    unequal = (rates, theirs[3]) if rates != theirs[3] else None
+                    return Drift(ddp, picked, bool(in_gradients), own, peer, tuple(self.differed), rates=unequal)
             else:
                 self.differed.clear()
+            if self._same(step, batch, [theirs[2] for theirs in left]):
+                return Alike(ddp, tuple(self.alike or ()), 1 + len(peers))
         return None
+
+    def _same(self, step: int, batch: Any, others: list[Any]) -> bool:
+        """Whether at the third step in a row all ranks have had the same batch, another one at each step."""
+        if self.alike is None:
+            return False
+        if batch is None or batch[0] in self.alike.values() or any(other != batch for other in others):
+            self.alike = None
+            return False
+        self.alike[step] = batch[0]
+        return len(self.alike) == _ALIKE
 
 
 def _store() -> Any:
@@ -276,6 +313,32 @@ def _store() -> Any:
         return dist.distributed_c10d._get_default_store()
     except internal_error():
         return None
+
+
+def _rates(optimizer: Any) -> list[float]:
+    rates = (item_of(group, "lr") for group in elements(peek(optimizer, "param_groups")))
+    return [float(rate) if type(rate) in (int, float) else 0.0 for rate in rates]
+
+
+def inputs_told(inputs: Any) -> list[Any] | None:
+    """Prints of the tensors that a replica is given; None where there are none."""
+    found: list[Any] = []
+    pending = [inputs]
+    while pending and len(found) < _SAMPLED:
+        value = pending.pop()
+        if type(value) in (list, tuple):
+            pending += value
+        elif type(value) is dict:
+            pending += value.values()
+        elif type(value) is torch.Tensor and value.layout is torch.strided and value.numel() <= _MOST and not value.dtype.is_complex:
+            found.append([list(value.shape), _print(value)])
+    return found or None
+
+
+def batch_told(inputs: list[Any], roots: Any) -> list[Any] | None:
+    """With the loss; None where backward was called on something else."""
+    loss = roots[0] if len(elements(roots)) == 1 else None
+    return [inputs, _print(loss)] if type(loss) is torch.Tensor and loss.numel() == 1 else None
 
 
 def _sample(ddp: Any) -> list[tuple[str, torch.Tensor]]:

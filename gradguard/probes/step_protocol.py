@@ -49,6 +49,7 @@ def install(divert: Callable[..., None]) -> None:
         "load_state_dict",
         _after("loaded_state", _loaded),
     )
+    divert(torch.nn.Module, "state_dict", _state_dict)
     for name in ("to", "half", "bfloat16", "type", "float", "double", "cpu", "cuda"):
         divert(torch.nn.Module, name, _after("cast", _cast))
     divert(torch.no_grad, "__enter__", _enter)
@@ -101,6 +102,19 @@ def _turned(coast: Coast, scheduler: Any, frame: FrameType) -> bool:
 def _loaded(args: Any, kwargs: Any) -> tuple[Any, ...]:
     assign = kwargs["assign"] if "assign" in kwargs else args[3] if len(args) > 3 else False
     return args[0], assign is True, args[1] if len(args) > 1 else kwargs.get("state_dict")
+
+
+def _state_dict(original: Original) -> Original:
+    def guarded(self: Any, *args: Any, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
+        result = original(self, *args, destination=destination, prefix=prefix, keep_vars=keep_vars)
+        if args or destination is not None or prefix or keep_vars:  # a child's, in the course of its parent's
+            return result
+        session = listener()
+        if session is not None:
+            session.protocol("took_state", _caller(), self, result)
+        return result
+
+    return guarded
 
 
 def _cast(args: Any, kwargs: Any) -> tuple[Any, ...] | None:

@@ -33,6 +33,7 @@ _diverted: list[Diversion | Surrounding] = []
 _replaced: list[tuple[Any, str, Any, Any]] = []  # what is not Python's: owner, attribute, original, replacement
 _hooks: list[Any] = []
 _not_watched: dict[str, str] = {}
+_late: list[Any] = []  # classes that `look_again` has found
 _LOGGER = logging.getLogger("gradguard")
 
 
@@ -46,15 +47,22 @@ def install(*more: Callable[[Callable[..., None]], None]) -> None:
     compile again. Without a session each of them costs one look at a thread-local.
     """
     global _installed
-    if not _installed:
-        with _lock:
-            if not _diverted:  # else another thread was faster
-                try:
-                    _install(more)
-                except BaseException:  # from outside: none of it stays, and the next guard begins anew
-                    _take_back()
-                    raise
-            _installed = True
+    if _installed:
+        return
+    with _lock:
+        if _is_installed():  # another thread was faster
+            return
+        try:
+            _install(more)
+        except BaseException:  # from outside: none of it stays, and the next guard begins anew
+            _take_back()
+            raise
+        _installed = True
+    look_again()
+
+
+def _is_installed() -> bool:
+    return _installed
 
 
 def _install(more: tuple[Callable[[Callable[..., None]], None], ...]) -> None:
@@ -97,6 +105,7 @@ def uninstall() -> None:
 def _take_back() -> None:
     while _hooks:
         _hooks.pop().remove()
+    _late.clear()
     while _diverted:
         _diverted.pop().end()
     compilers.remove()
@@ -150,6 +159,20 @@ def _set_aside(owner: Any, name: str) -> None:
         except internal_error():  # no source, say: with a frame more on the stack
             pass
     _divert(owner, name, compilers.unguarded)
+
+
+def look_again() -> None:
+    """Sets aside what the program has imported since, and torch does not import by itself.
+
+    A pipeline's stages find out shapes by a forward and a backward call on memory that nothing has written to.
+    """
+    stage = getattr(sys.modules.get("torch.distributed.pipelining.stage"), "PipelineStage", None)
+    with _lock:
+        if stage is not None and stage not in _late:
+            _late.append(stage)
+            for name in ("_forward_metadata_inference", "_backward_metadata_inference"):
+                if name in vars(stage):
+                    _set_aside(stage, name)
 
 
 def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:

@@ -17,7 +17,7 @@ _COMMANDS: dict[Severity, str] = {"error": "error", "warning": "warning", "info"
 _URGENT = tuple(_COMMANDS)
 
 
-def workflow_commands(diagnoses: Sequence[Diagnosis], workspace: str) -> list[str]:
+def commands(diagnoses: Sequence[Diagnosis], workspace: str) -> list[str]:
     """One line a diagnosis, the worst first: GitHub shows ten errors and ten warnings of a step.
 
     Args:

@@ -74,8 +74,8 @@ def read_report(path: Path) -> list[Diagnosis]:
     found = []
     try:
         lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise ReportError(f"{path}: {error.strerror or error}") from None
+    except internal_error(OSError) as error:
+        raise ReportError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

@@ -11,11 +11,10 @@ A writer is told by the one method that it has, looked up once, in this order:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Protocol
 
-Metrics = Mapping[str, float]
-Write = Callable[[Metrics, int], object]
+Write = Callable[[dict[str, float], int], object]
 
 
 class ScalarWriter(Protocol):
@@ -58,11 +57,11 @@ def as_function(writer: Any) -> Write:
     if not isinstance(writer, type):
         if callable(add := getattr(writer, "add_scalar", None)):
             return lambda metrics, step: [add(name, value, step) for name, value in metrics.items()]
-        for name in ("log_metrics", "log"):
-            if callable(log := getattr(writer, name, None)):
-                return lambda metrics, step, log=log: log(dict(metrics), step=step)
+        log = getattr(writer, "log_metrics", None) or getattr(writer, "log", None)
+        if callable(log):
+            return lambda metrics, step: log(metrics, step=step)
         if callable(writer):
-            return lambda metrics, step: writer(dict(metrics), step)
+            return lambda metrics, step: writer(metrics, step)
     raise TypeError(
         f"writer= takes an object with add_scalar(tag, value, step), log_metrics(metrics, step=) or log(metrics, step=), or a function "
         f"of metrics and step, not {f'the class {writer.__name__}' if isinstance(writer, type) else type(writer).__name__}"

@@ -30,7 +30,7 @@ from gradguard.runtime.run import Run
 from gradguard.torch_compat.private_api import OtherRanksNeeded, this_rank_only
 
 if TYPE_CHECKING:
-    from gradguard.reporting.html.report import HtmlReport
+    from gradguard.reporting.html.html_report import HtmlReport
 
 _LOGGER = logging.getLogger("gradguard")
 # called with every diagnosis that any guard of this process makes known, before it is
@@ -71,7 +71,7 @@ class Diagnoser:
         self.report = None if settings.report is None else JsonlReport(settings.report)
         self.page: HtmlReport | None = None
         if settings.html is not None:
-            from gradguard.reporting.html.report import HtmlReport  # late: few runs write a page
+            from gradguard.reporting.html.html_report import HtmlReport  # late: few runs write a page
 
             self.page = HtmlReport(settings.html)
         self.held: list[tuple[Diagnosis, Exception]] | None = None
@@ -267,7 +267,7 @@ class Diagnoser:
         if self.page is None:
             return diagnosis
         try:
-            from gradguard.runtime.evidence import gathered  # late: few runs write a page
+            from gradguard.runtime.gathering import gathered  # late: few runs write a page
 
             with this_rank_only():
                 return diagnosis.with_evidence(gathered(diagnosis, incident, run))

@@ -24,7 +24,7 @@ from gradguard.core.safe_read import UNKNOWN, in_class
 from gradguard.instrumentation import tensor_refs
 from gradguard.instrumentation.fault_barrier import say
 from gradguard.instrumentation.refusals import reserve
-from gradguard.probes import collective_ring, replicas, torch_functions
+from gradguard.probes import collective_ring, replicas, sampler_epochs, torch_functions
 from gradguard.reporting.jsonl import JsonlReport
 from gradguard.reporting.tracebacks import take_back_hook
 from gradguard.reporting.writers import Writer, as_function
@@ -201,7 +201,14 @@ class Guard:
             return self
         entered = len(self._open)
         try:
-            torch_functions.install(workers.install, replicas.install, collective_ring.install, saved_tensors.install, tensor_refs.install)
+            torch_functions.install(
+                workers.install,
+                replicas.install,
+                collective_ring.install,
+                sampler_epochs.install,
+                saved_tensors.install,
+                tensor_refs.install,
+            )
             reserve.fill()
             session = current_session()
             last = self._last

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -27,11 +27,24 @@ if TYPE_CHECKING:
 
     from gradguard.monitors.gradient_ledger import Ledger
     from gradguard.monitors.optimizer_books import Book
-    from gradguard.runtime.run import Run
+    from gradguard.reporting.user_warnings import Speaker
 
 _LOGGER = logging.getLogger("gradguard")
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 Layers = list[tuple[TensorRef, str]]
+
+
+class Findings(Protocol):
+    """What is read of a `Run`."""
+
+    @property
+    def ledger(self) -> Ledger: ...
+
+    @property
+    def speaker(self) -> Speaker: ...
+
+    @property
+    def raised(self) -> Mapping[str, int]: ...
 
 
 class MetricWriting:
@@ -70,8 +83,10 @@ class MetricWriting:
         by_device: dict[torch.device, list[tuple[str, torch.Tensor]]] = {}
         for ref, layer in self._layers_of(book):
             parameter = ref()
-            gradient = parameter.grad if type(parameter) in _PLAIN else None
-            if type(gradient) in _PLAIN and gradient.layout is torch.strided and gradient.numel() and has_memory(gradient):
+            gradient = parameter.grad if parameter is not None and type(parameter) in _PLAIN else None
+            if gradient is None or type(gradient) not in _PLAIN:
+                continue
+            if gradient.layout is torch.strided and gradient.numel() and has_memory(gradient):
                 if gradient.is_cuda and torch.cuda.is_current_stream_capturing():
                     return {}
                 by_device.setdefault(gradient.device, []).append((layer, gradient.detach()))
@@ -81,7 +96,7 @@ class MetricWriting:
                 squares[layer] = squares.get(layer, 0.0) + norm * norm
         return {tag("grad_norm", layer): math.sqrt(square) if square == square else math.nan for layer, square in squares.items()}
 
-    def tell(self, run: Run, step: int, norms: dict[str, float] | None) -> None:
+    def tell(self, run: Findings, step: int, norms: dict[str, float] | None) -> None:
         """Hands numbers to the writer. One that raises is left alone from then on, and training goes on."""
         if self.failed:
             return
@@ -93,7 +108,7 @@ class MetricWriting:
             self.failed = True
             _LOGGER.error("gradguard: writer= raised %s: %s; it is told nothing more, and training goes on", type(error).__name__, error)
 
-    def tell_rest(self, run: Run) -> None:
+    def tell_rest(self, run: Findings) -> None:
         """The run is over: what was found since the numbers were written last."""
         if counts(run) != self._counted:
             self.tell(run, max((book.steps for book in run.ledger.books.values()), default=run.ledger.steps), None)
@@ -111,7 +126,7 @@ class MetricWriting:
         return known
 
 
-def counts(run: Run) -> dict[str, float]:
+def counts(run: Findings) -> dict[str, float]:
     """How many causes were found so far, and how often each rule's were met."""
     found: dict[str, float] = {}
     said = run.speaker.said()
@@ -123,6 +138,6 @@ def counts(run: Run) -> dict[str, float]:
 
 
 def _norm(gradient: torch.Tensor) -> torch.Tensor:
-    if gradient.is_complex() or gradient.dtype is torch.float64:
-        return torch.linalg.vector_norm(gradient).float()
-    return torch.linalg.vector_norm(gradient, dtype=torch.float32)
+    whole = gradient.is_complex() or gradient.dtype is torch.float64
+    norm: torch.Tensor = torch.linalg.vector_norm(gradient, dtype=None if whole else torch.float32)
+    return norm.float()

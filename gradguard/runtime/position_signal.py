@@ -10,7 +10,7 @@ import faulthandler
 import os
 import signal
 import threading
-from collections.abc import Callable
+import time
 from pathlib import Path
 
 from gradguard.core.foreign_exceptions import internal_error
@@ -18,29 +18,27 @@ from gradguard.core.foreign_exceptions import internal_error
 _SIGNAL = getattr(signal, "SIGUSR1", None)
 _STATUS = Path("/proc/self/status")
 _CHUNK = 1 << 16
+_EVERY = 1.0  # seconds
 
 
 class Bell:
-    """The signal's way to this process's watching thread; silent where the signal is the program's own.
+    """The signal's way to this process's watching thread; silent where the signal is the program's own."""
 
-    Args:
-        wanted: whether a guard is open in the main thread.
-    """
-
-    def __init__(self, wanted: Callable[[], bool]) -> None:
-        self._wanted = wanted
-        self._lock = threading.Lock()
+    def __init__(self) -> None:
         self._hung = False
+        self._until = 0.0
         self._pipe = os.pipe() if _SIGNAL is not None else None
         for end in self._pipe or ():
             os.set_blocking(end, False)
 
     def hang(self) -> None:
-        """Handles the signal from now on, if it may."""
-        if self._pipe is None or self._hung or not self._wanted() or not _free():
+        """Handles the signal from now on, if it may: a guard is entered. Of guards around single steps, one a second does."""
+        if self._hung or self._pipe is None or _SIGNAL is None or threading.current_thread() is not threading.main_thread():
             return
-        with self._lock:
-            if self._wanted():  # the guard may have been left meanwhile
+        now = time.monotonic()
+        if now >= self._until:
+            self._until = now + _EVERY
+            if _free():
                 faulthandler.register(_SIGNAL, file=self._pipe[1], all_threads=False)
                 self._hung = True
 
@@ -56,16 +54,13 @@ class Bell:
     def remove(self) -> None:
         """The signal is as it was before."""
         if self._hung and _SIGNAL is not None:
-            with self._lock:
-                self._hung = False
-                if signal.getsignal(_SIGNAL) is signal.SIG_DFL:  # else the program has put its own handler there
-                    faulthandler.unregister(_SIGNAL)
+            self._hung = False
+            if signal.getsignal(_SIGNAL) is signal.SIG_DFL:  # else the program has put its own handler there
+                faulthandler.unregister(_SIGNAL)
 
-    def close(self) -> None:
-        """It is not used again."""
+    def __del__(self) -> None:
         self.remove()
-        pipe, self._pipe = self._pipe, None
-        for end in pipe or ():
+        for end in self._pipe or ():  # no thread reads or writes any more
             os.close(end)
 
 

@@ -32,6 +32,7 @@ from gradguard.instrumentation.fault_barrier import say
 from gradguard.instrumentation.journal import Journal
 from gradguard.monitors import rank_positions
 from gradguard.monitors.rank_exchange import Exchange, Here, Stall, job_store
+from gradguard.probes import torch_functions
 from gradguard.probes.collective_ring import Watched, ring
 from gradguard.rules.base import Rule
 from gradguard.rules.registry import rules_for
@@ -66,7 +67,7 @@ class Watch:
         self._at: Any = None  # the instruction at which the training thread was, at the last look
         self._still = self._moved  # when that was last seen to have changed
         self._asked: tuple[Any, float] | None = None  # what was asked about last, and when to ask again
-        self.bell = Bell(self._trains_in_main)
+        self.bell = Bell()
         self._rung: float | None = None  # when the signal was found
         self._own = threading.Thread(target=self._run, name="gradguard-ranks", daemon=True)
         self._own.start()
@@ -80,22 +81,17 @@ class Watch:
     def opened(self, guard: Any) -> None:
         """A guard is entered in the thread that trains."""
         self._guard = weakref.ref(guard)
-
-    def _trains_in_main(self) -> bool:
-        session = self._session()
-        return self._thread == threading.main_thread().ident and session is not None and bool(session.guards)
+        self.bell.hang()
 
     def _run(self) -> None:
         try:
             exchange = Exchange(job_store(), dist.get_rank(), dist.get_world_size())
-            exchange.begin()
             Here.exchange = exchange
             ranks.Claims.claim = exchange.claim
             self.ready.set()
             while not self._stop.wait(self._pause()):
                 if not dist.is_initialized():
                     return
-                self.bell.hang()
                 self._look(exchange)
         except internal_error() as fault:
             # without its keeper the store is of no use, which is no fault
@@ -103,7 +99,6 @@ class Watch:
                 say("the watch over the ranks", "a hang of several ranks is not explained", fault)
         finally:
             self.ready.set()
-            self.bell.close()
 
     def _pause(self) -> float:
         """Seconds until the next look: a second, or less where the patience ends before."""
@@ -213,7 +208,7 @@ def entered(guard: Any, session: Any) -> None:
             _watch.opened(guard)
         return
     _entered = (weakref.ref(guard), weakref.ref(session))
-    Watched.begun, Watched.ending = _begin, _ending
+    Watched.begun, Watched.ending, Watched.passing_on = _begin, _ending, torch_functions.look_again
     if dist.is_available() and dist.is_initialized():
         _begin()
 
@@ -226,7 +221,11 @@ def _begin() -> None:
     guard, session = _entered[0](), _entered[1]()
     if guard is not None and session is not None and session.guards:
         ring.on = True
+        torch_functions.look_again()
+        # before its first collective, which may end the process; the watching thread has a connection of its own
+        Exchange(dist.distributed_c10d._get_default_store(), dist.get_rank(), dist.get_world_size()).begin()
         _watch = Watch(guard, session)
+        _watch.bell.hang()
 
 
 def _ending(frame: FrameType) -> None:
@@ -246,11 +245,9 @@ def failed(error: BaseException) -> None:
     diagnosis = error.diagnosis if isinstance(error, GradGuardError) else None
     text = message_of(error) if diagnosis is None else diagnosis.torch_message or ""
     lost = ranks.is_lost_connection(text)
-    said = (
-        f"{type(error).__name__}: {text}".removesuffix(": ")
-        if diagnosis is None
-        else f"{diagnosis.code} {diagnosis.name}: {diagnosis.headline}"
-    )
+    said = f"{diagnosis.code} {diagnosis.name}: {diagnosis.headline}" if diagnosis is not None else type(error).__name__
+    if diagnosis is None and text:
+        said += f": {text}"
     state: rank_positions.State = "finished" if isinstance(error, SystemExit) else "failed"
     try:
         _end(state, rank_positions.users(reversed(sites)), said.partition("\n")[0], lost)
@@ -304,6 +301,7 @@ def _forget(seconds: float = 0.0) -> None:
     global _watch
     watch, _watch = _watch, None
     if watch is not None:
+        watch.bell.remove()
         watch.stop(seconds)
     Here.exchange, Here.over = None, False
     ranks.Claims.claim = _nobody
@@ -320,7 +318,7 @@ def _in_child() -> None:
     """A forked process is no rank yet, and has no thread of its parent's."""
     global _watch
     if _watch is not None:
-        _watch.bell.close()
+        _watch.bell.remove()
     _watch = None
     Here.exchange, Here.over = None, False
     ranks.Claims.claim = _nobody

@@ -356,3 +356,69 @@ for step in range(20):
 """
     found = only(tmp_path, source, "GG607", "net(torch.randn(8, 4)).pow(2).mean().backward()")
     assert "condition" not in found.headline
+
+
+BEST = """
+import copy, io
+net = nn.Linear(4, 2)
+opt = torch.optim.OPTIMIZER(net.parameters(), lr=0.1)
+best, lowest = None, 1.0
+for step in range(12):
+    loss = net(torch.randn(8, 4)).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    if step in (2, 5):
+        best = KEPT
+RESTORED
+"""
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+@pytest.mark.parametrize("level", ["watch", "standard"])
+@pytest.mark.parametrize(
+    ("kept", "restored"),
+    [
+        ("net.state_dict()", "net.load_state_dict(best)"),
+        ("{'model': net.state_dict(), 'step': step}", "net.load_state_dict(best['model'])"),
+        ("{key: value for key, value in net.state_dict().items()}", "net.load_state_dict(best)"),
+        ("copy.copy(net.state_dict())", "net.load_state_dict(best, strict=False)"),
+    ],
+)
+def test_a_best_state_that_is_the_last(tmp_path: Path, kept: str, restored: str, level: str, optimizer: str) -> None:
+    program = BEST.replace("KEPT", kept).replace("RESTORED", restored).replace("OPTIMIZER", optimizer)
+    found = only(tmp_path, program, "GG615", "net.state_dict()", level)
+    assert found.fixes[0].patch is not None and not said(tmp_path, applied(program, found.fixes[0].patch), level)
+
+
+@pytest.mark.parametrize(
+    ("kept", "restored"),
+    [
+        ("copy.deepcopy(net.state_dict())", "net.load_state_dict(best)"),
+        ("{key: value.clone() for key, value in net.state_dict().items()}", "net.load_state_dict(best)"),
+        ("io.BytesIO(); torch.save(net.state_dict(), best); best.seek(0)", "net.load_state_dict(torch.load(best))"),
+        ("net.state_dict(); net.load_state_dict(best)", "nn.Linear(4, 2).load_state_dict(best)"),
+        ("net.state_dict()", "best['weight'].mul_(0.5); net.load_state_dict(best)"),
+    ],
+)
+def test_a_state_that_is_a_copy_or_is_changed_itself(tmp_path: Path, kept: str, restored: str) -> None:
+    assert not said(tmp_path, BEST.replace("KEPT", kept).replace("RESTORED", restored).replace("OPTIMIZER", "Adam"))
+
+
+SWAPPED = """
+net, average = nn.Linear(4, 2), nn.Linear(4, 2)
+opt = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(4):
+    opt.zero_grad()
+    net(torch.randn(8, 4)).square().mean().backward()
+    opt.step()
+kept = KEPT
+net.load_state_dict(average.state_dict())
+net(torch.randn(8, 4))
+net.load_state_dict(kept)
+"""
+
+
+def test_weights_that_are_put_aside_while_others_are_evaluated(tmp_path: Path) -> None:
+    only(tmp_path, SWAPPED.replace("KEPT", "net.state_dict()"), "GG615", "net.state_dict()")
+    assert not said(tmp_path, SWAPPED.replace("KEPT", "{k: v.clone() for k, v in net.state_dict().items()}"))

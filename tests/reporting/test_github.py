@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
-from gradguard.reporting.github import workflow_commands, workspace_of
+from gradguard.reporting.github import commands, workspace_of
 
 
 def read(line: str) -> tuple[str, dict[str, str], str]:
@@ -32,7 +32,7 @@ def diagnosis(file: str, **fields: object) -> Diagnosis:
 def test_a_message_survives_whatever_is_in_it(tmp_path: Path) -> None:
     odd = "100%, x::y\r\n%0A and\n::error::no command"
     file = str(tmp_path / "a,b:c" / "50%.py")
-    (line,) = workflow_commands([diagnosis(file, headline=odd, fixes=[Fix(title="do this: a, b", safety="safe")])], str(tmp_path))
+    (line,) = commands([diagnosis(file, headline=odd, fixes=[Fix(title="do this: a, b", safety="safe")])], str(tmp_path))
     assert (
         "\n" not in line and "\r" not in line and line.startswith("::error ") and line.count("::") == 5
     )  # three of them in the message, as they are
@@ -45,7 +45,7 @@ def test_a_message_survives_whatever_is_in_it(tmp_path: Path) -> None:
 
 def test_the_worst_first_and_each_with_its_command(tmp_path: Path) -> None:
     several = [diagnosis("x", severity=severity) for severity in ("info", "warning", "error", "warning")]
-    assert [read(line)[0] for line in workflow_commands(several, str(tmp_path))] == ["error", "warning", "warning", "notice"]
+    assert [read(line)[0] for line in commands(several, str(tmp_path))] == ["error", "warning", "warning", "notice"]
 
 
 def test_places(tmp_path: Path) -> None:
@@ -54,10 +54,10 @@ def test_places(tmp_path: Path) -> None:
     outside = diagnosis("/elsewhere/train.py")
     cell = diagnosis("<stdin>")
     none = Diagnosis(code="GG101", name="a-rule", headline="h", confidence="possible")
-    found = [read(line)[1:] for line in workflow_commands([inside, outside, cell, none], str(tmp_path))]
+    found = [read(line)[1:] for line in commands([inside, outside, cell, none], str(tmp_path))]
     assert [properties.get("file") for properties, _ in found] == ["code/train.py", "/elsewhere/train.py", None, None]
     assert found[2][1] == "<stdin>:7: h" and "Confidence: possible" in found[3][1]
-    (line,) = workflow_commands([inside.model_copy(update={"culprit": None, "related": [long]})], str(tmp_path))
+    (line,) = commands([inside.model_copy(update={"culprit": None, "related": [long]})], str(tmp_path))
     _, properties, _ = read(line)  # columns of a span over several lines mean nothing to GitHub
     assert properties == {"file": "train.py", "line": "3", "endLine": "5", "title": "GG101 a-rule"}
 

@@ -452,3 +452,56 @@ def test_stderr_is_the_default_and_may_be_missing(story, monkeypatch, capsys):
     monkeypatch.setattr("sys.stderr", None)
     print_diagnosis(story)
     assert render_for_error(story).startswith("error[GG101]")
+
+
+# --- narrow terminals, one line, everything
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 120])
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_a_terminal_is_filled_to_its_width(story, monkeypatch, columns, encoding):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    many = story.model_copy(update={"tensors": [TensorFacts(name=f"encoder.{i}.weight", shape=[64, 32], dtype="float32") for i in (0, 1)]})
+    stream = Stream(True, encoding)
+    print_diagnosis(many, stream)
+    shown = stream.getvalue()
+    assert "\x1b" not in shown and (encoding != "ascii" or shown.isascii())
+    patch = re.compile(r"\s*\d*\s[-+ ] |\s*\d* [-+] ")
+    for row in shown.splitlines():  # a patch is copied, and a word stands alone
+        assert cell_len(row) <= columns or patch.match(row) or " " not in row.strip(), row
+    flat = " ".join(shown.split())
+    assert many.headline in flat and many.torch_message.split(". ")[0] in flat
+
+
+def test_what_is_piped_keeps_its_headline_on_one_line(story, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    stream = Stream(False)
+    print_diagnosis(story, stream)
+    assert stream.getvalue().splitlines()[0] == f"error[GG101]: {story.headline}"
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_one_line_is_what_editors_jump_to(story, monkeypatch):
+    monkeypatch.chdir(story.culprit.file.rpartition("/")[0])
+    stream = Stream(False)
+    print_diagnosis(story, stream, verbosity="quiet")
+    assert stream.getvalue() == f"train.py:19: GG101 {story.headline}\n"
+    stream = Stream(False)
+    print_diagnosis(diagnosis(headline="two\nlines"), stream, verbosity="quiet", color=True)
+    assert ESCAPES.sub("", stream.getvalue()) == "GG101 two lines\n"
+
+
+def test_all_that_is_known(story):
+    shown = render(story, width=100, verbose=True, unicode=False)
+    assert "  tensor: name   kind    dtype    shape    " in shown and "0 -> 1" in shown
+    assert "  before: step 1: zero_grad, forward, backward, step\n          step 2" in shown
+    narrow = render(story, width=40, verbose=True, unicode=False)
+    assert "name   kind" not in narrow and "float32 [32, 8]" in narrow  # a table has no room
+
+
+def test_characters_that_a_stream_lacks_are_put_in_others():
+    stream = Stream(False, "ascii")
+    print_diagnosis(diagnosis(headline="ranks 0–2 wait … ×3 → 重"), stream)
+    assert stream.getvalue().startswith("error[GG101]: ranks 0-2 wait ... x3 -> \\u91cd\n")

@@ -1,5 +1,5 @@
 """Run in two processes by `test_sharded.py`: FSDP2 with activation checkpointing and autocast, FSDP2 of a model that was made on
-the meta device, DTensor parameters, and failures on one rank alone.
+the meta device, DTensor parameters, tensor parallel and pipeline, and failures on one rank alone.
 
 Writes, from each rank, a JSON file with checksums of the parameters per level, what was said, and how many collectives each step made.
 All gradients are looked at after each backward call, which otherwise happens as time allows.
@@ -22,6 +22,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
 
 from gradguard import gradguard
@@ -141,6 +142,59 @@ def train_dtensor(level: str | None) -> dict[str, Any]:
     return {"parameters": [checksum(weight.to_local())], "said": said, "collectives": differences(made)}
 
 
+class Feed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.relu(self.up(x)))
+
+
+def train_tensor_parallel(level: str | None) -> dict[str, Any]:
+    """Both ranks are to see the same batches."""
+    torch.manual_seed(0)
+    net = nn.Sequential(Feed(), Feed())
+    plan = {f"{i}.{name}": style() for i in range(2) for name, style in (("up", ColwiseParallel), ("down", RowwiseParallel))}
+    parallelize_module(net, init_device_mesh("cpu", (2,)), plan)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    guard = gradguard(level=level) if level else None
+    made = []
+    with guard or nullcontext():
+        for _ in range(10):
+            made.append(collectives())
+            optimizer.zero_grad()
+            (net(torch.randn(4, 8)) - 1).pow(2).mean().backward()
+            optimizer.step()
+    said = [] if guard is None else [d.code for d in guard.diagnoses]
+    return {"parameters": [checksum(p.to_local()) for p in net.parameters()], "said": said, "collectives": differences(made)}
+
+
+def train_pipelined(level: str | None) -> dict[str, Any]:
+    """Two stages. At its first step a pipeline computes on memory that nothing has written to, and leaves what comes out."""
+    torch.manual_seed(0)
+    rank = dist.get_rank()
+    guard = gradguard(level=level) if level else None
+    made = []
+    with guard or nullcontext():
+        from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+        part = (nn.Sequential(nn.Linear(8, 16), nn.ReLU()), nn.Linear(16, 8))[rank]
+        schedule = Schedule1F1B(PipelineStage(part, rank, 2, torch.device("cpu")), n_microbatches=4, loss_fn=nn.functional.mse_loss)
+        optimizer = torch.optim.SGD(part.parameters(), lr=1e-2)
+        for _ in range(10):
+            made.append(collectives())
+            x = torch.randn(8, 8)
+            optimizer.zero_grad()
+            if rank == 0:
+                schedule.step(x)
+            else:
+                schedule.step(target=x + 1, losses=[])
+            optimizer.step()
+    said = [] if guard is None else [d.code for d in guard.diagnoses]
+    return {"parameters": [checksum(p) for p in part.parameters()], "said": said, "collectives": differences(made)}
+
+
 FAILING = ("again", "in place", "no path", "not finite", "shape", "leaf", "not a scalar")
 
 
@@ -201,6 +255,8 @@ def main(rank: int, folder: str) -> None:
         "broken": {level: train_sharded(level, broken=True) for level in ("watch", "strict")},
         "meta": {str(level): train_meta(level) for level in (None, *LEVELS)},
         "alone": {level: {kind: fail_alone(level, kind) for kind in FAILING} for level in LEVELS},
+        "tensor parallel": {str(level): train_tensor_parallel(level) for level in (None, *LEVELS)},
+        "pipeline": {str(level): train_pipelined(level) for level in (None, *LEVELS)},
         "dtensor": {str(level): train_dtensor(level) for level in (None, *LEVELS)},
     }
     Path(folder, f"rank{rank}.json").write_text(json.dumps(result))

@@ -459,3 +459,31 @@ def test_other_threads_have_none() -> None:
         thread.start()
         thread.join()
     assert found == [None]
+
+
+@pytest.mark.parametrize("how", HOW, ids=str)
+@pytest.mark.parametrize("by_default", [True, False])
+def test_a_hook_that_an_unpack_hook_registers_sees_the_same(how: dict[str, Any], by_default: bool) -> None:
+    """A node keeps the gradients that it gets only where it has hooks before it runs."""
+
+    def program() -> list[Any]:
+        seen: list[Any] = []
+        x = torch.ones(3, requires_grad=True)
+
+        def unpack(value: torch.Tensor) -> torch.Tensor:
+            y.grad_fn.register_hook(lambda made, given: seen.append((len(made), [g.tolist() for g in given])))  # type: ignore[union-attr]
+            return value
+
+        if by_default:
+            with saved_tensors_hooks(lambda value: value, unpack):
+                y = x * x
+        else:
+            y = x * x
+            y.grad_fn._raw_saved_self.register_hooks(lambda value: value, unpack)  # type: ignore[union-attr]
+        y.sum().backward()
+        return seen
+
+    bare = program()
+    assert bare[0] == (2, [])
+    with probing(how):
+        assert program() == bare

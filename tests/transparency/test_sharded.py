@@ -1,4 +1,4 @@
-"""FSDP2 (`fully_shard`) with activation checkpointing and autocast, and DTensor parameters, over gloo in two processes."""
+"""FSDP2 (`fully_shard`) with activation checkpointing and autocast, DTensor parameters, tensor parallel and a pipeline: two gloo ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
-@pytest.mark.parametrize("kind", ["sharded", "meta", "dtensor"])
+@pytest.mark.parametrize("kind", ["sharded", "meta", "dtensor", "tensor parallel", "pipeline"])
 @pytest.mark.parametrize("level", ["watch", "standard", "strict", "forensic"])
 def test_same_parameters_and_collectives_and_nothing_said(ranks: list[dict[str, Any]], kind: str, level: str) -> None:
     for rank in ranks:

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 
 Label = tuple[Hashable, ...]  # the way to a node's group, the widest first: ("encoder", "3", "linear1")
-_NEAREST = 6  # of too many parts of a stretch, so many are shown, next to the fault
+_NEAREST = 4  # of many parts of a stretch, so many are shown first, next to the fault; the others if there is room left
 
 
 def fold(labels: Sequence[Label], pins: Sequence[int], room: int) -> list[range]:
@@ -51,7 +51,7 @@ def fold(labels: Sequence[Label], pins: Sequence[int], room: int) -> list[range]
             parts = _parts(labels, stretch, level, deepest)
         left = room - count + 1
         rest = level
-        if len(parts) > left:
+        if len(parts) > min(left, _NEAREST + 1):
             parts, rest = _nearest(parts, pinned, min(_NEAREST, left - 2)), level - 1
         if len(parts) < 2 or len(parts) > left:
             continue

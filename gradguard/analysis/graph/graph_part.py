@@ -16,19 +16,31 @@ from typing import Any
 import torch
 
 from gradguard.analysis.graph.consumed import consumed
+from gradguard.analysis.graph.earlier_steps import Lines, lines_of
 from gradguard.analysis.graph.folding import Label, fold
 from gradguard.analysis.graph.module_paths import RESHAPED, ModulePaths, leaf_behind
-from gradguard.analysis.graph.walk import is_accumulate, leaves, op_name, walk
+from gradguard.analysis.graph.walk import MAX_NODES, is_accumulate, op_name, walk
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.alive_tensors import Alive
-from gradguard.analysis.places.source import resolve
+from gradguard.analysis.places.source import ResolvedSite, at_line, resolve
+from gradguard.analysis.run_facts.footprint import Footprint
 from gradguard.core.callsite import CallSite
 from gradguard.core.diagnosis import Diagnosis, SourceSpan
 from gradguard.core.evidence import GraphEdge, GraphNode, GraphPart, Mark
 from gradguard.instrumentation.facts import Cut, OpFact
-from gradguard.torch_compat.private_api import grad_fn_of, node_sequence, output_dtype, output_metadata, version_of
+from gradguard.torch_compat.private_api import (
+    grad_fn_of,
+    node_sequence,
+    output_dtype,
+    output_metadata,
+    saved_data,
+    saved_slots,
+    storage_key,
+    version_of,
+)
 
 _DRAWN, _LISTED = 22, 120  # nodes of the picture, rows of the table
+_WALKED = 20_000  # nodes, in training that goes on
 _MOST_MARKED = 4  # nodes of one line: a loop makes many
 _CUTS = {
     "no_grad": "made while gradients were off",
@@ -65,9 +77,13 @@ class LiveGraph:
 
     Args:
         roots: the tensors backward was called on, or the last ones that it was.
+        footprints: of traced graphs, which tell the lines of an untraced one like them.
     """
 
-    def __init__(self, incident: Incident, diagnosis: Diagnosis, roots: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self, incident: Incident, diagnosis: Diagnosis, roots: Sequence[torch.Tensor], footprints: Sequence[Footprint] = ()
+    ) -> None:
+        self._footprints = footprints
         self.incident = incident
         self.diagnosis = diagnosis
         self.roots = list(roots)
@@ -76,31 +92,38 @@ class LiveGraph:
         self._tops = tuple(tops)
         self._mark_saved()
         self._mark_freed(tops)
-        tops += [node for node in self._mark_cuts(tops) if node not in tops]
-        self.nodes = _forward_order(tops)
+        # What is walked keeps a Python object a node (torch 2.13), through which a graph is freed recursively: in training that goes on,
+        # a deep one must not be walked down to its end. Where backward has failed, the rules have done so.
+        self._limit = MAX_NODES if incident.error is not None else _WALKED
+        self.leaves: set[int] = set()  # ids of the leaves that backward reaches
+        self.whole = True  # whether all of the graph was walked
+        self.nodes = self._forward_order(tops)
+        behind = [node for node in self._mark_cuts() if node not in tops]
+        if behind:
+            self.nodes = self._forward_order([*tops, *behind])
+            for name in ("lines", "sites", "_results"):
+                self.__dict__.pop(name, None)
+        self._mark_inputs()
         self._mark_lines()
         for node in self._tops:
             self._marks.of.setdefault(node, ("root", "backward() begins here"))
 
-    @cached_property
-    def leaves(self) -> set[int]:
-        """ids of the leaves that backward reaches."""
-        return {id(leaf) for leaf in leaves(self._tops)}
-
     # -- what is known of nodes -----------------------------------------------------------------------------------------
 
     @cached_property
+    def lines(self) -> Lines:
+        """The calls that made the nodes, of this step or an earlier one like it."""
+        return lines_of(self.nodes, self.incident.journal, self._footprints)
+
+    @cached_property
+    def _results(self) -> dict[OpFact, Any]:
+        """By call, the last node that it made."""
+        return {fact: node for node, fact in self.lines.calls.items()}
+
+    @cached_property
     def sites(self) -> dict[Any, CallSite]:
-        """The lines that made the nodes, as far as their steps were traced."""
-        by_number: dict[int, CallSite] = {}
-        numbers = [node_sequence(node) for node in self.nodes]
-        wanted = set(numbers)
-        for first, end, code, lasti, _, _ in self.incident.journal.ops:  # of nested calls, the inner one starts later
-            site = CallSite(code, lasti)
-            for number in range(first, min(end, first + 4_096)):
-                if number in wanted:
-                    by_number[number] = site
-        return {node: by_number[number] for node, number in zip(self.nodes, numbers, strict=True) if number in by_number}
+        """The lines that made the nodes, as far as they are known."""
+        return {node: fact.site for node, fact in self.lines.calls.items()}
 
     @cached_property
     def _named(self) -> dict[Any, tuple[str, torch.Tensor]]:
@@ -119,7 +142,6 @@ class LiveGraph:
         mark, note = self._marks.of.get(node, ("", ""))
         grey: Mark = "freed" if self.diagnosis.code.startswith("GG2") else "detached"
         name, tensor = self._named.get(node, (None, None))
-        place = resolve(self.sites.get(node))
         dtype = output_dtype(node)
         operands = [leaf for source, _ in node.next_functions if (leaf := leaf_behind(source)) is not None]
         return GraphNode(
@@ -130,9 +152,7 @@ class LiveGraph:
             dtype=None if dtype is None else str(dtype).removeprefix("torch."),
             version=None if tensor is None else version_of(tensor),
             requires_grad=True,
-            file=None if place is None else place.file,
-            line=None if place is None else place.line,
-            text=None if place is None else place.text,
+            **_at(resolve(self.sites.get(node))),
             leaves=tuple(self.incident.names.leaf(leaf) or "a leaf" for leaf in operands),
             mark=mark or (grey if node in self._marks.grey else ""),
             note=note,
@@ -149,8 +169,10 @@ class LiveGraph:
             self._marks.pins.append(item.node)
             if item.tensor is None:
                 continue
-            culprit = self.diagnosis.culprit
-            tensor, written = item.tensor, "" if culprit is None else f"written at line {culprit.line}"
+            tensor = item.tensor
+            write = next((span for span in _spans(self.diagnosis) if span.role == "changed"), None)
+            if write is None and self.diagnosis.code in ("GG101", "GG102"):
+                write = self.diagnosis.culprit
             names = self.incident.names
             versions = (item.expected, item.found)
             told = next((each.name for each in self.diagnosis.tensors if (each.version_saved, each.version_found) == versions), None)
@@ -160,9 +182,8 @@ class LiveGraph:
                     "the saved tensor",
                     name=told if told is not None else names.tensor(tensor) or next(iter(names.of_storage(item.storage)), None),
                     shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."), version=item.found,
-                    requires_grad=tensor.requires_grad, file=None if culprit is None else culprit.file,
-                    line=None if culprit is None else culprit.line, text=None if culprit is None else culprit.text,
-                    mark="written", note=f"version {item.expected} → {item.found}" + (f", {written}" if written else ""),
+                    requires_grad=tensor.requires_grad, mark="written",
+                    note=f"version {item.expected} → {item.found}" + (", written here" if write else ""), **_at(write),
                 ),
                 [item.node],
                 [] if maker is None or maker is item.node else [maker],
@@ -182,7 +203,7 @@ class LiveGraph:
             for node in state.freed[:1]:
                 self._marks.add(node, "freed", "its saved values are gone")
 
-    def _mark_cuts(self, tops: list[Any]) -> list[Any]:
+    def _mark_cuts(self) -> list[Any]:
         """Where values lost their path; returns the nodes that are behind, as far as they are alive."""
         journal, found = self.incident.journal, list[tuple[Cut, list[Any]]]()
         losses = [root for root in self.roots if grad_fn_of(root) is None]
@@ -191,9 +212,9 @@ class LiveGraph:
             cut = journal.cut_of(root)
             found += [(each, []) for each in (() if cut is None else cut.roots())]
         if not losses and self.diagnosis.code.startswith(("GG3", "GG6")):
-            fed = {**journal.fed, **journal.partial}
-            for node, _ in walk(tops) if fed else ():
-                for cut in fed.get(node_sequence(node), ()):
+            fed = {**journal.guessed, **journal.fed, **journal.partial}
+            for fact, node in self._results.items() if fed else ():
+                for cut in (each for number in range(fact.seq_from, fact.seq_to) for each in fed.get(number, ())):
                     found += [(each, [node]) for each in cut.roots() if each.site and (each.site.code.co_filename, each.site.line) in lines]
         behind: list[Any] = []
         alive = Alive()
@@ -204,15 +225,13 @@ class LiveGraph:
                 continue
             if len(drawn) >= 3:
                 continue
-            place = resolve(cut.site)
             gone = next((op for seq in cut.sources if (op := journal.op_at(seq)) is not None), None)
             made = list(dict.fromkeys(grad_fn_of(tensor) for tensor in alive.made_at(cut.sources))) if cut.sources else []
             behind += made
             drawn[cut] = len(self._marks.extra)
             self._marks.extra.append((
                 GraphNode(
-                    cut.func or cut.kind, requires_grad=False, file=None if place is None else place.file,
-                    line=None if place is None else place.line, text=None if place is None else place.text, mark="cut", note=_CUTS[cut.kind],
+                    cut.func or cut.kind, requires_grad=False, mark="cut", note=_CUTS[cut.kind], **_at(resolve(cut.site))
                 ),
                 list(users), made if made or gone is None else [_gone(gone)],
             ))  # fmt: skip
@@ -223,22 +242,61 @@ class LiveGraph:
                     "the loss", name=names.tensor(root), shape=tuple(root.shape), dtype=str(root.dtype).removeprefix("torch."),
                     version=version_of(root), requires_grad=root.requires_grad, mark="root", note="has no graph: backward() can go nowhere",
                 ),
-                [], list(drawn),
+                [], list(drawn.values()),
             ))  # fmt: skip
         if behind:
-            reached = {node for node, _ in walk(tops)} if tops else set()
-            self._marks.grey = {node for node, _ in walk(behind)} - reached
+            reached = {node for node, _ in walk(self._tops, self._limit)}
+            self._marks.grey = {node for node, _ in walk(behind, self._limit)} - reached
         return behind
 
     def _mark_lines(self) -> None:
-        """The newest nodes made at the lines that the diagnosis names."""
+        """The newest nodes made at the lines that the diagnosis names. Where the failure itself points at nodes, the culprit's line is
+        enough: another turn of a loop has passed the other lines as well, and what is said of them is not true of its nodes."""
+        pointed_at = bool(self._marks.pins)
         for i, span in enumerate(_spans(self.diagnosis)):
-            at = [(node, fit) for node in self.nodes if (site := self.sites.get(node)) is not None and (fit := _fit(span, site))]
+            is_culprit = i == 0 and span is self.diagnosis.culprit
+            if pointed_at and not is_culprit:
+                continue
+            fits = {site: _fit(span, site) for site in set(self.sites.values())}
+            at = [(node, fit) for fact, node in self._results.items() if (fit := fits[fact.site])]
+            if not self.sites:
+                at = [(node, 1) for node in self._named_at(span)]
             best = max((fit for _, fit in at), default=0)
-            for node, fit in at[-_MOST_MARKED:]:
-                if fit == best and node not in self._marks.of:
-                    is_culprit = i == 0 and span is self.diagnosis.culprit
-                    self._marks.add(node, "culprit" if is_culprit else "named", span.label or "")
+            chosen = [node for node, fit in at if fit == best]
+            note = (span.label or "") if len(chosen) == 1 else ""
+            for node in chosen[-_MOST_MARKED:]:
+                if node not in self._marks.of:
+                    self._marks.add(node, "culprit" if is_culprit else "named", note)
+
+    def _named_at(self, span: SourceSpan) -> list[Any]:
+        """The node whose result is in a variable that the line assigns, and whose operation is written there: of an untraced step."""
+        place = at_line(span.file, span.line)
+        text = span.text or ""
+        found = [node for node, (name, _) in self._named.items() if place is not None and name in place.targets and op_name(node) in text]
+        return found if len(found) == 1 else []
+
+    def _mark_inputs(self) -> None:
+        """Named tensors without a graph that the first operations saved: the data."""
+        names, known = self.incident.names, set[int]()
+        for node in self.nodes[:8]:
+            for _, slot in saved_slots(node):
+                tensor = saved_data(slot)
+                if (
+                    tensor is None
+                    or tensor.requires_grad
+                    or (key := storage_key(tensor)) is None
+                    or key in known
+                    or names.state(storage=key)
+                ):
+                    continue
+                known.add(key)
+                name = next(iter(names.of_storage(key)), None)
+                if name is not None:
+                    facts = GraphNode(
+                        "an input", name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."),
+                        version=version_of(tensor), requires_grad=False,
+                    )  # fmt: skip
+                    self._marks.extra.append((facts, [node], []))
 
     # -- the part that is shown -----------------------------------------------------------------------------------------
 
@@ -248,7 +306,7 @@ class LiveGraph:
         pinned = {node for node in self._marks.pins if node in members}
         chosen = self.nodes
         if len(chosen) > _DRAWN:
-            near = _related(self.nodes, pinned)
+            near = self._related(pinned)
             chosen = [node for node in self.nodes if node in near]
         left_out = len(self.nodes) - len(chosen)
         reshaped = {node for node in chosen if type(node).__name__ in RESHAPED and leaf_behind(node) is not None}
@@ -257,6 +315,43 @@ class LiveGraph:
         labels: list[Label] = [(*groups[node], ("line", site) if (site := self.sites.get(node)) else None) for node in chosen]
         pins = [i for i, node in enumerate(chosen) if node in pinned or node in self._tops]
         return tuple(self._part(chosen, fold(labels, pins, room), left_out) for room in (_DRAWN, _LISTED))  # type: ignore[return-value]
+
+    def _forward_order(self, tops: list[Any]) -> list[Any]:
+        """Every node reachable from the tops but leaves', each after those that it was made from: of several, the older first."""
+        users: Counter[Any] = Counter()
+        reached: list[Any] = []
+        for node, edges in walk(tops, self._limit):
+            if is_accumulate(node):
+                self.leaves.add(id(getattr(node, "variable", None)))
+                continue
+            reached.append(node)
+            users.update(edge.source for edge in edges)
+        self.whole = len(users) + len(tops) < self._limit
+        ready = [(-node_sequence(node), i, node) for i, node in enumerate(reached) if not users[node]]
+        heapq.heapify(ready)
+        found: list[Any] = []
+        members = set(reached)
+        number = len(reached)
+        while ready:
+            node = heapq.heappop(ready)[2]
+            found.append(node)
+            for source, _ in node.next_functions:
+                if source in members:
+                    users[source] -= 1
+                    if not users[source]:
+                        number += 1
+                        heapq.heappush(ready, (-node_sequence(source), number, source))
+        return found[::-1]
+
+    def _related(self, pins: set[Any]) -> set[Any]:
+        """The nodes from which a pin is reached, the pins, and what they were made from; all where there is no pin."""
+        if not pins:
+            return set(self.nodes)
+        above = set(pins)
+        for node in self.nodes:
+            if any(source in above for source, _ in node.next_functions):
+                above.add(node)
+        return above.union(node for node, _ in walk(pins, self._limit))
 
     def _part(self, chosen: list[Any], stretches: list[range], left_out: int) -> GraphPart:
         nodes: list[GraphNode] = []
@@ -280,7 +375,7 @@ class LiveGraph:
             behind: list[GraphNode] = []
             for user in users:
                 if user in index:
-                    edges[index[user], at] = GraphEdge(index[user], at, broken=True)
+                    edges[index[user], at] = GraphEdge(index[user], at, broken=bool(extra.mark))
             for source in sources:
                 if isinstance(source, GraphNode):
                     edges[at, len(nodes) + 1] = GraphEdge(at, len(nodes) + 1, broken=True)
@@ -319,44 +414,12 @@ class LiveGraph:
 
 def _gone(op: OpFact) -> GraphNode:
     """What stands for a node that has been freed."""
-    place = resolve(op.site)
-    return GraphNode(
-        str(getattr(op.func, "__name__", None) or "an operation"), requires_grad=True, file=None if place is None else place.file,
-        line=None if place is None else place.line, text=None if place is None else place.text, mark="detached",
-        note="nothing holds this graph any more",
-    )  # fmt: skip
+    name = str(getattr(op.func, "__name__", None) or "an operation")
+    return GraphNode(name, requires_grad=True, mark="detached", note="nothing holds this graph any more", **_at(resolve(op.site)))
 
 
-def _forward_order(tops: list[Any]) -> list[Any]:
-    """Every node reachable from the tops but leaves', each after those that it was made from: of several, the older first."""
-    users: Counter[Any] = Counter()
-    reached = [node for node, edges in walk(tops) if not is_accumulate(node) and users.update(edge.source for edge in edges) is None]
-    ready = [(-node_sequence(node), i, node) for i, node in enumerate(reached) if not users[node]]
-    heapq.heapify(ready)
-    found: list[Any] = []
-    members = set(reached)
-    number = len(reached)
-    while ready:
-        node = heapq.heappop(ready)[2]
-        found.append(node)
-        for source, _ in node.next_functions:
-            if source in members:
-                users[source] -= 1
-                if not users[source]:
-                    number += 1
-                    heapq.heappush(ready, (-node_sequence(source), number, source))
-    return found[::-1]
-
-
-def _related(nodes: Sequence[Any], pins: set[Any]) -> set[Any]:
-    """Of nodes in forward order, those from which a pin is reached, the pins, and what they were made from; all where there is no pin."""
-    if not pins:
-        return set(nodes)
-    above = set(pins)
-    for node in nodes:
-        if any(source in above for source, _ in node.next_functions):
-            above.add(node)
-    return above.union(node for node, _ in walk(pins))
+def _at(place: ResolvedSite | SourceSpan | None) -> dict[str, Any]:
+    return {} if place is None else {"file": place.file, "line": place.line, "text": place.text}
 
 
 def _spans(diagnosis: Diagnosis) -> list[SourceSpan]:
@@ -387,7 +450,7 @@ def _in_order(nodes: list[GraphNode], edges: list[GraphEdge], total: int, left_o
     sources: dict[int, list[int]] = {}
     for edge in edges:
         sources.setdefault(edge.user, []).append(edge.source)
-    ready = sorted((i for i in range(len(nodes)) if not users[i]))
+    ready = sorted(i for i in range(len(nodes)) if not users[i])
     order: list[int] = []
     while ready:
         i = ready.pop()  # the newest

@@ -27,7 +27,7 @@ class ModulePaths:
 
     def __init__(self, names: Names) -> None:
         self._owner: dict[int, Path | None] = {}  # of a parameter, by id; None where modules share it
-        self._forwards: dict[CodeType, list[Path]] = {}
+        self._forwards: dict[CodeType, dict[Path, None]] = {}
         seen: set[int] = set()
         for variable, root in names.modules:
             for inner, module in named_modules(root):
@@ -39,7 +39,7 @@ class ModulePaths:
                     self._owner[id(parameter)] = None if id(parameter) in self._owner else path
                 code = function_code(in_class(type(module), "forward"))
                 if code is not None:
-                    self._forwards.setdefault(code, []).append(path)
+                    self._forwards.setdefault(code, {})[path] = None
 
     def of(self, nodes: Sequence[Any], sites: Mapping[Any, CallSite]) -> tuple[dict[Any, Path], dict[Any, Path]]:
         """The modules of nodes, given in forward order: those that are evident; and of all nodes, what to group them by.
@@ -51,10 +51,12 @@ class ModulePaths:
         after = _carried(nodes[::-1], evident)
         for node in nodes:
             site = sites.get(node)
-            paths = [] if site is None or node in evident else self._forwards.get(site.code, [])
-            near = [path for path in paths if any(path == each[: len(path)] for each in (before.get(node), after.get(node)) if each)]
-            if len(paths) == 1 or near:
-                evident[node] = paths[0] if len(paths) == 1 else max(near, key=len)
+            paths = None if site is None or node in evident else self._forwards.get(site.code)
+            if paths:
+                around = [path[:i] for path in (before.get(node, ()), after.get(node, ())) for i in range(len(path), 0, -1)]
+                path = next(iter(paths)) if len(paths) == 1 else next((each for each in around if each in paths), ())
+                if path:
+                    evident[node] = path
         before, after = _carried(nodes, evident), _carried(nodes[::-1], evident)
         groups = {node: evident.get(node) or _common(before.get(node, ()), after.get(node, ())) for node in nodes}
         return evident, groups

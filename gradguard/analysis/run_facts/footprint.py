@@ -54,6 +54,10 @@ class Footprints:
         if len(footprint.kinds) <= MOST_NODES and not any(kept.signature == footprint.signature for kept in self._kept):
             self._kept.append(footprint)
 
+    def kept(self) -> list[Footprint]:
+        """Those remembered, oldest first."""
+        return list(self._kept)
+
     def site(self, journal: Journal, node: Any, nodes: Sequence[Any]) -> CallSite | None:
         """The line of a node: as traced, or as the nodes around it say; None where nothing fits well enough.
 

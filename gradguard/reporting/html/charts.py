@@ -34,7 +34,8 @@ def norm_rows(layers: tuple[LayerGradient, ...]) -> tuple[list[str], list[NormRo
     for layer in layers:
         known = dict(layer.norms)
         norms = [known.get(step) for step in steps] + ([layer.now] if now else [])
-        verdict = _verdict([(str(step), known[step]) for step in steps if step in known] + [("now", layer.now)] * (layer.now is not None))
+        recorded = [(str(step), known[step]) for step in steps if step in known]
+        verdict = _verdict(recorded if layer.now is None else [*recorded, ("now", layer.now)])
         rows.append(NormRow(layer.layer, norms, *verdict))
     if len(rows) > _ROWS:
         bad = [i for i, row in enumerate(rows) if row.bad]
@@ -87,7 +88,7 @@ def norms_picture(layers: tuple[LayerGradient, ...]) -> str:
         x = _NAMES + len(heads) * _CELL + 8
         shapes.append(f"<text class='{'bad' if row.bad else 'axis'}' x='{x}' y='{y + 13}'>{_text(row.verdict)}</text>")
     width, height = _NAMES + len(heads) * _CELL + _VERDICTS, 22 + len(rows) * _ROW
-    said = [f"log scale, {10**low:.1e} (light) to {10**high:.1e} (dark)"] if finite else []
+    said = [f"log scale, from {10**low:.1e} (faint) to {10**high:.1e} (strong)"] if finite else []
     said += [f"{left_out} layers that behave like these are left out"] * bool(left_out)
     return (
         f"<svg class='norms' width='{width}' height='{height}' viewBox='0 0 {width} {height}' role='img' aria-label='gradient norms'>"
@@ -106,7 +107,8 @@ def _cell(value: float | None, low: float, high: float, x: int, y: int, what: st
     else:
         share = (math.log10(value) - low) / (high - low) if high > low else 0.5
         kind = f"class='norm' fill-opacity='{0.1 + 0.9 * share:.2f}'"
-    return f"<rect {kind} x='{x + 0.5}' y='{y + 1.5}' width='{_CELL - 1}' height='{_ROW - 3}' rx='2'><title>{_text(what)}: {value:.3g}</title></rect>"
+    frame = f"x='{x + 0.5}' y='{y + 1.5}' width='{_CELL - 1}' height='{_ROW - 3}' rx='2'"
+    return f"<rect {kind} {frame}><title>{_text(what)}: {value:.3g}</title></rect>"
 
 
 def timeline_picture(events: tuple[ProtocolEvent, ...]) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from html import escape
+from itertools import pairwise
+from zlib import crc32
 
 from gradguard.core.evidence import GraphNode, GraphPart
 from gradguard.reporting.html.layered import Box, Layout, layered
@@ -27,24 +29,26 @@ def graph_picture(part: GraphPart) -> str:
     texts = [_lines(node) for node in part.nodes]
     sizes = [(_WIDTH, 2 * _PAD + _LINE * len(lines) - 2) for lines in texts]
     layout = layered(sizes, [(edge.user, edge.source) for edge in part.edges])
-    margin = 8
+    margin, key = 8, f"{crc32(repr(part).encode('utf-8', 'replace')):08x}"  # names in one page are told apart
+    severed = {edge.user for edge in part.edges if edge.broken and part.nodes[edge.user].mark == "cut"}  # the cut is below these
     shapes = [
-        _way(way, edge.broken, part.nodes[edge.source].mark in ("freed", "detached"))
+        _way(way, edge.broken, edge.source not in severed, part.nodes[edge.source].mark in ("freed", "detached"), key)
         for edge, way in zip(part.edges, layout.ways, strict=True)
     ]
     shapes += [_node(node, lines, box) for node, lines, box in zip(part.nodes, texts, layout.boxes, strict=True)]
     width, height = layout.width + 2 * margin, layout.height + 2 * margin
     return (
         f"<svg class='graph' width='{width:.0f}' height='{height:.0f}' viewBox='{-margin} {-margin} {width:.0f} {height:.0f}' role='img' "
-        f"aria-label='autograd graph'>{_ARROWS}{''.join(shapes)}</svg>{_legend(part, layout)}"
+        f"aria-label='autograd graph'>{_arrows(key)}{''.join(shapes)}</svg>{_legend(part, layout)}"
     )
 
 
-_ARROWS = "<defs>" + "".join(
-    f"<marker id='gg-{kind}' class='{kind}' viewBox='0 0 8 8' refX='7' refY='4' markerWidth='7' markerHeight='7' orient='auto'>"
-    "<path d='M0 0.5 L7.5 4 L0 7.5 z'/></marker>"
-    for kind in ("arrow", "broken")
-) + "</defs>"  # fmt: skip
+def _arrows(key: str) -> str:
+    frame = "viewBox='0 0 8 8' refX='7' refY='4' markerWidth='7' markerHeight='7' orient='auto'"
+    kinds = [
+        f"<marker id='{kind}-{key}' class='{kind}' {frame}><path d='M0 0.5 L7.5 4 L0 7.5 z'/></marker>" for kind in ("arrow", "broken")
+    ]
+    return f"<defs>{''.join(kinds)}</defs>"
 
 
 def facts_of(node: GraphNode) -> str:
@@ -64,8 +68,8 @@ def _lines(node: GraphNode) -> list[tuple[str, str, str]]:
     """The lines of a box: (style, text at the left, text at the right)."""
     folded = node.count > 1
     shape = "" if node.shape is None else "[" + ", ".join(map(str, node.shape)) + "]"
-    name = f"{node.count} operations" if folded else node.op + (f" → {node.name}" if node.name and node.mark != "written" else "")
-    if node.mark == "written" and node.name and node.op.startswith("the "):
+    name = f"{node.count} operations" if folded else node.op + (f" → {node.name}" if node.name else "")
+    if node.name and node.op.startswith(("the ", "an ")):  # no operation
         name = node.name
     lines = [("op", name, shape)]
     place = place_of(node).rsplit("/", 1)[-1]
@@ -95,23 +99,23 @@ def _node(node: GraphNode, lines: list[tuple[str, str, str]], box: Box) -> str:
         width = _MONO if style in ("code", "where") else _SANS
         room = int((box.width - 2 * _PAD - 4) / width)
         right = _end(right, room // 2) if left else _end(right, room)
-        left = _short(left, room - len(right) - (2 if right else 0))
+        left = _short(left, room - len(right) - (2 if right else 0), middle=style == "where")
         shapes.append(f"<text class='{style}' x='{_PAD + 2:.0f}' y='{at:.0f}'>{_text(left)}</text>")
         if right:
             shapes.append(f"<text class='{style} right' x='{box.width - _PAD - 2:.0f}' y='{at:.0f}'>{_text(right)}</text>")
     return f"<g class='{classes}' transform='translate({x:.1f} {y:.1f})'>{''.join(shapes)}</g>"
 
 
-def _way(points: list[tuple[float, float]], broken: bool, grey: bool) -> str:
+def _way(points: list[tuple[float, float]], broken: bool, crossed: bool, grey: bool, key: str) -> str:
     path = f"M{points[0][0]:.1f} {points[0][1]:.1f}"
-    for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False):
+    for (x0, y0), (x1, y1) in pairwise(points):
         middle = (y0 + y1) / 2
         path += f" C{x0:.1f} {middle:.1f} {x1:.1f} {middle:.1f} {x1:.1f} {y1:.1f}"
     kind = "broken" if broken else "arrow"
-    shape = f"<path class='edge {kind}{' grey' if grey and not broken else ''}' d='{path}' marker-end='url(#gg-{kind})'/>"
-    if broken:
+    shape = f"<path class='edge {kind}{' grey' if grey and not broken else ''}' d='{path}' marker-end='url(#{kind}-{key})'/>"
+    if broken and crossed:
         (x0, y0), (x1, y1) = points[0], points[1]
-        x, y = (x0 + x1) / 2, (y0 + y1) / 2
+        x, y = (x0 + x1) / 2, (y0 + y1) / 2 - (3 if len(points) == 2 else 0)
         shape += f"<path class='cross' d='M{x - 5:.1f} {y - 5:.1f} l10 10 m0 -10 l-10 10'/>"
     return shape
 
@@ -127,13 +131,13 @@ def _legend(part: GraphPart, layout: Layout) -> str:
     return f"<p class='legend'>{''.join(items)}{f'<span>{said}</span>' if part.total else ''}</p>"
 
 
-def _short(text: str, most: int) -> str:
-    """Text cut at its end, or in its middle where it is a dotted path."""
+def _short(text: str, most: int, middle: bool) -> str:
+    """Text cut at its end, or in its middle."""
     if len(text) <= most:
         return text
     if most < 4:
         return ""
-    if " " not in text and "." in text:
+    if middle:
         return f"{text[: most // 3]}…{text[len(text) - (most - most // 3 - 1) :]}"
     return text[: most - 1] + "…"
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 
 _SWEEPS = 8
-_GAP_X, _GAP_Y = 26.0, 34.0
+_GAP_X, _GAP_Y = 26.0, 38.0
 _WAYPOINT = 14.0  # width
 
 
@@ -55,14 +56,14 @@ def layered(sizes: Sequence[tuple[float, float]], edges: Sequence[tuple[int, int
     up: dict[int, list[int]] = {i: [] for i in range(len(boxes))}
     down: dict[int, list[int]] = {i: [] for i in range(len(boxes))}
     for chain in chains:
-        for above, below in zip(chain, chain[1:], strict=False):
+        for above, below in pairwise(chain):
             up[below].append(above)
             down[above].append(below)
     layers = _ordered(boxes, up, down)
     _place(boxes, layers, up, down)
     for box in boxes:
         box.y += 1.0
-    ways = [[_port(boxes, chain, i) for i in range(len(chain))] for chain in chains]
+    ways = [[point for i in range(len(chain)) for point in _ports(boxes, chain, i)] for chain in chains]
     width = max((box.x + box.width / 2 for box in boxes), default=0.0)
     height = max((box.y + box.height / 2 for box in boxes), default=0.0)
     return Layout(boxes[: len(sizes)], ways, width, height)
@@ -87,7 +88,7 @@ def _ordered(boxes: list[Box], up: dict[int, list[int]], down: dict[int, list[in
 
 def _crossings(layers: list[list[int]], down: dict[int, list[int]]) -> int:
     count = 0
-    for above, below in zip(layers, layers[1:], strict=False):
+    for above, below in pairwise(layers):
         place = {i: at for at, i in enumerate(below)}
         ends = [place[each] for i in above for each in sorted(down[i], key=place.__getitem__)]
         count += sum(ends[i] > ends[j] for i in range(len(ends)) for j in range(i + 1, len(ends)))
@@ -102,6 +103,7 @@ def _place(boxes: list[Box], layers: list[list[int]], up: dict[int, list[int]], 
         for i in layer:
             box = boxes[i]
             box.x, box.y = x + box.width / 2, y + tallest / 2
+            box.height = box.height or tallest
             x += box.width + _GAP_X
         y += tallest + _GAP_Y
     for sweep in range(2 * _SWEEPS):
@@ -139,12 +141,13 @@ def _align(boxes: list[Box], layer: list[int], wishes: list[float]) -> None:
             k += 1
 
 
-def _port(boxes: list[Box], chain: list[int], i: int) -> tuple[float, float]:
-    """Where an edge touches the i-th box on its way: edges spread over a box's width towards where they come from."""
+def _ports(boxes: list[Box], chain: list[int], i: int) -> list[tuple[float, float]]:
+    """Where an edge touches the i-th box on its way: edges spread over a box's width towards where they come from, and run straight
+    past the other boxes of a layer."""
     box = boxes[chain[i]]
     if 0 < i < len(chain) - 1:
-        return box.x, box.y
+        return [(box.x, box.y - box.height / 2), (box.x, box.y + box.height / 2)]
     other = boxes[chain[1] if i == 0 else chain[-2]]
     room = box.width / 2 - 18
     x = box.x + max(-room, min(room, (other.x - box.x) * 0.35))
-    return x, box.y + (box.height / 2 if i == 0 else -box.height / 2)
+    return [(x, box.y + (box.height / 2 if i == 0 else -box.height / 2))]

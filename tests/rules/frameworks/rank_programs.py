@@ -55,14 +55,14 @@ def rank_of(rank: int, request: dict[str, Any], folder: Path, port: int) -> None
     warnings.simplefilter("ignore")
     warnings.simplefilter("always", GradGuardWarning)
     warnings.showwarning = lambda *args, **kwargs: found["at"].append(round(time.monotonic() - began, 1))  # type: ignore[assignment]
-    faulthandler.dump_traceback_later(50, exit=True)
+    faulthandler.dump_traceback_later(90, exit=True)
     path = folder / "train.py"
     world = request["world"]
     store = dist.TCPStore("127.0.0.1", port, world, is_master=False, timeout=timedelta(seconds=20))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=request["seconds"]))
     names: dict[str, Any] = {"__name__": "__main__", "rank": rank, "world": world, "dist": dist, "torch": torch, "time": time, "os": os}
     names |= {"signal": signal, "threading": threading, "nn": torch.nn}
-    names["told"] = lambda: (folder / "report.jsonl").exists() or time.monotonic() - began > 25
+    names["told"] = lambda: (folder / "report.jsonl").exists() or time.monotonic() - began > 40
     code = compile(request["source"], str(path), "exec")
     guard = None if request["settings"] is None else gradguard(**request["settings"], report=str(folder / "report.jsonl"))
     try:
@@ -90,7 +90,7 @@ def job(request: dict[str, Any]) -> dict[str, Any]:
     (folder / "train.py").write_text(request["source"])
     store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
     pids = [_forked(lambda rank=rank: rank_of(rank, request, folder, store.port), folder / f"err-{rank}") for rank in range(world)]
-    until = time.monotonic() + 60
+    until = time.monotonic() + 100
     for pid in pids:
         while os.waitpid(pid, os.WNOHANG)[0] == 0:
             if time.monotonic() > until:

@@ -56,14 +56,14 @@ dist.barrier()
         + """
 model = DDP(nn.Linear(4, 2))
 opt = torch.optim.SGD(model.parameters(), lr=0.1)
-for (x,) in DataLoader(TensorDataset(torch.randn(20 - 4 * rank, 4)), batch_size=4):
+for (x,) in DataLoader(TensorDataset(rank + torch.randn(20 - 4 * rank, 4)), batch_size=4):
     model(x).sum().backward()
     opt.step()
     opt.zero_grad()
 dist.destroy_process_group()
 """,
         "GG707",
-        "for (x,) in DataLoader(TensorDataset(torch.randn(20 - 4 * rank, 4)), batch_size=4)",
+        "for (x,) in DataLoader(TensorDataset(rank + torch.randn(20 - 4 * rank, 4)), batch_size=4)",
         ("rank 0 waits in backward of step 5 at train.py:9", "rank 1 has left the loop", "fewer batches"),
         ("20 - 4 * rank", "20"),
     ),
@@ -354,6 +354,76 @@ for step in range(3):
 }
 
 
+LOADED = (
+    DDP
+    + """
+from torch.utils.data import DistributedSampler
+data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+loader = LOADER
+model = DDP(nn.Linear(4, 1))
+opt = torch.optim.SGD(model.parameters(), lr=0.01)
+for x, y in loader:
+    nn.functional.mse_loss(model(x), y).backward()
+    opt.step()
+    opt.zero_grad()
+    dist.barrier()
+"""
+)
+OWN_SHARE = "DataLoader(data, batch_size=8, sampler=DistributedSampler(data))"
+CASES |= {
+    "same_batches": Case(
+        LOADED.replace("LOADER", "DataLoader(data, batch_size=8, shuffle=True)"),
+        "GG710",
+        "DataLoader(data, batch_size=8, shuffle=True)",
+        ("all 2 ranks train `model` on the same batches: `loader` has no DistributedSampler",),
+        ("DataLoader(data, batch_size=8, shuffle=True)", OWN_SHARE),
+        severity="warning",
+    ),
+    "sampler_of_one_process": Case(
+        LOADED.replace("LOADER", OWN_SHARE.replace("(data))", "(data, 1, 0))")),
+        "GG710",
+        OWN_SHARE.replace("(data))", "(data, 1, 0))"),
+        ("the sampler of `loader` was made for 1 of them",),
+        ("(data, 1, 0)", "(data, world, rank)"),
+        severity="warning",
+    ),
+    "learning_rates": Case(
+        LOADED.replace("LOADER", OWN_SHARE).replace("lr=0.01", "lr=0.01 * (rank + 1)"),
+        "GG706",
+        "",
+        ("different learning rates, 0.0", "their copies of `model` drift apart"),
+        ("(rank + 1)", "2"),
+        severity="warning",
+    ),
+}
+MEANT_ALIKE = (
+    DDP
+    + """
+class Part(nn.Linear):
+    def forward(self, x):
+        return super().forward(x[rank::world])
+
+def train(model, batch):
+    model = DDP(model)
+    opt = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(9):
+        model(batch()).pow(2).mean().backward()
+        opt.step()
+        opt.zero_grad()
+        dist.barrier()
+
+def shared():
+    x = torch.randn(6, 4)
+    dist.broadcast(x, 0)
+    return x
+
+fixed = torch.randn(6, 4)
+train(nn.Linear(4, 1), lambda: fixed)
+train(Part(4, 1), lambda: torch.randn(6, 4))
+torch.manual_seed(rank)
+train(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 1)), shared)
+"""
+)
 ASKED = {  # long before the patience ends
     "signal": """
 if rank == 0:
@@ -369,11 +439,11 @@ heard = []
 if rank == 1:
     signal.signal(signal.SIGUSR1, lambda *given: heard.append(given))
     threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()
-    threading.Timer(4, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
 for step in range(3):
     while rank == 1 and step == 1:
         time.sleep(0.1)
-        assert time.monotonic() - began < 2 or heard
+        if heard and time.monotonic() - began > 4:
+            os.kill(os.getpid(), signal.SIGINT)
     dist.all_reduce(torch.ones(3))
 """,
 }
@@ -385,10 +455,16 @@ def jobs() -> dict[str, Any]:
     requests: dict[str, Any] = {}
     for name, case in CASES.items():
         settings = {"level": "standard", **quick}
-        requests[name] = {"source": case.source, "world": case.world, "settings": settings, "seconds": 20 if case.severity == "info" else 9}
+        requests[name] = {
+            "source": case.source,
+            "world": case.world,
+            "settings": settings,
+            "seconds": 9 if case.severity == "error" else 20,
+        }
         sound = case.source.replace(*case.twin)
         assert sound != case.source
         requests[f"{name}-twin"] = {"source": sound, "world": case.world, "settings": {"level": "strict", **quick}, "seconds": 20}
+    requests["alike"] = {"source": MEANT_ALIKE, "world": 2, "settings": {"level": "strict"}, "seconds": 20}
     for name, source in ASKED.items():
         source = "began = time.monotonic()" + source
         requests[name] = {"source": source, "world": 2, "settings": {"level": "standard", "ranks__patience": 60}, "seconds": 12}
@@ -417,13 +493,13 @@ def test_the_cause_and_the_line(jobs: dict[str, Any], name: str) -> None:
     assert told[0]["severity"] == case.severity and told[0]["rank"] is not None
     keys = [(line["code"], (line["culprit"] or {}).get("line")) for line in job["report"]]
     assert len(keys) == len(set(keys))  # each cause once, however many ranks see it
-    if case.severity == "info":
+    if case.severity != "error":
         assert all(rank["status"] == 0 for rank in job["ranks"])
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [*(f"{name}-twin" for name in CASES), "alike"])
 def test_the_sound_twin_is_silent(jobs: dict[str, Any], name: str) -> None:
-    job = jobs[f"{name}-twin"]
+    job = jobs[name]
     assert [line["headline"] for line in job["report"]] == []
     for rank in job["ranks"]:
         assert rank is not None and rank["status"] == 0 and not rank["log"], rank
@@ -443,7 +519,7 @@ def test_an_interrupt_passes_on_once_the_ranks_are_asked(jobs: dict[str, Any]) -
     job = jobs["interrupt"]
     assert job["ranks"][1]["type"] == "KeyboardInterrupt" and job["ranks"][1]["error"] == ""
     first, second = job["report"]
-    assert (first["code"], first["rank"], first["culprit"]["text"]) == ("GG709", 1, "time.sleep(0.1)")
+    assert (first["code"], first["rank"]) == ("GG709", 1) and first["culprit"] is not None
     assert "rank 0 waits in `all_reduce` at train.py:" in first["headline"]
     assert (second["code"], second["rank"]) == ("GG708", 0) and second["headline"].endswith("KeyboardInterrupt")
     assert job["ranks"][1]["handled"] and not job["ranks"][0]["handled"]  # the program's own
@@ -457,10 +533,24 @@ for x in torch.ones(6 - dist.get_rank(), 3):
 """
 
 
-def test_torchrun(tmp_path: Path) -> None:
+TORCHRUN = ("torch.distributed.run", "--nproc-per-node=2", "--standalone")
+ACCELERATE = ("accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no")
+WAYS = {
+    "torchrun": (*TORCHRUN, "-m", "gradguard"),
+    "torchrun of a command": (*TORCHRUN, "--no-python", sys.executable, "-m", "gradguard"),
+    "accelerate": (*ACCELERATE, "--dynamo_backend=no", "--main_process_port=0", "-m", "gradguard"),
+}
+
+
+@pytest.mark.parametrize(
+    "way", ["torchrun", pytest.param("torchrun of a command", marks=pytest.mark.slow), pytest.param("accelerate", marks=pytest.mark.slow)]
+)
+def test_launchers(way: str, tmp_path: Path) -> None:
+    if way == "accelerate":
+        pytest.importorskip("accelerate")
     program, report = tmp_path / "train.py", tmp_path / "report.jsonl"
     program.write_text(LAUNCHED)
-    command = ["torch.distributed.run", "--nproc-per-node=2", "--standalone", "-m", "gradguard", "run", "--report", str(report)]
+    command = [*WAYS[way], "run", "--report", str(report)]
     done = subprocess.run(
         [sys.executable, "-m", *command, str(program)],
         capture_output=True,

@@ -108,7 +108,11 @@ def recognise(incident: Incident) -> Diagnosis | None:
     else:
         found = _on_one_rank(incident)
         culprit = None
-        if len(found) == 1:
+        if drift.rates is not None and not drift.gradients:
+            ours, theirs = ("/".join(f"{rate:g}" for rate in rates) for rates in drift.rates)
+            headline = f"the ranks step with different learning rates, {ours} on rank {drift.rank} and {theirs} on rank {drift.other}: "
+            headline += f"their copies of `{name}` drift apart"
+        elif len(found) == 1:
             file, node, test = found[0]
             condition = segment(file, test) or ast.unparse(test)
             culprit = span_of(file, node, label=f"happens only where `{condition}`", role="culprit")
@@ -119,7 +123,9 @@ def recognise(incident: Incident) -> Diagnosis | None:
         why = "DDP makes the copies equal once, when the module is wrapped; "
         why += "from then on they are equal only as long as every rank does the same."
         fix = Fix(title="Do on every rank what changes gradients or weights, or before the module is wrapped", safety="unsafe")
-        if not found:  # every rank may have done the same
+        if drift.rates is not None and not drift.gradients:
+            fix = Fix(title="Give the optimizer the same learning rate on every rank", safety="unsafe")
+        elif not found:  # every rank may have done the same
             fix = Fix(
                 title=f"Compute the loss through `{name}(...)` alone, and cast, move or change the module before it is wrapped",
                 safety="manual",

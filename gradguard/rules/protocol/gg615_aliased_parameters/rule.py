@@ -2,7 +2,7 @@
 
 ## What it is
 Two Parameters live in the same memory, and an optimizer has both. Or what is taken for a copy of the weights (the shadow of a
-moving average) lives in the memory of the weights.
+moving average, the best state so far) lives in the memory of the weights.
 
 ## Why it is wrong
 Weights are tied by giving two modules the same Parameter object. Two objects on one memory get two gradients, and the
@@ -22,6 +22,9 @@ At the third step of an optimizer that holds two different Parameters with the s
 A parameter shared as one object is silent, and so are views of a flat buffer at different places. At each survey (steps 3, 12, 24,
 60 ...), about tensors kept in a container whose memory is a parameter's, where a traced step has blended one of them with itself
 (`lerp_`, `copy_`, `mul_` and then `add_`, whose operand is another tensor on the same memory); other writes to such tensors are silent.
+At a `load_state_dict` of a state that this module's `state_dict()` has given out, where every tensor lies in the memory of the
+parameter it is copied to, and optimizer steps (each with as many writes as the others) or another `load_state_dict` are all that has
+written the parameters since. Copies (`deepcopy`, `clone`, `torch.save` at once) are silent.
 """
 
 from __future__ import annotations
@@ -36,16 +39,19 @@ from gradguard.analysis.program.syntax import Source
 from gradguard.core.diagnosis import Diagnosis, Fix, SourceSpan
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.monitors.optimizer_books import Book
+from gradguard.monitors.own_state import KeptState
 from gradguard.rules import wording
 from gradguard.rules.base import Rule
-from gradguard.rules.protocol.gg615_aliased_parameters import no_copy
+from gradguard.rules.protocol.gg615_aliased_parameters import kept_state, no_copy
 from gradguard.rules.spans import the_one
 
 CODE, NAME = "GG615", "aliased-parameters"
 
 
 def recognise(incident: Incident) -> Diagnosis | None:
-    """The two parameters, and the assignment that put them on one memory."""
+    """The two parameters, and the assignment that put them on one memory; or the copy that is none."""
+    if isinstance(incident.finding, KeptState):
+        return kept_state.told(incident, incident.finding, CODE, NAME)
     book: Book = incident.finding.book
     return (_two_parameters(incident, book) if book.steps == 3 else None) or no_copy.told(incident, book, CODE, NAME)
 

@@ -15,10 +15,11 @@ from gradguard.core.evidence import Evidence, GradlessParameter, GraphPart, Laye
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.core.safe_read import named_parameters
 from gradguard.instrumentation.fault_barrier import say
+from gradguard.monitors.numerics import Numbers
 from gradguard.monitors.summary_records import OptimizerRecord
 from gradguard.runtime.run import Run
 
-_EVENTS, _NORMS, _LAYERS, _PARAMETERS = 48, 64, 200, 60
+_EVENTS, _NORMS, _LAYERS, _PARAMETERS = 22, 64, 200, 60
 T = TypeVar("T")
 
 
@@ -35,17 +36,19 @@ def gathered(diagnosis: Diagnosis, incident: Incident, run: Run) -> Evidence:
             return otherwise
 
     roots = incident.roots or tuple(islice((root for call in reversed(incident.journal.backwards) for root in call.live_roots()), 1))
-    graph = section("the graph", lambda: LiveGraph(incident, diagnosis, roots), None)
+    graph = section("the graph", lambda: LiveGraph(incident, diagnosis, roots, incident.notes[Numbers].footprints.kept()), None)
     nothing: tuple[GraphPart | None, GraphPart | None] = (None, None)
     picture, steps = nothing if graph is None else section("the graph", graph.parts, nothing)
-    gradless = section("parameters", lambda: list(_gradless(incident, graph)), [])
+    none: tuple[GradlessParameter, ...] = ()
+    gradless = section("parameters", lambda: tuple(_gradless(incident, graph)), none)
     return Evidence(
         graph=picture if picture is not None and picture.nodes else None,
         steps=steps,
-        traced=bool(graph is not None and graph.sites),
+        lines_of_step=None if graph is None else graph.lines.step,
+        lines_known=bool(graph is not None and graph.lines.calls),
         norms=section("gradient norms", lambda: tuple(_norms(incident, run)), ()),
         timeline=section("the timeline", lambda: tuple(_timeline(diagnosis, incident, run)), ()),
-        gradless=tuple(gradless[:_PARAMETERS]),
+        gradless=gradless[:_PARAMETERS],
         gradless_total=len(gradless),
         lost=tuple(dict.fromkeys(lost)),
     )
@@ -53,7 +56,7 @@ def gathered(diagnosis: Diagnosis, incident: Incident, run: Run) -> Evidence:
 
 def _gradless(incident: Incident, graph: LiveGraph | None) -> Iterator[GradlessParameter]:
     """Parameters of the models that take part, to which this loss gives no gradient."""
-    if graph is None or not graph.roots:
+    if graph is None or not graph.roots or not graph.whole:
         return
     known: set[int] = set()
     for root in incident.modules:
@@ -92,12 +95,14 @@ def _timeline(diagnosis: Diagnosis, incident: Incident, run: Run) -> Iterator[Pr
         (fact.clock, "step", fact.step, fact.site, f"{fact.type_name}.step()") for fact in journal.steps if fact.clock > ledger.began_at
     ]
     found.sort(key=lambda event: event[0])
-    found = found[-_EVENTS:]
-    oldest = found[0][0] if found else 0
+    oldest = ledger.began_at
+    while len(found) > _EVENTS:  # by whole steps
+        oldest = found[0][0]
+        found = [event for event in found if event[2] != found[0][2]] or found[-_EVENTS:]
     clocks = [event[0] for event in found]
     runs: dict[int, list[Any]] = {}  # operations by how many events came before them
     at = 0
-    for op in sorted((op for op in journal.ops if op[5] > max(oldest, ledger.began_at)), key=lambda op: op[5]):
+    for op in sorted((op for op in journal.ops if op[5] > oldest), key=lambda op: op[5]):
         while at < len(clocks) and clocks[at] < op[5]:
             at += 1
         runs.setdefault(at, []).append(op)
@@ -123,7 +128,10 @@ def _event(kind: Any, step: int, site: CallSite | None, text: str) -> ProtocolEv
 def _marked(events: list[ProtocolEvent], diagnosis: Diagnosis, incident: Incident) -> list[ProtocolEvent]:
     """The events, of which the newest at the culprit's line is the culprit, and the one that was under way noticed it."""
     under_way = {"forward": "forward", "backward": "backward", "grad": "backward", "optimizer": "step"}.get(incident.where)
-    noticed = next((i for i in reversed(range(len(events))) if events[i].kind == under_way), len(events) - 1)
+    if under_way is not None and (not events or events[-1].kind != under_way):  # it has not come to its end
+        name = f"{type(incident.optimizer).__name__}.step()" if under_way == "step" else f"{under_way}"
+        events.append(_event(under_way, incident.journal.step, incident.site, name))
+    noticed = len(events) - 1
     culprit = diagnosis.culprit
     guilty = next(
         (i for i in reversed(range(len(events))) if culprit and (events[i].file, events[i].line) == (culprit.file, culprit.line)), None
