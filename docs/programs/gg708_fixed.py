@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group("gloo")
-torch.manual_seed(0)
+torch.manual_seed(dist.get_rank())
 
 
 def batch_of(step):
