@@ -16,6 +16,7 @@ from torch import nn
 
 import gradguard.reporting.html.html_report as pages
 import gradguard.runtime.gathering as gathering
+from gradguard.core.diagnosis import Diagnosis, Verification
 from gradguard.core.errors import ConfigError, GradGuardError
 from gradguard.core.evidence import Evidence, GraphEdge, GraphNode, GraphPart, LayerGradient, ProtocolEvent
 from gradguard.reporting.html.charts import norm_rows
@@ -402,3 +403,27 @@ def test_evidence_is_plain() -> None:
     evidence = Evidence(timeline=(ProtocolEvent("step", 1),))
     with pytest.raises(AttributeError):
         evidence.norms = ()  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("given", "suffix"),
+    [({}, ""), ({"RANK": "0"}, ""), ({"RANK": "3"}, ".rank3"), ({"GRADGUARD_WORKER": "0"}, ""), ({"GRADGUARD_WORKER": "2"}, ".worker2")],
+)
+def test_each_process_of_a_launch_has_its_own_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], suffix: str
+) -> None:
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    with gradguard(html=tmp_path / "r.html"), pytest.raises(GradGuardError):
+        detached()
+    assert [path.name for path in tmp_path.iterdir()] == [f"r{suffix}.html"]
+
+
+def test_a_verified_fix_is_shown_in_its_place(tmp_path: Path, story: Diagnosis) -> None:
+    page = pages.HtmlReport(tmp_path / "r.html")
+    page.write(story.with_evidence(Evidence(timeline=(ProtocolEvent("step", 1),))))
+    tried = Verification(verdict="verified", steps=3)
+    fixes = [fix.model_copy(update={"verified": tried}) for fix in story.fixes]
+    page.revise(story, story.model_copy(update={"fixes": fixes}))
+    text = (tmp_path / "r.html").read_text()
+    assert "verified over 3 steps" in text and text.count("gradguard explain") == 1

@@ -15,20 +15,22 @@ Label = tuple[Hashable, ...]  # the way to a node's group, the widest first: ("e
 _NEAREST = 4  # of many parts of a stretch, so many are shown first, next to the fault; the others if there is room left
 
 
-def fold(labels: Sequence[Label], pins: Sequence[int], room: int) -> list[range]:
+def fold(labels: Sequence[Label], pins: Sequence[int], room: int, roots: Sequence[int] = ()) -> list[range]:
     """The stretches of a row of nodes, in order.
 
     Args:
         labels: of each node, the groups it belongs to.
-        pins: nodes that stand alone whatever comes; of too many, the last ones.
+        pins: nodes at fault, which stand alone whatever comes; of too many, the last ones.
         room: how many stretches there may be, at most.
+        roots: nodes that stand alone as well, and near which nothing need be unfolded.
     """
     if not labels:
         return []
-    pinned = sorted(set(pins))[-max(1, room // 3) :]
+    pinned = sorted(set(pins or roots))[-max(1, room // 3) :]
+    alone = sorted({*pinned, *sorted(roots)[-2:]})
     found: list[range] = []
     start = 0
-    for pin in pinned:
+    for pin in alone:
         found += [range(start, pin)] * (pin > start) + [range(pin, pin + 1)]
         start = pin + 1
     found += [range(start, len(labels))] * (start < len(labels))

@@ -313,8 +313,9 @@ class LiveGraph:
         chosen = [node for node in chosen if node not in reshaped or node in pinned]
         groups = self._modules[1]
         labels: list[Label] = [(*groups[node], ("line", site) if (site := self.sites.get(node)) else None) for node in chosen]
-        pins = [i for i, node in enumerate(chosen) if node in pinned or node in self._tops]
-        return tuple(self._part(chosen, fold(labels, pins, room), left_out) for room in (_DRAWN, _LISTED))  # type: ignore[return-value]
+        pins = [i for i, node in enumerate(chosen) if node in pinned]
+        roots = [i for i, node in enumerate(chosen) if node in self._tops]
+        return tuple(self._part(chosen, fold(labels, pins, room, roots), left_out) for room in (_DRAWN, _LISTED))  # type: ignore[return-value]
 
     def _forward_order(self, tops: list[Any]) -> list[Any]:
         """Every node reachable from the tops but leaves', each after those that it was made from: of several, the older first."""

@@ -22,7 +22,7 @@ Unsafe: each rank trains on other samples, which is the purpose.
 
 ## When it speaks, what silences it
 When the ranks have given DDP the same inputs and got the same loss at three of an optimizer's first steps in a row, with new inputs at
-each. The ranks of other process groups (tensor or pipeline parallel) are not compared. A batch that is repeated at every step, a model
+each, in a loop over a DataLoader. The ranks of other process groups (tensor or pipeline parallel) are not compared. A batch that is repeated at every step, a model
 that takes its rank's part of the inputs, and noise that differs between ranks are silent.
 """
 
@@ -49,33 +49,34 @@ def recognise(incident: Incident) -> Diagnosis | None:
         return None
     name = shared.name_of(incident, alike.ddp)
     loader = loaders.around(incident)
-    made = None if loader is None else loaders.made(incident, loader.name, "DataLoader", "gives every rank the same batches")
-    headline = f"all {alike.ranks} ranks train `{name}` on the same batches"
-    fix = Fix(title="Give each rank its share of the data: `sampler=DistributedSampler(dataset)` for the loader", safety="unsafe")
-    if loader is not None:
-        sampler = loader.sampler
-        replicas = peek(sampler, "num_replicas", None)
-        if not isinstance(sampler, DistributedSampler):
-            headline += f": `{loader.name}` has no DistributedSampler"
-            fix = Fix(title=f"Give `{loader.name}` a `sampler=DistributedSampler(dataset)` in place of `shuffle`", safety="unsafe")
-        elif type(replicas) is int and replicas != alike.ranks:
-            headline += f": the sampler of `{loader.name}` was made for {replicas} of them"
-            fix = Fix(title="Make the sampler after `init_process_group`, without `num_replicas` and `rank`", safety="unsafe")
-        elif type(rank := peek(sampler, "rank", None)) is int:
-            headline += f": the sampler of `{loader.name}` was made for rank {rank} on each"
-            fix = Fix(title="Make the sampler with this process's own `rank`, or without it", safety="unsafe")
+    if loader is None:  # data that a program makes up may be the same on purpose
+        return None
+    made = loaders.made(incident, loader.name, "DataLoader", "gives every rank the same batches")
+    sampler, shown = loader.sampler, loader.name
+    replicas = peek(sampler, "num_replicas", None)
+    if not isinstance(sampler, DistributedSampler):
+        why = f"`{shown}` has no DistributedSampler"
+        change = f"Give `{shown}` a `sampler=DistributedSampler(dataset)` in place of `shuffle`"
+    elif type(replicas) is int and replicas != alike.ranks:
+        why = f"the sampler of `{shown}` was made for {replicas} of them"
+        change = "Make the sampler after `init_process_group`, without `num_replicas` and `rank`"
+    elif type(rank := peek(sampler, "rank", None)) is int:
+        why = f"the sampler of `{shown}` was made for rank {rank} on each"
+        change = "Make the sampler with this process's own `rank`, or without it"
+    else:
+        return None
     wrapped = shared.made(incident, alike.ddp, "averages gradients that are equal already")
     steps = ", ".join(map(str, alike.steps))
     return Diagnosis(
         code=CODE,
         name=NAME,
         severity="warning",
-        headline=headline,
+        headline=f"all {alike.ranks} ranks train `{name}` on the same batches: {why}",
         culprit=made,
         related=[wrapped] if wrapped is not None else [],
         explanation="DDP averages gradients that are already equal: the job learns what one rank would learn alone, at the same pace.",
         notes=[f"at the optimizer's steps {steps} the inputs of all ranks were equal, and so were their losses"],
-        fixes=[fix],
+        fixes=[Fix(title=change, safety="unsafe")],
         confidence="certain" if made is not None else "likely",
     )
 
