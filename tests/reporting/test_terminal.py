@@ -491,6 +491,10 @@ def test_one_line_is_what_editors_jump_to(story, monkeypatch):
     stream = Stream(False)
     print_diagnosis(diagnosis(headline="two\nlines"), stream, verbosity="quiet", color=True)
     assert ESCAPES.sub("", stream.getvalue()) == "GG101 two lines\n"
+    tried = Fix(title="make a copy", safety="safe", verified={"verdict": "verified", "steps": 8, "why": "ran"})
+    stream = Stream(False)
+    print_diagnosis(story.model_copy(update={"fixes": [tried]}), stream, verbosity="quiet")
+    assert stream.getvalue().splitlines()[1:] == ["train.py:19: GG101 fix: Make a copy (safe; verified over 8 steps)"]
 
 
 def test_all_that_is_known(story):

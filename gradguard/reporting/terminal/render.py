@@ -336,9 +336,10 @@ def render_as(
     brief: bool = False,
     wrapped: bool = False,
 ) -> str:
-    """The diagnosis in one line, as a text, or as a text that nothing is left out of."""
+    """The diagnosis in one line (and one more where its fix was tried), as a text, or as a text that nothing is left out of."""
     if verbosity == "quiet":
-        return render_line(diagnosis, color)
+        tried = bool(diagnosis.fixes) and diagnosis.fixes[0].verified.why is not None
+        return render_line(diagnosis, color) + (f"\n{render_fix_line(diagnosis)}" if tried else "")
     return render(diagnosis, width=width, color=color, verbose=verbosity == "verbose", unicode=unicode, brief=brief, wrapped=wrapped)
 
 

@@ -30,7 +30,9 @@ from gradguard.fixes.verification import (
     settles,
     steps_needed,
 )
+from gradguard.reporting.source_blocks import shown_path
 from gradguard.reporting.terminal.layout import one_line
+from gradguard.reporting.terminal.progress import Progress
 from gradguard.reporting.wording import title_at
 from gradguard.runtime.rerun.reachable_state import aloud
 from gradguard.runtime.trials.order import VARIABLE
@@ -207,7 +209,9 @@ class Verifier:
         settings = self._settings
         if traced:
             settings = settings.model_copy(update={"trace": settings.trace.model_copy(update={"mode": "always"})})
-        return run_trial(self._launch, {path: text.content for path, text in texts.items()}, settings, steps, seconds)
+        what = f"trying a change of {', '.join(map(shown_path, texts))}" if texts else "running the program again"
+        with Progress(f"gradguard: {what}", wanted=settings.verbosity != "quiet"):
+            return run_trial(self._launch, {path: text.content for path, text in texts.items()}, settings, steps, seconds)
 
 
 def _tried(diagnosis: Diagnosis) -> dict[int, Fix]:
