@@ -11,6 +11,10 @@ from gradguard.analysis.program.expressions import inside, last_part
 from gradguard.analysis.program.syntax import FUNCTIONS, Source, parent_of
 
 
+Branch = ast.If
+Node = ast.AST
+
+
 class Skip(NamedTuple):
     """A statement that leaves an iteration before a place, or the condition around the place."""
 

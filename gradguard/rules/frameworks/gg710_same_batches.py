@@ -31,13 +31,13 @@ from __future__ import annotations
 from torch.utils.data import DistributedSampler
 
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places import loaders
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.core.safe_read import peek
 from gradguard.monitors import replica_drift
 from gradguard.probes.replicas import Alike
 from gradguard.rules.base import Rule
 from gradguard.rules.frameworks import ddp as shared
-from gradguard.rules.frameworks import loaders
 
 CODE, NAME = "GG710", "same-batches"
 

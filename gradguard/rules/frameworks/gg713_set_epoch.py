@@ -31,11 +31,11 @@ from __future__ import annotations
 from typing import Any
 
 from gradguard.analysis.incident import Incident
+from gradguard.analysis.places import loaders
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.core.moments import Moment
 from gradguard.probes import sampler_epochs
 from gradguard.rules.base import Rule
-from gradguard.rules.frameworks import loaders
 
 CODE, NAME = "GG713", "set-epoch"
 
@@ -55,17 +55,15 @@ def recognise(incident: Incident) -> Diagnosis | None:
     samplers = [ref() for ref in sampler_epochs.repeated]
     sampler_epochs.repeated.clear()
     loader = loaders.around(incident)
-    if loader is None or loader.place.source is None or not any(each is loader.sampler for each in samplers):
+    if loader is None or not any(each is loader.sampler for each in samplers):
         return None
-    name, loop = f"{loader.name}.sampler", loader.loop
-    end = getattr(loop, "iter", loop)
-    span = (loop.lineno, loop.col_offset, end.end_lineno, end.end_col_offset)
+    name = f"{loader.name}.sampler"
     return Diagnosis(
         code=CODE,
         name=NAME,
         severity="warning",
         headline=f"every epoch goes through `{loader.name}` in the same order: `{name}.set_epoch` is not called",
-        culprit=loader.place.source.span(span, "gets the same batches again", "culprit"),
+        culprit=loader.header("gets the same batches again"),
         explanation="A DistributedSampler makes its order from its seed and its epoch. As long as nobody sets the epoch, each rank gets "
         "the same samples in the same batches, and never those of the others.",
         fixes=[Fix(title=f"Call `{name}.set_epoch(epoch)` before this loop, in every epoch", safety="unsafe")],
