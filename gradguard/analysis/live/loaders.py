@@ -29,6 +29,13 @@ class Loader(NamedTuple):
     place: ResolvedSite
     loop: Loop
 
+    def header(self, label: str) -> SourceSpan | None:
+        """The loop's first line, as the culprit."""
+        loop = self.loop
+        end = loop.test if isinstance(loop, ast.While) else loop.iter
+        span = (loop.lineno, loop.col_offset, end.end_lineno or loop.lineno, end.end_col_offset or 0)
+        return None if self.place.source is None else self.place.source.span(span, label, "culprit")
+
 
 def around(incident: Incident) -> Loader | None:
     """The innermost loader."""

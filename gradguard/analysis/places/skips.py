@@ -10,6 +10,9 @@ from gradguard.analysis.places.source import Loop, ResolvedSite, dotted, segment
 from gradguard.analysis.program.expressions import inside, last_part
 from gradguard.analysis.program.syntax import FUNCTIONS, Source, parent_of
 
+Branch = ast.If
+Node = ast.AST
+
 
 class Skip(NamedTuple):
     """A statement that leaves an iteration before a place, or the condition around the place."""

@@ -22,8 +22,8 @@ Unsafe: each rank trains on other samples, which is the purpose.
 
 ## When it speaks, what silences it
 When the ranks have given DDP the same inputs and got the same loss at three of an optimizer's first steps in a row, with new inputs at
-each, in a loop over a DataLoader. The ranks of other process groups (tensor or pipeline parallel) are not compared. A batch that is repeated at every step, a model
-that takes its rank's part of the inputs, and noise that differs between ranks are silent.
+each, in a loop over a DataLoader. The ranks of other process groups (tensor or pipeline parallel) are not compared. A batch that is
+repeated at every step, a model that takes its rank's part of the inputs, and noise that differs between ranks are silent.
 """
 
 from __future__ import annotations

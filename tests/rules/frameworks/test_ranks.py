@@ -436,6 +436,7 @@ assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
 """,
     "interrupt": """
 heard = []
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 if rank == 1:
     signal.signal(signal.SIGUSR1, lambda *given: heard.append(given))
     threading.Timer(1, lambda: os.kill(os.getpid(), signal.SIGUSR1)).start()

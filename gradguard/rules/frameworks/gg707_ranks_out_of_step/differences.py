@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from typing import NamedTuple
 
 from gradguard.analysis.places import skips
@@ -132,7 +131,7 @@ class _Branch(NamedTuple):
     """An `if` that one of two calls stands in and the other does not, or that has one in each branch; and the call within."""
 
     source: Source
-    node: ast.If
+    node: skips.Branch
     call: Past | None
 
 
@@ -150,7 +149,7 @@ def _branch(mine: Past, theirs: Past) -> _Branch | None:
     return None
 
 
-def _levels(call: Past) -> list[tuple[Source, ast.AST]]:
+def _levels(call: Past) -> list[tuple[Source, skips.Node]]:
     """The call, the only call in its file of the function that it stands in, and so on outwards."""
     site = at_line(call.file, call.line)
     node = None if site is None else site.node or site.statement
