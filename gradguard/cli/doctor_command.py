@@ -147,7 +147,7 @@ def examine() -> Checkup:
             sorted(private_api.missing()),
             sorted(set(torch_functions.patched())),
             sorted(set(torch_functions.unwatched())),
-            faults,
+            list(dict.fromkeys(faults)),
         )
 
 

@@ -28,6 +28,7 @@ from gradguard.torch_compat.private_api import (
 )
 
 _Parameter = torch.nn.Parameter
+_MOST_NODES = 20_000  # a Python object that a node is given lives as long: freeing a chain of 50,000 overflows the stack
 
 
 class Contents:
@@ -42,6 +43,7 @@ class Contents:
         # for all the calls of a forward pass.
         self._steady: dict[int, tuple[weakref.ref[torch.Tensor], int, Prints]] = {}
         self._era = -1
+        self._looked = 0  # nodes since the last backward call
 
     def note(self, tensor: torch.Tensor, before: int, after: int, sampled: bool = False) -> Prints | None:
         """Notes what the memory holds now, for the nodes with sequence numbers from `before` up to `after`."""
@@ -68,6 +70,9 @@ class Contents:
         if self._era != self.journal.backward_count:
             self._era = self.journal.backward_count
             self._steady.clear()
+            self._looked = 0
+        if self._looked > _MOST_NODES:
+            return
         parameters: dict[int | None, torch.Tensor] = {storage_key(arg): arg for arg in args if isinstance(arg, _Parameter)}
         stack = [grad_fn_of(out) for out in (result if type(result) in (tuple, list) else (result,)) if isinstance(out, torch.Tensor)]
         seen: set[Any] = set()
@@ -76,6 +81,7 @@ class Contents:
             if node is None or node in seen or not before <= node_sequence(node) < after:
                 continue
             seen.add(node)
+            self._looked += 1
             for _, slot in saved_slots(node):
                 saved = saved_data(slot)
                 if saved is not None and saved.layout == torch.strided and not saved.is_nested:

@@ -28,6 +28,9 @@ from gradguard.torch_compat.private_api import (
 )
 
 MAX_NODES = 200_000
+DEEPEST = 20_000
+"""Nodes in a chain that are looked at. `next_functions` gives each node a Python object for as long as the node lives, and PyTorch 2.13 frees
+a chain of those recursively: a stack of 8 MiB is too small for 50,000 of them."""
 
 _VERSIONS = re.compile(r"is at version (\d+); expected version (\d+)")
 
@@ -74,22 +77,23 @@ def root_nodes(tensors: Iterable[Any]) -> list[Any]:
 def walk(roots: Iterable[Any], limit: int = MAX_NODES) -> Iterator[tuple[Any, list[Edge]]]:
     """Every node reachable from the roots, the newest first, each with its outgoing edges."""
     heap: list[tuple[int, int, Any]] = []
-    seen: set[Any] = set()
+    seen: dict[Any, int] = {}  # how deep below a root
     order = 0
     for root in roots:
         if root not in seen:
-            seen.add(root)
+            seen[root] = 0
             heapq.heappush(heap, (-_rank(root), order, root))
             order += 1
     while heap and len(seen) < limit:
         node = heapq.heappop(heap)[2]
         edges = []
-        for source, output in node.next_functions:
+        deeper = seen[node] + 1
+        for source, output in node.next_functions if deeper < DEEPEST else ():
             if source is None:
                 continue
             edges.append(Edge(node, source, output))
             if source not in seen:
-                seen.add(source)
+                seen[source] = deeper
                 order += 1
                 heapq.heappush(heap, (-_rank(source), order, source))
         yield node, edges
@@ -97,12 +101,14 @@ def walk(roots: Iterable[Any], limit: int = MAX_NODES) -> Iterator[tuple[Any, li
 
 def nodes_from(roots: Iterable[Any], limit: int = MAX_NODES) -> list[Any]:
     """Every node reachable from the roots, in no order: a third of what `walk` costs."""
-    found: dict[Any, None] = dict.fromkeys(roots)
+    found: dict[Any, int] = dict.fromkeys(roots, 0)
     stack = list(found)
     while stack and len(found) < limit:
-        for source, _ in stack.pop().next_functions:
+        node = stack.pop()
+        deeper = found[node] + 1
+        for source, _ in node.next_functions if deeper < DEEPEST else ():
             if source is not None and source not in found:
-                found[source] = None
+                found[source] = deeper
                 stack.append(source)
     return list(found)
 
