@@ -56,6 +56,8 @@ _STRIDED = torch.strided
 _NO_SHAPE = torch.Size(())
 _dict_of = torch.nn.Module.__dict__["__dict__"].__get__  # whatever a module's class makes of `__dict__`
 
+_MOST_FACTS = 20_000  # in one step: asked for its number, a node gets a Python object, and freeing a chain of 50,000 overflows the stack
+
 
 class Evaluations:
     """What graphs of modules in eval mode hold, in one run.
@@ -185,6 +187,8 @@ class SavedTensors:
         if fact is not None:
             packed.fact, packed.gone = fact, self._gone
             fact.packed = weakref.ref(packed)
+        if len(self._facts) > _MOST_FACTS:
+            unhook()  # for the rest of the step
 
     def _named(self, node: Any, name: str, seq: int) -> Callable[[], str | None]:
         """What names a view written in place as PyTorch does: by the view's own node as long as that lives, else by the operation."""

@@ -29,8 +29,8 @@ from gradguard.torch_compat.private_api import (
 
 MAX_NODES = 200_000
 DEEPEST = 20_000
-"""Nodes in a chain that are looked at. `next_functions` gives each node a Python object for as long as the node lives, and PyTorch 2.13 frees
-a chain of those recursively: a stack of 8 MiB is too small for 50,000 of them."""
+"""Nodes in a chain that are looked at. `next_functions` gives each node a Python object that lives as long as the node, and PyTorch 2.13
+frees a chain of those recursively: a stack of 8 MiB is too small for 50,000 of them."""
 
 _VERSIONS = re.compile(r"is at version (\d+); expected version (\d+)")
 
