@@ -106,6 +106,15 @@ class Incident:
         """PyTorch's own words."""
         return "" if self.error is None else message_of(self.error)
 
+    def is_ahead(self, file: str, line: int) -> bool:
+        """Whether a line cannot have run yet: the module-level code of its file, which runs once, has not come to it."""
+        for view in self.frames:
+            place = resolve(view.site) if view.is_module_level and view.frame.f_code.co_filename == file else None
+            statement = None if place is None else place.statement
+            if place is not None and statement is not None:
+                return line > max(each.end_lineno or each.lineno for each in (statement, *place.enclosing_loops))
+        return False
+
     @cached_property
     def names(self) -> Names:
         return Names(self.frames, self.models)

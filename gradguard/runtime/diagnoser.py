@@ -221,6 +221,8 @@ class Diagnoser:
                 continue
             if found is not None:
                 updates: dict[str, Any] = {"step": incident.step, "rank": ranks.rank(), "traced": incident.traced}
+                if found.culprit is not None and incident.is_ahead(found.culprit.file, found.culprit.line):
+                    updates["culprit"] = None  # what is not known is said to be so
                 if incident.error is not None and found.torch_message is None:
                     updates["torch_message"] = incident.message
                 if self.aside is not None:

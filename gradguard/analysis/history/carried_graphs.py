@@ -369,7 +369,8 @@ class Carriers:
         places = [carrier.made, None if held is None else self.site(held)]
         known = (store for place in places for store in chosen if store.covers(place))
         fitting = (store for store in chosen if held is not None and puts_result_of(store.value, op_name(held)))
-        return next(known, None) or next(fitting, None) or (chosen[0] if chosen else None)
+        running = (store for place in places for store in chosen if store.runs(place))
+        return next(known, None) or next(fitting, None) or next(running, None) or (chosen[0] if chosen else None)
 
     def _oldest_first(self, tensors: list[torch.Tensor], nodes: list[Any]) -> list[torch.Tensor]:
         return sorted(tensors, key=lambda tensor: nodes.index(node_of(tensor)))

@@ -79,6 +79,13 @@ class Store:
         """Whether a place lies in this statement."""
         return place is not None and place.file == self.file and self.line <= place.line <= (self.statement.end_lineno or self.line)
 
+    def runs(self, place: ResolvedSite | None) -> bool:
+        """Whether a function that computing the value runs has a place in it."""
+        program = program_of(self.source)
+        if place is None or program is None or self.value is None or place.file != self.file:
+            return False
+        return any(place.enclosing_function is function for function in program.may_run(self.value))
+
 
 def relation_in(source: Source, statement: ast.stmt, place: ResolvedSite) -> Relation:
     """How a store lies to the place that a frame of the same function is executing."""

@@ -50,6 +50,8 @@ def told(incident: Incident, book: Book, left: list[tuple[torch.Tensor, Owner]],
     paths = [each.path for _, each in left]
     everything = len(gone) == len(book.parameters())
     replaced, whole = _replaced(incident, book, owner, everything)
+    if replaced is not None and incident.is_ahead(replaced.file, replaced.line):
+        replaced = None
     model = owner.variable or type(owner.root).__name__
     assigned = next(
         (site for ref, site, _ in reversed(incident.notes[Ledger].assignments) if ref() is owner.root or ref() is owner.module), None
