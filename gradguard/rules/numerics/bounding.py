@@ -7,7 +7,7 @@ import ast
 from gradguard.analysis.places.source import ResolvedSite
 from gradguard.analysis.program.syntax import Source
 from gradguard.core.diagnosis import Fix
-from gradguard.fixes.at_places import spelt
+from gradguard.fixes.at_places import applied_to, spelt
 from gradguard.fixes.edits import replaced
 
 # by kind of node: what is put on the argument, far inside the range in which float32 is finite
@@ -85,8 +85,9 @@ def bounded(kind: str, place: ResolvedSite | None, fixes: list[Fix]) -> list[Fix
     argument = _argument(place, node)
     if argument is None:
         return fixes
-    text = place.source.flat(argument)
-    text = text if isinstance(argument, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)) or text.startswith("(") else f"({text})"
-    patch = replaced(place.source, [(argument, f"{text}{bound}")])
-    detail = " ".join(part for part in (fixes[0].detail, f"The patch bounds it: `{text}{bound}`.") if part)
+    text = applied_to(place.source, argument, "{}" + bound)
+    patch = None if text is None else replaced(place.source, [(argument, text)])
+    if text is None or patch is None:
+        return fixes
+    detail = " ".join(part for part in (fixes[0].detail, f"The patch bounds it: `{' '.join(text.split())}`.") if part)
     return [fixes[0].model_copy(update={"patch": patch, "safety": "unsafe", "detail": detail}), *fixes[1:]]
