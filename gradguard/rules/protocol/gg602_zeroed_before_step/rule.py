@@ -24,7 +24,8 @@ Unsafe: both losses train afterwards, which changes the results; that is the pur
 After three backward calls at one line whose every contribution was cleared unused, two of them in traced steps in which the
 user's code read no `.grad` in between. It is silent where any parameter was written in between (a hand-written update, SAM),
 where any of the contributions was used (a GAN's discriminator is filled by the generator's backward as well), and where the
-gradients are read (adversarial examples, Fisher information, gradient surgery), and under a GradScaler, which skips steps.
+gradients are read (adversarial examples, Fisher information, gradient surgery), and under a GradScaler, which skips steps. What is left
+of an accumulation is told the second time that as many calls as before, fewer than a step waits for, were cleared after as many whole ones.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from gradguard.analysis.places.source import ResolvedSite, resolve
 from gradguard.core.diagnosis import Diagnosis, Fix
 from gradguard.fixes.at_places import brought_after, taken_out
 from gradguard.monitors.gradient_ledger import Ledger
-from gradguard.monitors.ledger_verdicts import ZeroedBeforeStep
+from gradguard.monitors.ledger_verdicts import RestCleared, ZeroedBeforeStep
 from gradguard.monitors.optimizer_books import Book
 from gradguard.monitors.tensor_state import version_of
 from gradguard.rules import accelerated, wording
@@ -57,11 +58,13 @@ class Options(BaseModel):
 
 def recognise(incident: Incident) -> Diagnosis | None:
     """The zero_grad() that clears too early, the backward whose work is lost, and what only that backward trains."""
-    finding: ZeroedBeforeStep = incident.finding
+    finding: ZeroedBeforeStep | RestCleared = incident.finding
     book, part = finding.book, finding.part
     if any("Scaler" in type(value).__name__ for _, value in incident.names.bindings):
         return None
     zero, backward = resolve(finding.zero), resolve(part.call.site)
+    if isinstance(finding, RestCleared):
+        return _rest(incident, finding, zero, backward)
     if book is not None and book.empty >= 2 and _stands_first(book, finding):
         return _step_first(incident, book, finding)
     mixed = None if book is None else mixed_up.told(incident, finding, CODE, NAME, book, backward)
@@ -128,6 +131,42 @@ def recognise(incident: Incident) -> Diagnosis | None:
             )
         ],
         confidence="certain",
+    )
+
+
+def _rest(incident: Incident, finding: RestCleared, zero: ResolvedSite | None, backward: ResolvedSite | None) -> Diagnosis:
+    """The end of an epoch that is no whole accumulation."""
+    owner = finding.owner() if finding.owner is not None else None
+    who = incident.names.optimizer_variable(owner) or (zero.receiver if zero is not None else None) or type(owner).__name__
+    book, left, whole = finding.book, finding.left, finding.whole
+    assert book is not None
+    name = wording.optimizer_name(book, incident)
+    calls = "the last backward call" if left == 1 else f"the last {left} backward calls"
+    have = "has" if left == 1 else "have"
+    return Diagnosis(
+        code=CODE,
+        name=NAME,
+        severity="warning",
+        headline=f"`{who}.zero_grad()` clears what {calls} {have} added: `{name}` steps after {whole} of them, and {left} are left over"
+        if left > 1
+        else f"`{who}.zero_grad()` clears what {calls} has added: `{name}` steps after {whole} of them, and one is left over",
+        culprit=None if zero is None else zero.span("clears the rest, which no step has used", "culprit"),
+        related=wording.spans(
+            None if backward is None else backward.span("adds up gradients", "backward"),
+            wording.span(book.step_site, f"steps after {whole} backward calls", "context"),
+        ),
+        tensors=wording.facts(book.parameters(), incident.names),
+        explanation=f"This happens again and again, each time after as many whole accumulations of {whole} backward calls. No step "
+        "trains on the samples of the rest.",
+        fixes=[
+            Fix(
+                title=f"Step once more where the batches end and less than {whole} are left: `{name}.step()` before this `zero_grad()`",
+                safety="manual",
+                detail="Where the loss is divided by the number of batches that are added up, the rest has fewer of them.",
+            ),
+            Fix(title=f"Or take a number of batches that {whole} divides (`drop_last`), if the rest is not to count"),
+        ],
+        confidence="likely",
     )
 
 
