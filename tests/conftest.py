@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from gradguard.runtime.session import current_session
 
@@ -19,6 +20,13 @@ def nothing_compiled_is_left() -> Iterator[None]:
     if _dynamo_in_use():
         sys.modules["torch._dynamo"].reset()
         gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def no_transform_is_left() -> Iterator[None]:
+    """A level of `torch.func` that stays on its stack wraps the tensors of every later test."""
+    yield
+    assert torch._C._functorch.peek_interpreter_stack() is None
 
 
 @pytest.fixture(autouse=True)

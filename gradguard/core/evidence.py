@@ -57,8 +57,9 @@ class GraphPart:
 
     nodes: tuple[GraphNode, ...]
     edges: tuple[GraphEdge, ...]
-    total: int  # nodes of the whole graph
+    total: int  # nodes of the graph, as far as it was walked
     left_out: int = 0  # of them, on other ways than those to the marked nodes
+    whole: bool = True  # whether it was walked to its end
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def judge(case: Case, level: str, seconds: float = 60.0) -> Verdict:
         outcome = run(case, folder, level)
         if outcome.first is None:
             return Verdict(case, "-", "not found", "")
-        records = [Diagnosis.model_validate({k: v for k, v in each.items() if k != "message"}) for each in outcome.loud]
+        records = [Diagnosis.model_validate({k: v for k, v in each.items() if k not in ("message", "schema_version")}) for each in outcome.loud]
         first = next(each for each, record in zip(records, outcome.loud, strict=True) if record is outcome.first)
         for name in ("report.jsonl", "printed.txt"):
             (folder / name).unlink(missing_ok=True)

@@ -357,7 +357,8 @@ def test_paths_below_the_working_directory_are_relative(write, tmp_path, monkeyp
     assert headline(diagnosis(span)).replace("\\", "/") == "error[GG101]: something is wrong (models/gate.py:1)"
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert f"culprit: {tmp_path / 'models' / 'gate.py'}:1:1" in render(diagnosis(span))
+    text = " ".join(render(diagnosis(span)).split())  # a long path has a line of its own
+    assert f"culprit: {tmp_path / 'models' / 'gate.py'}:1:1" in text
 
 
 # --- facts

@@ -37,6 +37,7 @@ _BARRIER = {
         "gradguard.probes.operators.OpProbe.__torch_function__",
         "gradguard.runtime.session.Session.fault",
         "gradguard.runtime.session.Session.lookout",
+        "gradguard.runtime.session.Session.tracing",
     ),
     *(
         f"gradguard.runtime.session.Session.{name}"

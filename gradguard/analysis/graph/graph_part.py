@@ -19,7 +19,7 @@ from gradguard.analysis.graph.consumed import consumed
 from gradguard.analysis.graph.earlier_steps import Lines, lines_of
 from gradguard.analysis.graph.folding import Label, fold
 from gradguard.analysis.graph.module_paths import RESHAPED, ModulePaths, leaf_behind
-from gradguard.analysis.graph.walk import MAX_NODES, is_accumulate, op_name, walk
+from gradguard.analysis.graph.walk import DEEPEST, is_accumulate, op_name, walk
 from gradguard.analysis.incident import Incident
 from gradguard.analysis.live.alive_tensors import Alive
 from gradguard.analysis.places.source import ResolvedSite, at_line, resolve
@@ -40,7 +40,6 @@ from gradguard.torch_compat.private_api import (
 )
 
 _DRAWN, _LISTED = 22, 120  # nodes of the picture, rows of the table
-_WALKED = 20_000  # nodes, in training that goes on
 _MOST_MARKED = 4  # nodes of one line: a loop makes many
 _CUTS = {
     "no_grad": "made while gradients were off",
@@ -92,9 +91,6 @@ class LiveGraph:
         self._tops = tuple(tops)
         self._mark_saved()
         self._mark_freed(tops)
-        # What is walked keeps a Python object a node (torch 2.13), through which a graph is freed recursively: in training that goes on,
-        # a deep one must not be walked down to its end. Where backward has failed, the rules have done so.
-        self._limit = MAX_NODES if incident.error is not None else _WALKED
         self.leaves: set[int] = set()  # ids of the leaves that backward reaches
         self.whole = True  # whether all of the graph was walked
         self.nodes = self._forward_order(tops)
@@ -245,8 +241,8 @@ class LiveGraph:
                 [], list(drawn.values()),
             ))  # fmt: skip
         if behind:
-            reached = {node for node, _ in walk(self._tops, self._limit)}
-            self._marks.grey = {node for node, _ in walk(behind, self._limit)} - reached
+            reached = {node for node, _ in walk(self._tops, DEEPEST)}
+            self._marks.grey = {node for node, _ in walk(behind, DEEPEST)} - reached
         return behind
 
     def _mark_lines(self) -> None:
@@ -321,13 +317,13 @@ class LiveGraph:
         """Every node reachable from the tops but leaves', each after those that it was made from: of several, the older first."""
         users: Counter[Any] = Counter()
         reached: list[Any] = []
-        for node, edges in walk(tops, self._limit):
+        for node, edges in walk(tops, DEEPEST):
             if is_accumulate(node):
                 self.leaves.add(id(getattr(node, "variable", None)))
                 continue
             reached.append(node)
             users.update(edge.source for edge in edges)
-        self.whole = len(users) + len(tops) < self._limit
+        self.whole = len(users) + len(tops) < DEEPEST
         ready = [(-node_sequence(node), i, node) for i, node in enumerate(reached) if not users[node]]
         heapq.heapify(ready)
         found: list[Any] = []
@@ -352,7 +348,7 @@ class LiveGraph:
         for node in self.nodes:
             if any(source in above for source, _ in node.next_functions):
                 above.add(node)
-        return above.union(node for node, _ in walk(pins, self._limit))
+        return above.union(node for node, _ in walk(pins, DEEPEST))
 
     def _part(self, chosen: list[Any], stretches: list[range], left_out: int) -> GraphPart:
         nodes: list[GraphNode] = []
@@ -386,7 +382,7 @@ class LiveGraph:
                 elif source in index and (not users or extra.mark != "written" or index[source] not in [index.get(user) for user in users]):
                     edges[at, index[source]] = GraphEdge(at, index[source], broken=extra.mark == "cut")
             nodes += [extra, *behind]
-        return _in_order(nodes, list(edges.values()), len(self.nodes), left_out)
+        return replace(_in_order(nodes, list(edges.values()), len(self.nodes), left_out), whole=self.whole)
 
     def _folded(self, members: list[Any]) -> GraphNode:
         groups = {self._modules[1][node] for node in members}

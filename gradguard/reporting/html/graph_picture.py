@@ -125,7 +125,8 @@ def _legend(part: GraphPart, layout: Layout) -> str:
     items = [f"<span><i class='key {mark}'></i>{_LEGEND[mark]}</span>" for mark in used]
     if any(node.count > 1 for node in part.nodes):
         items.append("<span><i class='key fold'></i>folded: several operations</span>")
-    said = f"{part.total} node{'s' if part.total != 1 else ''} in the whole graph"
+    nodes = f"{part.total} node{'s' if part.total != 1 else ''}"
+    said = f"{nodes} in the whole graph" if part.whole else f"the first {nodes} of the graph"
     if part.left_out:
         said += f", {part.left_out} of them on other ways, which are not drawn"
     return f"<p class='legend'>{''.join(items)}{f'<span>{said}</span>' if part.total else ''}</p>"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from itertools import combinations, pairwise
 from types import SimpleNamespace
 
@@ -125,13 +124,9 @@ def test_a_graph_of_fifty_thousand_nodes_makes_a_small_page(tmp_path) -> None:
         except GradGuardError:
             pass
 
-    before = threading.stack_size(512 * 1024 * 1024)  # torch frees a deep graph recursively once its nodes have been looked at from Python
-    thread = threading.Thread(target=run)
-    thread.start()
-    threading.stack_size(before)
-    thread.join()
+    run()
     text = (tmp_path / "page.html").read_text()
-    assert "50002 nodes in the whole graph" in text
+    assert "the first 20000 nodes of the graph" in text
     assert len(text) < 300_000
     assert "cells.248" in text and "sigmoid" in text
 

@@ -60,12 +60,6 @@ ITEMS: dict[str, tuple[str, list[object]]] = {
 }
 
 
-@pytest.mark.parametrize(("text", "wanted"), ITEMS.values(), ids=ITEMS)
-def test_item_reads(text: str, wanted: list[object]) -> None:
-    found = [read.item for read in program(text).item_reads("xs")]
-    assert [ast.unparse(item) if isinstance(item, ast.expr) else item for item in found] == wanted
-
-
 GROWTHS: dict[str, tuple[str, str, list[list[str]]]] = {
     "append": ("xs.append(v)", "xs", [["v"]]),
     "extend": ("xs.extend(vs)", "xs", [["vs"]]),
