@@ -18,7 +18,7 @@ import torch
 from gradguard.analysis.live.names import Names
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.instrumentation.fault_barrier import barred
-from gradguard.instrumentation.tensor_refs import TensorRef
+from gradguard.instrumentation.tensor_refs import TensorRef, UncountedRef
 from gradguard.reporting.writers import Write, tag
 from gradguard.torch_compat.private_api import has_memory
 
@@ -64,7 +64,7 @@ class MetricWriting:
         self.writer = writer
         self._write = write
         self._every = every
-        self._models = models
+        self._models = [UncountedRef(model) for model in models]  # a run outlives its guard
         self._layers: dict[int, Layers] = {}  # by the optimizer's id
         self._counted: dict[str, float] = {}  # as they were written last
 
@@ -117,7 +117,7 @@ class MetricWriting:
         parameters = book.parameters()
         known = self._layers.get(id(book))
         if known is None or len(known) != len(parameters) or any(ref() is not p for (ref, _), p in zip(known, parameters, strict=True)):
-            names = Names([], self._models)
+            names = Names([], [model for ref in self._models if (model := ref()) is not None])
             known = self._layers[id(book)] = []
             for i, parameter in enumerate(parameters):
                 state = names.state(parameter)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import warnings
+import weakref
 from typing import Any
 
 import pytest
@@ -133,3 +135,17 @@ def test_gradients_without_a_norm_here() -> None:
             optimizer.step()
     norms = {name: value for name, value in written[0][1].items() if "grad_norm" in name}
     assert len(norms) == 2 and not any(math.isfinite(value) for value in norms.values()), norms  # weight and bias of a lone layer
+
+
+def test_a_run_keeps_no_model_alive() -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gradguard(model, optimizer, writer=lambda metrics, step: None, write_every=1):
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(4, 3)).sum().backward()
+            optimizer.step()
+    gone = weakref.ref(model)
+    del model, optimizer
+    gc.collect()
+    assert gone() is None

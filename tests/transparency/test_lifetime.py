@@ -18,6 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from gradguard import gradguard
 from gradguard.instrumentation.journal import Limits, current_journal
 from gradguard.runtime.session import current_session
+from gradguard.torch_compat.private_api import memory_of
 from tests.transparency.helpers import LEVELS, fresh_settings, guarding
 from tests.transparency.workloads import WORKLOADS, Training
 
@@ -156,7 +157,9 @@ def test_dropped_graphs_hold_no_memory(level: str) -> None:
 
 
 def _live_tensor_bytes() -> int:
-    return sum(t.untyped_storage().nbytes() for t in gc.get_objects() if type(t) in (torch.Tensor, nn.Parameter))
+    gc.collect()
+    tensors = [each for each in gc.get_objects() if type(each) in (torch.Tensor, nn.Parameter)]
+    return sum(nbytes for each in tensors for _, nbytes in memory_of(each))
 
 
 def _peak(run: Callable[[], Any]) -> int:
