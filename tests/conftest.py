@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from gradguard.instrumentation import journal
+from gradguard.runtime import session
 from gradguard.runtime.session import current_session
 
 
@@ -30,10 +32,11 @@ def no_transform_is_left() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def no_fault_is_left() -> Iterator[None]:
-    """A fault that one test provokes is not another's."""
+def a_session_of_its_own() -> Iterator[None]:
+    """What the thread's session and journal remember of one test, a fault or facts of earlier steps, is not another's."""
     yield
-    current_session().faulty = False
+    if not current_session().guards:
+        session._local.session = journal._local.journal = None
 
 
 def _dynamo_in_use() -> bool:

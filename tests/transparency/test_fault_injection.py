@@ -32,6 +32,7 @@ _HERE = os.path.dirname(os.path.abspath(package.__file__)) + os.sep
 # What the barrier itself is made of: code of a few lines that stands around the user's calls, or decides whether anything listens.
 _BARRIER = {
     *("gradguard.core.foreign_exceptions", "gradguard.instrumentation.fault_barrier", "gradguard.config.settings", "gradguard.core.errors"),
+    *(f"gradguard.core.safe_read.{name}" for name in ("unless_loud", "function_code", "in_class")),  # by which a signal's handler is told
     *("gradguard.probes.listeners.listener", "gradguard.probes.listeners.tracer", "gradguard.probes.listeners.idle_listener"),
     *(
         "gradguard.probes.operators.OpProbe.__torch_function__",
