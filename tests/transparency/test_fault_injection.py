@@ -32,7 +32,10 @@ _HERE = os.path.dirname(os.path.abspath(package.__file__)) + os.sep
 # What the barrier itself is made of: code of a few lines that stands around the user's calls, or decides whether anything listens.
 _BARRIER = {
     *("gradguard.core.foreign_exceptions", "gradguard.instrumentation.fault_barrier", "gradguard.config.settings", "gradguard.core.errors"),
-    *(f"gradguard.core.safe_read.{name}" for name in ("unless_loud", "function_code", "in_class")),  # by which a signal's handler is told
+    *(
+        f"gradguard.core.safe_read.{name}"  # by which the barrier tells whose exception one is
+        for name in ("unless_loud", "function_code", "in_class", "namespace", "variables_of", "own_variable")
+    ),
     *("gradguard.probes.listeners.listener", "gradguard.probes.listeners.tracer", "gradguard.probes.listeners.idle_listener"),
     *(
         "gradguard.probes.operators.OpProbe.__torch_function__",
@@ -224,6 +227,7 @@ def _break(owner: Any, name: str, function: Any) -> Callable[[], None]:
     return put_back
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["standard", "forensic"])
 def test_whatever_fails_in_gradguard_the_training_goes_on(level: str, caplog: pytest.LogCaptureFixture) -> None:
     if _ALONE not in os.environ:  # a process of its own: which functions run depends on what other tests have run before
