@@ -155,10 +155,9 @@ class Contributions(Monitor):
     def __init__(self) -> None:
         self.wastes: dict[tuple[CallSite | None, CallSite | None], list[int]] = {}
         self._clips: dict[CallSite | None, int] = {}
-        self._rests = Rests()
 
     def before_use(self, book: Book, view: View) -> Sequence[Finding]:
-        self._rests.uses(book)
+        book.rest.used(max((len(slot.parts) for slot in book.active), default=0))
         return ()
 
     def on_backward(self, event: Backward, view: View) -> list[Finding]:
@@ -166,7 +165,8 @@ class Contributions(Monitor):
 
     def on_zero_grad(self, event: Zeroing, view: View) -> list[Finding]:
         parts = list(event.parts)
-        self._rests.cleared(event.book, parts, event.site, event.owner)
+        if parts and not any(part.shares[event.book.key].written() for part in parts):
+            event.book.rest.cleared({part.call.site for part in parts}, len(parts), event.site, event.owner)
         return list(self._wasted(event._replace(parts=parts), view))
 
     def on_step(self, event: Step, view: View) -> Sequence[Finding]:
@@ -180,7 +180,9 @@ class Contributions(Monitor):
             book.empty = 0
             if book.wasted or book.rounds:
                 found += _rounds(book, view)
-            found += self._rests.stepped(book)
+            left = None if book.last_used is None else book.rest.repeated(book.last_used.call.site, book.steps)
+            if left is not None and book.last_used is not None:
+                found.append(RestCleared(book, book.last_used, left.zero, left.calls, book.rest.whole, left.owner))
         else:
             found += self._nothing_new(event, view)
         book.wasted.clear()
@@ -294,44 +296,6 @@ class Contributions(Monitor):
         if count >= view.options("GG610").times and book.steps >= count - 1 and not book.empty and book.filled >= count - 1:
             self._clips[site] = -1_000_000
             yield NothingToClip(book, site, count)
-
-
-class Rests:
-    """Backward calls that are cleared between two whole accumulations: fewer than a step waits for, and always as many."""
-
-    def __init__(self) -> None:
-        self._whole: dict[int, tuple[int, int]] = {}  # by optimizer: the calls that the last step used, and how many steps in a row did
-        self._left: dict[int, list[tuple[CallSite | None, CallSite | None, int, weakref.ref[Any] | None]]] = {}
-        self._seen: dict[tuple[int, CallSite | None, int, int], list[int]] = {}
-
-    def uses(self, book: Book) -> None:
-        """A step is about to use what has been added up."""
-        calls = max((len(slot.parts) for slot in book.active), default=0)
-        before, times = self._whole.get(book.key, (0, 0))
-        self._whole[book.key] = calls, times + 1 if calls == before else 1
-
-    def cleared(self, book: Book, parts: Sequence[Part], zero: CallSite | None, owner: weakref.ref[Any] | None) -> None:
-        """Contributions that no step has used are cleared."""
-        sites = {part.call.site for part in parts}
-        if parts and not any(part.shares[book.key].written() for part in parts):
-            left = self._left.setdefault(book.key, [])
-            left.append((sites.pop() if len(sites) == 1 else None, zero, len(parts), owner))
-            del left[:-2]
-
-    def stepped(self, book: Book) -> Iterator[Finding]:
-        """The step after it: whether it has used a whole accumulation again."""
-        left, (whole, times), part = self._left.pop(book.key, []), self._whole.get(book.key, (0, 0)), book.last_used
-        if len(left) != 1 or part is None or times < 2:
-            return
-        site, zero, calls, owner = left[0]
-        key = book.key, zero, calls, whole
-        if site is not None and site == part.call.site and calls < whole:
-            at = self._seen.setdefault(key, [1])
-            at.append(book.steps)
-            # as many steps as before it: epochs are alike, and a batch that is given up now and then is not
-            if len(at) in (3, 4) and at[-1] - at[-2] == at[-2] - at[-3]:
-                yield RestCleared(book, part, zero, calls, whole, owner)
-                at.append(0)
 
 
 def _loser(part: Part, view: View) -> Book | None:

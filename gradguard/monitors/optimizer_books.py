@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -76,6 +76,58 @@ class Waste:
         self.unread = 0  # of these, those between which and the clearing nobody looked at a gradient
         self.zero: CallSite | None = None
         self.owner: weakref.ref[Any] | None = None
+
+
+class Left(NamedTuple):
+    """Backward calls of one line that were cleared together before a step had used them."""
+
+    site: CallSite | None  # None where they are of several
+    calls: int
+    zero: CallSite | None
+    owner: weakref.ref[Any] | None
+
+
+class Rest:
+    """Backward calls that are cleared between two whole accumulations: fewer than a step waits for, and always as many.
+
+    Attributes:
+        whole: how many the last step has used.
+    """
+
+    __slots__ = ("_in_a_row", "_left", "_seen", "whole")
+
+    def __init__(self) -> None:
+        self.whole = 0
+        self._in_a_row = 0  # steps that have used as many
+        self._left: list[Left] = []  # since the last step
+        self._seen: dict[tuple[CallSite | None, int, int], list[int]] = {}  # steps at which the same was left
+
+    def used(self, calls: int) -> None:
+        """A step uses what has been added up."""
+        self._in_a_row = self._in_a_row + 1 if calls == self.whole else 1
+        self.whole = calls
+
+    def cleared(self, sites: set[CallSite | None], calls: int, zero: CallSite | None, owner: weakref.ref[Any] | None) -> None:
+        """Contributions that no step has used are cleared."""
+        self._left = [*self._left[-1:], Left(sites.pop() if len(sites) == 1 else None, calls, zero, owner)]
+
+    def repeated(self, site: CallSite | None, step: int) -> Left | None:
+        """What was left before the step that has just been taken, where this happens time after time.
+
+        Args:
+            site: of the backward calls that the step has used.
+            step: the optimizer's.
+        """
+        left, self._left = self._left, []
+        if len(left) != 1 or self._in_a_row < 2 or site is None or left[0].site != site or left[0].calls >= self.whole:
+            return None
+        at = self._seen.setdefault((left[0].zero, left[0].calls, self.whole), [1])
+        at.append(step)
+        # as many steps as before it: epochs are alike, and a batch that is given up now and then is not
+        if len(at) not in (3, 4) or at[-1] - at[-2] != at[-2] - at[-3]:
+            return None
+        at.append(0)  # said
+        return left[0]
 
 
 class Slot:
@@ -177,6 +229,7 @@ class Book:
         self.followed_from = 0  # this optimizer's step since which gradients are followed without a gap
         self.same_line = 0  # backward calls of the step all made by one line, unscaled means
         self.rates = Rates()
+        self.rest = Rest()
         self.shared = 0
         self.sharing: list[Book] = []
         self.nested = False  # steps inside another optimizer's step()
