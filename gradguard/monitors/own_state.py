@@ -6,7 +6,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -48,6 +48,29 @@ class KeptState(Finding):
     steps: int  # since; 0 where another state was loaded in between
 
 
+class Load(NamedTuple):
+    """A call of `load_state_dict`: the versions of the module's parameters after it, and the count of steps."""
+
+    module: weakref.ref[Any]
+    versions: list[int]
+    steps: int
+
+
+class Loads:
+    """The last call of each of some modules."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Load] = {}
+
+    def replace(self, module: nn.Module, versions: list[int], steps: int) -> Load | None:
+        """Remembers a call; gives the one before it."""
+        before = self._known.pop(id(module), None)
+        while len(self._known) >= _MOST:
+            self._known.pop(next(iter(self._known)))
+        self._known[id(module)] = Load(UncountedRef(module), versions, steps)
+        return before if before is not None and before.module() is module else None
+
+
 @dataclass
 class _Taken:
     """A state that `state_dict()` has given out, as long as the tensors in it live."""
@@ -67,7 +90,7 @@ class OwnStates(Monitor):
     PART = "watch of loaded states"
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[Any], list[int], int]] = {}
+        self._own = Loads()
         self._taken: list[_Taken] = []
 
     @barred
@@ -119,13 +142,10 @@ class OwnStates(Monitor):
         kept = self._restored(module, state, versions, view, site)
         if kept is not None:
             return [kept]
-        known = self._known.pop(id(module), None)
-        while len(self._known) >= _MOST:
-            self._known.pop(next(iter(self._known)))
-        self._known[id(module)] = UncountedRef(module), versions, view.steps
-        if known is None or known[0]() is not module or known[2] == view.steps:
+        before = self._own.replace(module, versions, view.steps)
+        if before is None or before.steps == view.steps:
             return []
-        again = versions == [version + 1 for version in known[1]]
+        again = versions == [version + 1 for version in before.versions]
         return [OwnState(None, UncountedRef(module), site)] if again else []
 
 

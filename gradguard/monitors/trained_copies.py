@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -22,12 +22,12 @@ from gradguard.instrumentation.tensor_refs import UncountedRef
 from gradguard.monitors.findings import Finding, TraceNext
 from gradguard.monitors.monitor import Backward, Monitor
 from gradguard.monitors.optimizer_books import Book
+from gradguard.monitors.own_state import Loads
 from gradguard.monitors.tensor_state import version_of
 
 if TYPE_CHECKING:
     from gradguard.monitors.view import View
 
-_MOST = 64
 _LOOKS = 3  # steps in which it is looked where the copy is called
 _TENSORS = (torch.Tensor, nn.Parameter)
 
@@ -49,21 +49,13 @@ class TrainedCopy(Finding):
     loaded: CallSite | None
 
 
-class _Load(NamedTuple):
-    """A call of `load_state_dict`: the versions of the parameters after it, and the count of steps."""
-
-    module: weakref.ref[Any]
-    versions: list[int]
-    steps: int
-
-
 class TrainedCopies(Monitor):
     """The modules that were loaded, and one that is looked for in the graphs of the next steps."""
 
     PART = "watch of overwritten parameters"
 
     def __init__(self) -> None:
-        self._known: dict[int, _Load] = {}
+        self._loads = Loads()
         self._suspect: TrainedCopy | None = None
         self._until = 0
         self._said = False
@@ -74,12 +66,9 @@ class TrainedCopies(Monitor):
         parameters = dict(named_parameters(module))
         if self._said or not parameters or type(state) not in (dict, OrderedDict):
             return []
-        before = self._known.pop(id(module), None)
-        while len(self._known) >= _MOST:
-            self._known.pop(next(iter(self._known)))
         versions = [version_of(parameter) for parameter in parameters.values()]
-        self._known[id(module)] = _Load(UncountedRef(module), versions, view.steps)
-        if before is None or before.module() is not module or view.steps < before.steps + 2 or len(before.versions) != len(versions):
+        before = self._loads.replace(module, versions, view.steps)
+        if before is None or view.steps < before.steps + 2 or len(before.versions) != len(versions):
             return []
         if not all(now > then + 1 for now, then in zip(versions, before.versions, strict=True)):  # loading itself writes once
             return []
