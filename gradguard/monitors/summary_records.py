@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -52,13 +53,8 @@ class OptimizerRecord:
 
     def norms_now(self) -> dict[str, float]:
         """The gradient norm of each layer that has a gradient at this moment."""
-        squares: dict[str, float] = {}
-        for name, ref in zip(self.names, self.refs, strict=True):
-            gradient = getattr(ref(), "grad", None)
-            if gradient is not None:
-                layer = name.rpartition(".")[0] or name
-                squares[layer] = squares.get(layer, 0.0) + _norm(gradient) ** 2
-        return {layer: math.sqrt(square) if square == square else math.nan for layer, square in squares.items()}
+        gradients = ((name, getattr(ref(), "grad", None)) for name, ref in zip(self.names, self.refs, strict=True))
+        return by_layer((name.rpartition(".")[0] or name, _norm(gradient)) for name, gradient in gradients if gradient is not None)
 
 
 class Recorder(Monitor):
@@ -111,6 +107,14 @@ def _begin(book: Book) -> OptimizerRecord:
         record.moved.append(False)
         record.got_gradient.append(False)
     return record
+
+
+def by_layer(norms: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """The norm of each layer, of those of its parameters."""
+    squares: dict[str, float] = {}
+    for layer, norm in norms:
+        squares[layer] = squares.get(layer, 0.0) + norm * norm
+    return {layer: math.sqrt(square) if square == square else math.nan for layer, square in squares.items()}
 
 
 def _norm(gradient: torch.Tensor) -> float:

@@ -9,7 +9,6 @@ a CUDA graph.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,6 +18,7 @@ from gradguard.analysis.live.names import Names
 from gradguard.core.foreign_exceptions import internal_error
 from gradguard.instrumentation.fault_barrier import barred
 from gradguard.instrumentation.tensor_refs import TensorRef, UncountedRef
+from gradguard.monitors.summary_records import by_layer
 from gradguard.reporting.writers import Write, tag
 from gradguard.torch_compat.private_api import has_memory
 
@@ -79,7 +79,7 @@ class MetricWriting:
     @barred
     def norms(self, book: Book) -> dict[str, float]:
         """The gradient norms of an optimizer's layers, read before anything clears the gradients."""
-        squares: dict[str, float] = {}
+        found: list[tuple[str, float]] = []
         by_device: dict[torch.device, list[tuple[str, torch.Tensor]]] = {}
         for ref, layer in self._layers_of(book):
             parameter = ref()
@@ -92,9 +92,8 @@ class MetricWriting:
                 by_device.setdefault(gradient.device, []).append((layer, gradient.detach()))
         for gradients in by_device.values():
             norms = torch.stack([_norm(gradient) for _, gradient in gradients]).tolist()
-            for (layer, _), norm in zip(gradients, norms, strict=True):
-                squares[layer] = squares.get(layer, 0.0) + norm * norm
-        return {tag("grad_norm", layer): math.sqrt(square) if square == square else math.nan for layer, square in squares.items()}
+            found += zip((layer for layer, _ in gradients), norms, strict=True)
+        return {tag("grad_norm", layer): norm for layer, norm in by_layer(found).items()}
 
     def tell(self, run: Findings, step: int, norms: dict[str, float] | None) -> None:
         """Hands numbers to the writer. One that raises is left alone from then on, and training goes on."""
