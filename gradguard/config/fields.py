@@ -13,13 +13,13 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 from gradguard.config.rule_settings import Action, canonical_rules
+from gradguard.reporting.terminal.render import Verbosity
 
 Level = Literal["off", "watch", "standard", "strict", "forensic"]
 TraceMode = Literal["never", "adaptive", "always"]
 Contents = Literal["none", "numpy", "all"]
 ColorMode = Literal["auto", "always", "never"]
 TracebackMode = Literal["user", "full"]
-Verbosity = Literal["quiet", "normal", "verbose"]
 
 LEVELS: tuple[Level, ...] = ("off", "watch", "standard", "strict", "forensic")
 DEFAULT_LEVEL: Level = "standard"
