@@ -27,7 +27,7 @@ from gradguard.torch_compat.private_api import quiet
 
 Divert = Callable[[Any, str, Callable[[Any], Any]], None]
 _MARK = "gradguard"
-_MOST = 1 << 24  # elements of an input that are looked at
+_PRINTED = 1 << 20  # elements of a tensor that a fingerprint is made of: in float64, three times over, they are 24 MiB
 _SAMPLED = 12  # parameters of one replica in a fingerprint
 _EARLY = frozenset({2, 3, 4, 5, 8, 16, 32, 64})  # an optimizer's steps at which replicas are compared ...
 _ALIKE = 3  # steps at which the ranks' batches are the same, and others at each
@@ -330,7 +330,7 @@ def inputs_told(inputs: Any) -> list[Any] | None:
             pending += value
         elif type(value) is dict:
             pending += value.values()
-        elif type(value) is torch.Tensor and value.layout is torch.strided and value.numel() <= _MOST and not value.dtype.is_complex:
+        elif type(value) is torch.Tensor and value.layout is torch.strided and not value.dtype.is_complex:
             found.append([list(value.shape), _print(value)])
     return found or None
 
@@ -348,13 +348,13 @@ def _sample(ddp: Any) -> list[tuple[str, torch.Tensor]]:
 
 
 def _print(tensor: torch.Tensor | None) -> list[float] | None:
-    """Sum and mean magnitude; None for what has none."""
+    """Sums of some elements, spread evenly over the whole of a large tensor; None for what has none."""
     if tensor is None or tensor.is_sparse or tensor.is_meta or type(tensor) not in (torch.Tensor, torch.nn.Parameter) or not tensor.numel():
         return None
-    values = tensor.detach().double()
+    values = tensor.detach().flatten()[:: -(-tensor.numel() // _PRINTED)].double()
     # weighed by position: a plain sum cannot tell two neurons that have changed places
     weights = torch.arange(1, values.numel() + 1, device=values.device, dtype=values.dtype) / values.numel()
-    return [float((values.flatten() * weights).sum()), float(values.abs().sum())]
+    return [float((values * weights).sum()), float(values.abs().sum())]
 
 
 def _differing(mine: list[Any], theirs: list[Any], tolerance: float) -> list[int]:
