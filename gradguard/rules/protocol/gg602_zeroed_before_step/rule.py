@@ -160,11 +160,11 @@ def _rest(incident: Incident, finding: RestCleared, zero: ResolvedSite | None, b
         "trains on the samples of the rest.",
         fixes=[
             Fix(
-                title=f"Step once more where the batches end and less than {whole} are left: `{name}.step()` before this `zero_grad()`",
+                title=f"Step once more where the batches end and fewer than {whole} are left: `{name}.step()` before this `zero_grad()`",
                 safety="manual",
                 detail="Where the loss is divided by the number of batches that are added up, the rest has fewer of them.",
             ),
-            Fix(title=f"Or take a number of batches that {whole} divides (`drop_last`), if the rest is not to count"),
+            Fix(title=f"Take a number of batches that {whole} divides (`drop_last`), if the rest is not to count"),
         ],
         confidence="likely",
     )

@@ -49,7 +49,7 @@ def told(incident: Incident, finding: TrainedCopy, book: Book, code: str, name: 
                 reason="it trains otherwise",
                 patch=_patch(call),
             ),
-            Fix(title=f"Also give `{optimizer}` only the parameters that it is to train"),
+            Fix(title=f"Give `{optimizer}` only the parameters that it is to train"),
         ],
         confidence="likely",
     )
