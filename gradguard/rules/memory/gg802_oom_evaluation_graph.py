@@ -109,7 +109,7 @@ def _collects(incident: Incident, failed: Allocation, found: Evaluation, saved: 
         notes=breakdown(failed),
         fixes=[
             kept.fix(),
-            Fix(title=f"Or compute it without a graph: `with {_no_grad(found)}:` around the loop", safety="safe", patch=_patch(found)),
+            Fix(title=f"Compute it without a graph: `with {_no_grad(found)}:` around the loop", safety="safe", patch=_patch(found)),
         ],
         avoid=AVOID,
         confidence="likely",

@@ -92,7 +92,7 @@ def _making(incident: Incident, failed: Allocation, optimizer: Any, whole: int, 
                 safety="unsafe",
                 reason="it trains otherwise",
             ),
-            Fix(title="Or freeze what need not be trained (`requires_grad_(False)`), or keep the parameters in bfloat16"),
+            Fix(title="Freeze what need not be trained (`requires_grad_(False)`), or keep the parameters in bfloat16"),
         ],
         avoid=["a smaller batch: the state is as large as the parameters, whatever the batch"],
     )

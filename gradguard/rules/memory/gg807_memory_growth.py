@@ -100,7 +100,7 @@ def _judged(incident: Incident, grown: Grown) -> Diagnosis | None:
             "that it was given, and nothing else holds those objects any more.",
             fixes=[
                 Fix(title="Use a key that comes back: the number of the sample, or of the batch"),
-                Fix(title=f"Or do without {kept.subject}, which never finds anything"),
+                Fix(title=f"Do without {kept.subject}, which never finds anything"),
             ],
         )
     return Diagnosis(
@@ -118,7 +118,7 @@ def _judged(incident: Incident, grown: Grown) -> Diagnosis | None:
                 reason="it changes nothing but memory",
                 patch=taken_out(kept.place),
             ),
-            Fix(title="Or keep only the last ones (`collections.deque(maxlen=n)`), or a number of each (`.item()`)"),
+            Fix(title="Keep only the last ones (`collections.deque(maxlen=n)`), or a number of each (`.item()`)"),
         ],
         confidence="likely",
     )

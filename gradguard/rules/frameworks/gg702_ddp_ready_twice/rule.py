@@ -84,7 +84,7 @@ def recognise(incident: Incident) -> Diagnosis | None:
         why = "Each reentrant checkpoint runs a backward of its own, and a parameter that several of them use reports once in each."
         fixes = [
             Fix(title="Pass `use_reentrant=False` to `checkpoint`", safety="safe"),
-            Fix(title="Or make the DDP module with `static_graph=True`, if each step uses the same layers", safety="manual"),
+            Fix(title="Make the DDP module with `static_graph=True`, if each step uses the same layers", safety="manual"),
         ]
     elif outside:
         file, node, path = outside[0]
